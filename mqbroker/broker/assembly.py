@@ -49,8 +49,9 @@ from mqbroker.broker.subscription_resolver import SubscriptionResolver
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.broker.transactions.transaction_checks import TransactionChecks
-from mqbroker.config import BrokerSettings
+from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.filter.bloom import BloomFilter
+from mqbroker.ha.acknowledgements import Acknowledgements
 from mqbroker.ha.master import Slaves
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.cooperative_tasks import CooperativeTasks
@@ -114,6 +115,10 @@ class Assembly:
         self.slow_consumers = SlowConsumers(store, self.topics, self.groups, self.offsets, self.consumers, live)
         self.held = HeldPulls(clock, live)
         self.slaves = Slaves(store.raw_log)
+        self.acknowledgements: Acknowledgements | None = None
+        if settings.store.broker_role is BrokerRole.SYNC_MASTER:
+            timeout_s = settings.store.sync_flush_timeout_ms / 1000
+            self.acknowledgements = Acknowledgements(self.slaves, clock, timeout_s, settings.ha_slave_fallbehind_max)
         delays_ms = parse_delay_levels(settings.store.message_delay_level)
         self.delay = DelayService(store, open_file("delayOffset.json"), clock, delays_ms, self.stats)
         self.half_queue = HalfQueue(store, self.offsets, clock, store_host, self.stats)
@@ -143,7 +148,7 @@ class Assembly:
         store, live, rights = self._store, self.live, self.rights
         rate_limit = self._rate_limit = CompileRateLimit(clock.seconds)
         self.rules = SendRules(self.topics, self.groups, live, rng, clock.seconds)
-        self.send = SendRequests(store, self.rules, live, store_host, self.stats)
+        self.send = SendRequests(store, self.rules, live, store_host, self.stats, self.acknowledgements)
         table.register_batch(RequestCode.SEND_MESSAGE, self.send.send_v1)
         table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.send_v2)
         table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.send_batches)

@@ -182,6 +182,8 @@ class BrokerService(Service):
             self._every(seconds, action)
         self._save_offsets(parts)
         self._serve_slaves(store, parts.slaves)
+        if parts.acknowledgements is not None:
+            self._stops.append(parts.acknowledgements.stop)
         # The port is bound first, so that a port in use changes nothing, but closed before the parts that serve it.
         self._stops.remove(listening.stopService)
         self._stops += [listening.stopService, lambda: answered(factory.load, clock, DRAIN_SECONDS_MAX)]

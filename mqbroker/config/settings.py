@@ -303,6 +303,7 @@ class BrokerSettings:
     ha_send_heartbeat_interval_ms: int = long(5000, 1, unit="ms")
     ha_housekeeping_interval_ms: int = long(20_000, 1, unit="ms")
     ha_transfer_batch_size: int = whole(32 * 1024, 1, 16 * MIB)
+    ha_slave_fallbehind_max: int = whole(256 * MIB, 1, 2**31 - 1)
     ha_white_remote_addresses: str = text("")
     default_topic_queue_nums: int = whole(8, 1, 10_000)
     auto_create_topic_enable: bool = boolean(True, important=True)

@@ -18,7 +18,7 @@ def _unused(why: str, text: str) -> dict[str, UnusedKey]:
     return {key: UnusedKey(why, default if equals else None) for key, equals, default in items}
 
 
-REPLICATION = "a broker of this version is a master that does not wait for its slaves"
+REPLICATION = "a broker of this version is always a master"
 
 #: Keys that are accepted without effect. Those that are settings are checked, and shown as given.
 UNUSED: dict[str, UnusedKey] = (
@@ -53,7 +53,7 @@ UNUSED: dict[str, UnusedKey] = (
     | _unused(
         REPLICATION,
         """
-        haMasterAddress haSlaveFallbehindMax=268435456 slaveTimeout=3000 offsetCheckInSlave=false
+        haMasterAddress slaveTimeout=3000 offsetCheckInSlave=false
         storePathDLedgerCommitLog dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId isEnableBatchPush=false
         enableBatchPush
         """,
@@ -79,7 +79,6 @@ UNUSED: dict[str, UnusedKey] = (
 REFUSED = {
     ("enableDLegerCommitLog", "true"): "DLedger replication is not served; use brokerRole=ASYNC_MASTER without it",
     ("brokerRole", "slave"): f"{REPLICATION}; use brokerRole=ASYNC_MASTER",
-    ("brokerRole", "sync_master"): f"{REPLICATION}, so that none would confirm a message; use brokerRole=ASYNC_MASTER",
     ("duplicationEnable", "true"): (
         f"{REPLICATION}, and consumers would wait for messages that a slave has; leave it out (with it the Java broker "
         "gives consumers no new message at all)"

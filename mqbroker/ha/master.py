@@ -120,7 +120,7 @@ class SlaveConnection(TwistedProtocol):
         if is_new and self.link.sent is not None:
             log.info("slave {peer} connected, and gets the log from {n} on", peer=self.peer, n=self.link.sent)
         if has_grown:
-            self._factory.on_acknowledged(self)
+            self._factory.slaves.notify()
             self.send()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
@@ -199,6 +199,19 @@ class Slaves:
     def __init__(self, log: ILog) -> None:
         self.log = log
         self.links: list[SlaveConnection] = []
+        #: Called when a slave connects, or has acknowledged more.
+        self.on_acknowledged: list[Callable[[], None]] = []
+
+    @property
+    def acknowledged(self) -> int | None:
+        """The highest offset that a slave has acknowledged; None without slaves."""
+        offsets = [connection.link.acknowledged for connection in self.links if connection.link.sent is not None]
+        return max(offsets, default=None)
+
+    def notify(self) -> None:
+        """Call the listeners."""
+        for listener in self.on_acknowledged:
+            listener()
 
     @property
     def are_complete(self) -> bool:
@@ -221,7 +234,6 @@ class MasterFactory(ServerFactory):
     """Builds the connections to slaves.
 
     :param is_allowed: whether a slave may connect from an address, given without port.
-    :param on_acknowledged: called when a slave connects or has acknowledged more.
     """
 
     noisy = False
@@ -232,12 +244,10 @@ class MasterFactory(ServerFactory):
         settings: HaSettings,
         now: Callable[[], float],
         is_allowed: Callable[[str], bool],
-        on_acknowledged: Callable[[SlaveConnection], None],
         on_disconnected: Callable[[], None],
     ) -> None:
         self.slaves, self.log, self.settings, self.now = slaves, slaves.log, settings, now
         self._is_allowed = is_allowed
-        self.on_acknowledged = on_acknowledged
         self._on_disconnected = on_disconnected
         self.lines = RateLimitedLog("replication links closed", now, LINES_PER_MINUTE)
         #: Fired when no connection is left.
@@ -286,9 +296,8 @@ class MasterService(Service):
         self._clock = cast(IReactorTime, reactor)
         self._reactor = cast(IReactorTCP, reactor)
         self._slaves = slaves
-        self.factory = MasterFactory(
-            slaves, settings, self._clock.seconds, is_allowed, self._acknowledged, self._fire_if_drained
-        )
+        slaves.on_acknowledged.append(self._fire_if_drained)
+        self.factory = MasterFactory(slaves, settings, self._clock.seconds, is_allowed, self._fire_if_drained)
         self.port = settings.listen_port
         self._listening: IListeningPort | None = None
         self._loops = [(LoopingCall(self._look), WATCH_SECONDS), (LoopingCall(self._report), REPORT_SECONDS)]
@@ -347,10 +356,6 @@ class MasterService(Service):
     def _report(self) -> None:
         for slave in self._slaves.states():
             log.info("slave {peer} is {behind} bytes behind", peer=slave.peer, behind=slave.behind)
-
-    def _acknowledged(self, connection: SlaveConnection) -> None:
-        """Called when a slave has more of the log."""
-        self._fire_if_drained()
 
     def _fire_if_drained(self) -> None:
         if self._slaves.are_complete:

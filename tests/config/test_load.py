@@ -150,6 +150,7 @@ def test_a_masters_id_is_zero_as_in_java(broker: Loader) -> None:
         ("brokerIP1=::1", "", "broker_ip1", "::1"),
         ("flushDiskType=SYNC_FLUSH", "store", "flush_disk_type", FlushDiskType.SYNC_FLUSH),
         ("brokerRole=ASYNC_MASTER", "store", "broker_role", BrokerRole.ASYNC_MASTER),
+        ("brokerRole=SYNC_MASTER", "store", "broker_role", BrokerRole.SYNC_MASTER),
         ("deleteWhen=04;16", "store", "delete_when_hours", (4, 16)),
         ("messageDelayLevel=1s  2h", "store", "message_delay_level", "1s 2h"),
         ("mappedFileSizeConsumeQueue=6000001", "store", "mapped_file_size_consume_queue", 6000020),
@@ -202,15 +203,11 @@ def test_a_home_directory_is_spelt_out(broker: Loader, monkeypatch: pytest.Monke
         ("readOnlyCommitLogStorePaths=/b", "a log in several directories is not served; move the segments"),
         (
             "brokerRole=SLAVE",
-            "a broker of this version is a master that does not wait for its slaves; use brokerRole=ASYNC_MASTER",
-        ),
-        (
-            "brokerRole=SYNC_MASTER",
-            "a broker of this version is a master that does not wait for its slaves, so that none would",
+            "a broker of this version is always a master; use brokerRole=ASYNC_MASTER",
         ),
         (
             "duplicationEnable=true",
-            "a broker of this version is a master that does not wait for its slaves, and consumers would wait",
+            "a broker of this version is always a master, and consumers would wait",
         ),
         ("aclEnable=TRUE", "set rocketmqHome too: the accounts are in its conf/plain_acl.yml"),
         ("tls.server.mode=on", "'on' is not one of disabled, permissive, enforcing"),
@@ -361,7 +358,7 @@ def test_variables_that_are_for_others_are_not_warned_of(broker: Loader, namesrv
 def test_a_variable_is_refused_as_the_file_is(broker: Loader) -> None:
     with pytest.raises(
         BadSetting,
-        match=r"^environment variable ROCKETMQ_BROKER_ROLE: brokerRole: a broker of this version is a master",
+        match=r"^environment variable ROCKETMQ_BROKER_ROLE: brokerRole: a broker of this version is always a master",
     ):
         broker("", ROCKETMQ_BROKER_ROLE="SLAVE")
     with pytest.raises(BadSetting, match=r"^environment variable ROCKETMQ_ENABLE_DLEGER_COMMIT_LOG: enableDLegerCom"):
@@ -463,8 +460,8 @@ def test_what_has_no_effect_is_told_in_one_line(broker: Loader, namesrv: Loader)
     assert broker.warnings == [
         "these settings have no effect: sendMessageThreadPoolNums, serverWorkerThreads, heartbeatThreadPoolNums (one "
         "thread takes all requests, in the order they come); haMasterAddress, slaveTimeout (a broker of this version "
-        "is a master that does not wait for its slaves); flushCommitLogTimed (records are always checked, and "
-        "flushIntervalCommitLog and flushIntervalConsumeQueue are bounds by themselves)"
+        "is always a master); flushCommitLogTimed (records are always checked, and flushIntervalCommitLog "
+        "and flushIntervalConsumeQueue are bounds by themselves)"
     ]
     namesrv(text)
     [told] = namesrv.warnings
@@ -476,7 +473,7 @@ def test_what_has_no_effect_is_told_in_one_line(broker: Loader, namesrv: Loader)
 
 def test_another_id_than_a_masters_is_told(broker: Loader) -> None:
     assert broker("brokerId=3").broker_id == 0
-    why = "a broker of this version is a master that does not wait for its slaves"
+    why = "a broker of this version is always a master"
     assert broker.warnings == [f"{broker.path}:1: brokerId=3 is taken as 0, a master's: {why}"]
 
 

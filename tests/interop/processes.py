@@ -160,6 +160,10 @@ class Process(Output):
             self.kill()
             raise
 
+    def suspend(self) -> None:
+        """SIGSTOP: it does nothing any more, and its connections stay open."""
+        self._popen.send_signal(signal.SIGSTOP)
+
     def kill(self) -> None:
         """SIGKILL: no goodbye, nothing flushed."""
         if self.running:

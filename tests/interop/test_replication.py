@@ -71,3 +71,22 @@ def test_a_java_slave_follows_over_many_segments_and_restarts_of_the_master(flee
         fleet.restart(master)
         produce(fleet, namesrv, topic, prefix=end, count=50)
         eventually("the slave follows again", lambda: follows(slave, master), patience_s=40)
+
+
+def test_a_sync_master_waits_for_a_java_slave(fleet: Fleet, topic: str) -> None:
+    namesrv = fleet.namesrv("ours")
+    master = fleet.broker("ours", namesrv, brokerRole="SYNC_MASTER", syncFlushTimeout="2000")
+
+    def statuses(prefix: str) -> set[str]:
+        process = fleet.peer("produce", namesrv, topic=topic, prefix=prefix, count=3)
+        process.finish()
+        return {event["status"] for event in process.events("sent")}
+
+    assert statuses("alone") == {"SLAVE_NOT_AVAILABLE"}
+    slave = start_slave(fleet, namesrv, master)
+    eventually("the slave confirms", lambda: statuses("both") == {"SEND_OK"}, patience_s=30)
+    assert follows(slave, master)
+    slave.process.suspend()
+    assert statuses("stuck") == {"FLUSH_SLAVE_TIMEOUT"}
+    slave.process.kill()
+    eventually("the slave is gone", lambda: statuses("gone") == {"SLAVE_NOT_AVAILABLE"}, patience_s=30)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -21,6 +21,7 @@ from mqbroker.broker.requests.send_rules import SendRules, read_send_header
 from mqbroker.broker.system_topics import without_wait
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import FlushTimedOut, MessageRefused, MQError, Refused, StoreBusy, StoreError
+from mqbroker.ha.acknowledgements import Acknowledgements, SlaveNotAvailable, SlaveTimedOut
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
 from mqbroker.store.commitlog import Appended, NewMessage
 from mqbroker.store.message_store import MessageStore
@@ -62,6 +63,7 @@ class SendRequests:
     """Handles send requests: checks, appends, answers.
 
     :param store_host: 8 or 20 bytes, this broker's address in message ids.
+    :param acknowledgements: of slaves, under SYNC_MASTER.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class SendRequests:
         live: LiveSettings,
         store_host: bytes,
         stats: BrokerStats,
+        acknowledgements: Acknowledgements | None = None,
     ) -> None:
         self._store = store
+        self._acknowledgements = acknowledgements
         self._stats = stats
         self._rules = rules
         settings = live.current
@@ -194,7 +198,7 @@ class SendRequests:
         except StoreError as error:
             self._store.statistics.failed_puts += len(messages)
             return self._answers([], pending, refusal=_store_refusal(error))
-        if not self._sync or not any(each[-1] for each in pending):
+        if not (self._sync or self._acknowledgements) or not any(each[-1] for each in pending):
             return self._answers(appended, pending)
         if connection is not None and (ready := [each for each in pending if not each[-1]]):
             connection.write(self._answers(appended, ready))
@@ -210,8 +214,23 @@ class SendRequests:
             return self._answers([], pending, refusal=_store_refusal(error))
 
         last = appended[-1]
-        durable = self._store.durable(last[0] + last[2])
-        return durable.addCallbacks(lambda _: self._answers(appended, pending), late)
+        end = last[0] + last[2]
+        if self._acknowledgements is None:
+            return self._store.durable(end).addCallbacks(lambda _: self._answers(appended, pending), late)
+        confirmed = self._replicated(end, self._acknowledgements)
+        return confirmed.addCallbacks(lambda code: self._answers(appended, pending, code=code), late)
+
+    def _replicated(self, end: int, acknowledgements: Acknowledgements) -> Deferred[int]:
+        """Fires with the response code for messages that a slave has, and under SYNC_FLUSH the disk; fails as `durable`
+        but for a slave's failures, which are codes."""
+        durable = self._store.durable(end) if self._sync else succeed(None)
+        codes = acknowledgements.replicated(end).addCallbacks(lambda _: ResponseCode.SUCCESS, _slave_code)
+
+        def both(code: int) -> Deferred[int]:
+            # As in Java, what a slave lacks is reported before what the disk lacks.
+            return durable.addCallbacks(lambda _: code, lambda failure: code or failure)
+
+        return codes.addCallback(both)
 
     def _append_each(
         self, messages: list[NewMessage], pending: list[_Pending]
@@ -299,6 +318,13 @@ class SendRequests:
         pending.append((len(messages), len(new), queue_id, opaque, flag, None, wait))
         messages.extend(new)
         return self._rules.saved()
+
+
+def _slave_code(failure: Failure) -> int:
+    failure.trap(SlaveNotAvailable, SlaveTimedOut)  # type: ignore[no-untyped-call]
+    if isinstance(failure.value, SlaveTimedOut):
+        return ResponseCode.FLUSH_SLAVE_TIMEOUT
+    return ResponseCode.SLAVE_NOT_AVAILABLE
 
 
 def _store_refusal(error: MQError) -> Refused:

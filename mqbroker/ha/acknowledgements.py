@@ -1,0 +1,81 @@
+"""SYNC_MASTER: sends wait until a slave has acknowledged their messages.
+
+Source of the conditions: CommitLog.submitReplicaRequest and HAService.isSlaveOK of 4.9.7.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from mqbroker.errors import MQError
+from mqbroker.ha.master import Slaves
+
+
+class SlaveNotAvailable(MQError):
+    """No slave is connected, or none is within haSlaveFallbehindMax."""
+
+
+class SlaveTimedOut(MQError):
+    """No slave acknowledged the messages within syncFlushTimeout."""
+
+
+class Acknowledgements:
+    """Waits for acknowledgements of slaves.
+
+    :param timeout_s: syncFlushTimeout.
+    :param behind_max: haSlaveFallbehindMax, bytes.
+    """
+
+    def __init__(self, slaves: Slaves, clock: IReactorTime, timeout_s: float, behind_max: int) -> None:
+        self._slaves = slaves
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._behind_max = behind_max
+        #: (end, deadline, waiter), in order of `end`, and so of time.
+        self._waiting: deque[tuple[int, float, Deferred[None]]] = deque()
+        self._timeout_call: IDelayedCall | None = None
+        slaves.on_acknowledged.append(self._acknowledged)
+
+    def replicated(self, end: int) -> Deferred[None]:
+        """Fires when a slave has the log below `end`.
+
+        Fails with SlaveNotAvailable at once, or with SlaveTimedOut.
+        """
+        acknowledged = self._slaves.acknowledged
+        if acknowledged is not None and end <= acknowledged:
+            return succeed(None)
+        if acknowledged is None or end - acknowledged >= self._behind_max:
+            return fail(SlaveNotAvailable("no slave is connected, or near enough to the end of the log"))
+        waiter: Deferred[None] = Deferred()
+        if self._waiting:
+            end = max(end, self._waiting[-1][0])
+        self._waiting.append((end, self._clock.seconds() + self._timeout_s, waiter))
+        if self._timeout_call is None:
+            self._timeout_call = self._clock.callLater(self._timeout_s, self._give_up)
+        return waiter
+
+    def stop(self) -> None:
+        """Fail all waiters."""
+        self._fail(len(self._waiting))
+        if self._timeout_call is not None:
+            self._timeout_call.cancel()
+            self._timeout_call = None
+
+    def _acknowledged(self) -> None:
+        acknowledged = self._slaves.acknowledged
+        while self._waiting and acknowledged is not None and self._waiting[0][0] <= acknowledged:
+            self._waiting.popleft()[2].callback(None)
+
+    def _give_up(self) -> None:
+        self._timeout_call = None
+        now = self._clock.seconds()
+        self._fail(sum(deadline <= now for _, deadline, _ in self._waiting))
+        if self._waiting:
+            self._timeout_call = self._clock.callLater(self._waiting[0][1] - now, self._give_up)
+
+    def _fail(self, count: int) -> None:
+        for _ in range(count):
+            self._waiting.popleft()[2].errback(SlaveTimedOut("no slave acknowledged the message in time"))

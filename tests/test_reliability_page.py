@@ -16,7 +16,7 @@ def test_a_named_test_exists(path: str, name: str) -> None:
 
 
 def test_each_event_but_the_loss_of_the_disk_names_a_test() -> None:
-    rows = PAGE.partition("     - Shown by\n")[2].partition("\nHow often")[0].split("   * - ")[1:]
+    rows = PAGE.partition("     - Shown by\n")[2].partition("\nDuplicates")[0].split("   * - ")[1:]
     assert [row.partition("\n")[0] for row in rows if "::test_" not in row] == ["The disk is lost"]
     assert len(rows) > 10
 

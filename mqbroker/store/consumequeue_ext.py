@@ -44,8 +44,8 @@ def is_address(code: int) -> bool:
 
 
 def decorate(offset: int) -> int:
-    """The address of the unit at `offset`; an address stays what it is."""
-    return offset if is_address(offset) else offset + _ADDRESS_MIN
+    """The address of the unit at `offset`."""
+    return offset + _ADDRESS_MIN
 
 
 def undecorate(address: int) -> int:
@@ -120,7 +120,7 @@ class ConsumeQueueExt:
         _UNIT.pack_into(buffer, at, size, tags_code, store_timestamp_ms, len(bit_map))
         if bit_map:
             buffer[at + UNIT_BYTES_MIN : at + size] = bit_map
-        address = self.end + _ADDRESS_MIN
+        address = decorate(self.end)
         self.end += size
         return address
 

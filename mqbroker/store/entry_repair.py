@@ -92,10 +92,6 @@ class EntryRepair:
         found.addBoth(ended)
         return done
 
-    def repair_now(self, queue: ConsumeQueue, offset: int) -> None:
-        """As `repair`, for callers that may block on the disk. Raises OSError."""
-        self._store(queue, self._find(queue, offset, queue.min_offset, queue.max_offset))
-
     def _find(self, queue: ConsumeQueue, offset: int, low_min: int, high_max: int) -> Found:
         """The correct values of entry `offset` and those around it that are wrong; and the corrupt ranges of the log
         between the nearest correct ones. For the worker."""

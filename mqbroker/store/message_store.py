@@ -165,11 +165,6 @@ class MessageStore:
 
     # Writing
 
-    @property
-    def why_unwritable(self) -> str:
-        """Why messages are refused; empty if they are not."""
-        return self._commit_log.why_refused
-
     def durable(self, end: int) -> Deferred[None]:
         """Fires when the log is on disk below `end`, a physical offset.
 

@@ -84,7 +84,7 @@ class StoreFiles:
         # Progress that is recorded once the log is synced as far.
         self._tallied: deque[Checkpoint] = deque()
         self._flusher: CacheFlusher | None = None
-        self._progress: Callable[[], Checkpoint] = lambda: checkpoint.known
+        self._progress: Callable[[], Checkpoint] | None = None
 
     def follow(self, flusher: CacheFlusher, progress: Callable[[], Checkpoint]) -> None:
         """Create the `flusher`, which syncs by `snapshot`; `progress` returns how far log, queues and index are."""
@@ -112,6 +112,7 @@ class StoreFiles:
             self._flusher.start()
 
     def snapshot(self, with_index: bool) -> tuple[Callable[[], _Outcome], Callable[[_Outcome], None]] | None:
+        assert self._progress is not None
         now = self._where_tallied(self._progress())
         if not with_index:
             former = self.checkpoint.known

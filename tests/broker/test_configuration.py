@@ -316,10 +316,10 @@ def test_how_long_messages_are_kept(bench: Bench, client: Client) -> None:
     assert retention._rules.reserved_ms == 3_600_000
     assert retention._rules.hours == {5, 6}
     bench.turn(11)
-    assert "diskFreeBytesMin" in bench.store.why_unwritable
+    assert "diskFreeBytesMin" in bench.store._commit_log.why_refused
     change(client, "diskFreeBytesMin=0")
     bench.turn(11)
-    assert bench.store.why_unwritable == ""
+    assert bench.store._commit_log.why_refused == ""
 
 
 def test_settings_read_anew(tmp_path: Path) -> None:

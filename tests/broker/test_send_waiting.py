@@ -112,7 +112,7 @@ def test_a_failed_sync_refuses_all_who_wait_and_all_who_come(sync_bench: Bench) 
     answers = client.heard() + other.heard()
     assert [answer.code for answer in answers] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 3
     assert "Input/output error" in (answers[0].remark or "")
-    assert sync_bench.store.why_unwritable
+    assert sync_bench.store._commit_log.why_refused
     for properties in (WAITING, NOT_WAITING):
         late = one(client.send(properties=properties))
         assert late.code == ResponseCode.SERVICE_NOT_AVAILABLE

@@ -120,12 +120,17 @@ class _LoadsNow(PageLoader):
         super().__init__(InlineWorker())
 
 
+def repair_now(entry_repair: EntryRepair, queue: ConsumeQueue, offset: int) -> None:
+    """As EntryRepair.repair, without its worker."""
+    entry_repair._store(queue, entry_repair._find(queue, offset, queue.min_offset, queue.max_offset))
+
+
 @attrs.frozen
 class _RepairsNow:
     entry_repair: EntryRepair
 
     def repair(self, queue: ConsumeQueue, offset: int) -> Deferred[bool]:
-        self.entry_repair.repair_now(queue, offset)
+        repair_now(self.entry_repair, queue, offset)
         return succeed(True)
 
 
@@ -136,7 +141,7 @@ class now:  # noqa: N801
         entry_repair = store._reader._entry_repair
 
         async def repair(queue: ConsumeQueue, offset: int) -> bool:
-            entry_repair.repair_now(queue, offset)
+            repair_now(entry_repair, queue, offset)
             return True
 
         self._reader = copy.copy(store._reader)

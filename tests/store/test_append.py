@@ -229,14 +229,14 @@ def test_without_room_for_a_segment_appends_are_refused_until_there_is(bench: Be
     with pytest.raises(StoreUnwritable, match="No space"):
         store.append([message(body=b"x" * 60_000)] * 6)  # three segments more
     assert store.log_end < 131072
-    assert store.why_unwritable
-    assert "No space" in store.why_unwritable
+    assert store._commit_log.why_refused
+    assert "No space" in store._commit_log.why_refused
     assert now(store).record(0) is not None
     # One segment was made, and is used; a smaller record fits the first one anyway.
     assert store.append([message()])[0][1] == 1
     bench.disk.faults.room = None
     bench.clock.advance(0.5)
-    assert not store.why_unwritable
+    assert not store._commit_log.why_refused
     appended = store.append([message(body=b"x" * 60_000)] * 6)
     assert [row[1] for row in appended] == list(range(2, 8))
     store.dispatch_now()

@@ -48,8 +48,8 @@ try:
         store.append([row] * 10)
         count += 10
         clock.advance(0.1)
-        if store.why_unwritable:
-            raise StoreUnwritable(store.why_unwritable)
+        if store._commit_log.why_refused:
+            raise StoreUnwritable(store._commit_log.why_refused)
 except StoreUnwritable as error:
     print(count, error)
 assert count > 1000

@@ -238,7 +238,7 @@ def test_dispatch_waits_for_a_full_disk_and_goes_on(bench: Bench) -> None:
     store.append([message(), message(queue_id=1)])
     bench.clock.advance(0)
     assert store.max_offset("T", 0) == 0
-    assert "No space left" in store.why_unwritable
+    assert "No space left" in store._commit_log.why_refused
     assert told == []
     assert store.stats.dispatched == 0
     for _ in range(3):  # there is room in the log, but nobody could get what it holds
@@ -253,6 +253,6 @@ def test_dispatch_waits_for_a_full_disk_and_goes_on(bench: Bench) -> None:
     store.append([message()])
     bench.clock.advance(1)
     assert (store.max_offset("T", 0), store.max_offset("T", 1)) == (2, 1)
-    assert not store.why_unwritable
+    assert not store._commit_log.why_refused
     assert sorted(row[:3] for row in told) == [("T", 0, 1), ("T", 0, 2), ("T", 1, 1)]
     assert now(store).query("T", "7F0000010A2C18B4AAC27D0000000001", 10, 0, 2**62)

@@ -270,7 +270,7 @@ def test_a_failed_sync_is_final_whatever_others_beside_it_say(bench: Bench, fail
     syncs.end(running[failing], OSError(errno.EIO, "Input/output error"))
     assert [type(error) for error in got] == [StoreUnwritable]
     syncs.end(running[1 - failing])
-    assert (store.flushed, not store.why_unwritable) == (0, False)
+    assert (store.flushed, not store._commit_log.why_refused) == (0, False)
 
 
 def test_no_file_for_a_sync_beside_another_is_tried_when_that_has_ended(bench: Bench) -> None:
@@ -281,7 +281,7 @@ def test_no_file_for_a_sync_beside_another_is_tried_when_that_has_ended(bench: B
     store.append([message()])
     bench.clock.advance(0.5)
     syncs.end(syncs.running[1], OSError(errno.EMFILE, "Too many open files"))
-    assert (got, not store.why_unwritable) == ([], True)
+    assert (got, not store._commit_log.why_refused) == ([], True)
     syncs.end(syncs.running[0])
     assert got == [None]
     (again,) = syncs.running
@@ -354,7 +354,7 @@ def test_who_waits_too_long_is_told(make: Callable[..., Bench]) -> None:
     bench.clock.advance(3)
     assert (len(first), second) == (1, [None])
     assert bench.clock.getDelayedCalls() == []
-    assert not store.why_unwritable
+    assert not store._commit_log.why_refused
 
 
 def test_giving_up_waiting_harms_nobody(bench: Bench) -> None:
@@ -381,8 +381,8 @@ def test_a_failed_sync_fails_all_who_wait_and_stops_writes_for_good(bench: Bench
     bench.disk.faults.sync_error = errno.EIO
     bench.worker.step()
     assert [type(error) for error in got + late] == [StoreUnwritable] * 3
-    assert store.why_unwritable
-    assert "Input/output error" in store.why_unwritable
+    assert store._commit_log.why_refused
+    assert "Input/output error" in store._commit_log.why_refused
     with pytest.raises(StoreUnwritable, match="Input/output error"):
         store.append([message()])
     assert isinstance(results(store.durable(end))[0], StoreUnwritable)
@@ -390,7 +390,7 @@ def test_a_failed_sync_fails_all_who_wait_and_stops_writes_for_good(bench: Bench
     bench.disk.faults.sync_error = None
     bench.worker.at_once = True
     bench.clock.advance(5)
-    assert store.why_unwritable
+    assert store._commit_log.why_refused
     assert store.flushed == 0
     # Reads go on.
     assert now(store).get("T", 0, 0, 32).status is GetMessageStatus.FOUND
@@ -407,7 +407,7 @@ def test_a_failed_sync_has_a_start_after_a_kill_trust_the_log_as_little_as_after
     store.append([message()])
     bench.disk.faults.sync_error = errno.EIO
     bench.clock.pump([0.5] * 4)  # of the log, and then of consume queues
-    assert store.why_unwritable
+    assert store._commit_log.why_refused
     bench.disk.faults.sync_error = None
     bench.clock.pump([0.5] * 6)  # queues are synced; the log stays what it is
     found = decode_checkpoint((bench.root / "checkpoint").read_bytes())
@@ -426,7 +426,7 @@ def test_a_sync_for_which_no_file_could_be_opened_is_tried_again(bench: Bench, n
     bench.worker.step()
     assert isinstance(got[0], StoreUnwritable)
     assert "limit of open files" in str(got[0])
-    assert not store.why_unwritable
+    assert not store._commit_log.why_refused
     bench.disk.faults.sync_error = None
     bench.worker.at_once = True
     end = end_of(store.append([message()]))

@@ -82,7 +82,7 @@ def test_a_full_disk_refuses_messages_and_nothing_else(make: Callable[..., Bench
     store = filled(bench, 2)
     bench.disk.faults.space = space(90)
     a_turn(bench)
-    assert not store.why_unwritable
+    assert not store._commit_log.why_refused
     bench.disk.faults.space = space(91)
     end = store.log_end
     with capturedLogs() as events:
@@ -98,13 +98,13 @@ def test_a_full_disk_refuses_messages_and_nothing_else(make: Callable[..., Bench
         "diskSpaceWarningLevelRatio",
     ):
         assert part in str(refused.value)
-    assert (store.log_end, not store.why_unwritable, store.stats.is_disk_full) == (end, False, True)
+    assert (store.log_end, not store._commit_log.why_refused, store.stats.is_disk_full) == (end, False, True)
     assert store.stats.log_disk_percent == 91
     assert bodies(store) == numbered(0, 5)
     assert len([event for event in events if "are refused" in event["log_format"]]) == 1
     bench.disk.faults.space = space(90)
     a_turn(bench)
-    assert not store.why_unwritable
+    assert not store._commit_log.why_refused
     assert not store.stats.is_disk_full
     assert store.append([message()])[0][1] == 5
 
@@ -126,9 +126,9 @@ def test_the_disks_are_looked_at_a_second_after_the_start(bench: Bench) -> None:
     store = bench.open()
     store.start()
     bench.clock.advance(0.9)
-    assert not store.why_unwritable
+    assert not store._commit_log.why_refused
     bench.clock.advance(0.1)
-    assert store.why_unwritable
+    assert store._commit_log.why_refused
 
 
 def test_the_fuller_disk_decides(make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_a_disk_that_does_not_tell_changes_nothing(make: Callable[..., Bench], m
         a_turn(bench)
         a_turn(bench)
     assert len([event for event in events if "cannot be found out" in formatEvent(event)]) == 1
-    assert not store.why_unwritable
+    assert not store._commit_log.why_refused
     assert names(bench) == ["0", "1"]
 
 

@@ -46,12 +46,12 @@ def test_a_sync_that_does_not_end_is_told_of_and_then_messages_are_refused(
     assert "has not ended after 5 s" in line
     assert f"{store.log_end} bytes" in line
     turns(bench.clock, 4)
-    assert not store.why_unwritable
+    assert not store._commit_log.why_refused
     store.append([message()])
     turns(bench.clock, 1.5)
     assert len(told) == 2
     assert "messages are refused" in told[1]
-    assert "unsyncedAgeMax" in store.why_unwritable
+    assert "unsyncedAgeMax" in store._commit_log.why_refused
     with pytest.raises(StoreUnwritable, match="does not keep up"):
         store.append([message()])
     turns(bench.clock, 100)
@@ -61,7 +61,7 @@ def test_a_sync_that_does_not_end_is_told_of_and_then_messages_are_refused(
         syncs.end(syncs.running[0])
     turns(bench.clock, 1)
     assert [line.split()[0] for line in told[2:]] == ["warn", "info"]
-    assert not store.why_unwritable
+    assert not store._commit_log.why_refused
 
 
 def test_syncs_that_end_are_none_that_hang_however_many_there_are(make: Callable[..., Bench], told: list[str]) -> None:
@@ -101,7 +101,7 @@ def test_a_clock_set_forward_makes_no_sync_a_long_one(make: Callable[..., Bench]
     assert len(syncs.running) == 1
     bench.clock.advance(3600)
     turns(bench.clock, 0.5)
-    assert (told, not store.why_unwritable) == ([], True)
+    assert (told, not store._commit_log.why_refused) == ([], True)
     syncs.end(syncs.running[0])
 
 
@@ -112,6 +112,6 @@ def test_an_interval_of_an_hour_is_no_reason_to_refuse(make: Callable[..., Bench
     del told[:]
     store.append([message()])
     turns(bench.clock, 3500)
-    assert (told, not store.why_unwritable, store.flushed) == ([], True, 0)
+    assert (told, not store._commit_log.why_refused, store.flushed) == ([], True, 0)
     turns(bench.clock, 200)
     assert store.flushed == store.log_end

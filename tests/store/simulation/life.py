@@ -326,8 +326,9 @@ class Life:
         self._note_syncs()
         is_clean = not self.disk.exists(os.path.join(ROOT, "abort"))
         self.counts["clean stop" if is_clean else "stop that was not clean"] += 1
+        log = self.store._commit_log
         require(
-            is_clean or self.disk.syncs_failed > 0 or self.disk.refusals > 0 or bool(self.store.why_unwritable),
+            is_clean or self.disk.syncs_failed > 0 or self.disk.refusals > 0 or bool(log.why_refused),
             "stop is clean", "nothing failed, yet the store will recover at the next start",
         )  # fmt: skip
         if is_clean:
@@ -490,7 +491,7 @@ class Life:
                 self._work(rng)
             due = min([until, *(call.getTime() for call in clock.calls)])
             self._pass(max(clock.rightNow, due))
-            if not self.model.unsynced_may_go and not self.store.why_unwritable:
+            if not self.model.unsynced_may_go and not self.store._commit_log.why_refused:
                 self.model.check_exposure(self.store.flushed)
             if due >= until:
                 return

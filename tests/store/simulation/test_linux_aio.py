@@ -149,7 +149,7 @@ def test_what_is_acknowledged_is_there_after_a_power_cut(fault: str, fails: bool
     world.do(["advance", 2000, 1.0, seed])  # checks what is acknowledged
     assert world.disk.calls.aio.failed == {fault: 1}
     assert world.model.entries[-1].is_durable == (not fails and fault != "get events")
-    assert world.model.entries[-1].is_durable == (not world.store.why_unwritable)
+    assert world.model.entries[-1].is_durable == (not world.store._commit_log.why_refused)
     world.do(["power", seed])
 
 
@@ -161,11 +161,11 @@ def test_while_syncs_hang_nothing_is_acknowledged_and_in_the_end_nothing_taken()
     append(world, waits=True)
     world.do(["advance", 20_000, 0.9, 0])
     assert not world.model.entries[-1].is_durable
-    assert "does not keep up" in world.store.why_unwritable
+    assert "does not keep up" in world.store._commit_log.why_refused
     world.do(["hang", False])
     world.do(["advance", 2000, 0.9, 0])
     assert world.store.flushed == world.store.log_end
-    assert not world.store.why_unwritable
+    assert not world.store._commit_log.why_refused
 
 
 def test_stopping_waits_for_what_runs() -> None:

@@ -121,7 +121,7 @@ class World(Life):
         except (StoreUnwritable, StoreBusy) as error:
             is_busy = isinstance(error, StoreBusy) and self.settings().fast_fail_if_no_buffer_in_store_pool
             require(
-                is_busy or bool(self.store.why_unwritable),
+                is_busy or bool(self.store._commit_log.why_refused),
                 "refusals have a reason",
                 "append refused, yet the store says it is writable",
             )
@@ -483,7 +483,7 @@ class World(Life):
         self._pass(max(self.clock.rightNow, self.high_s))
         self._settle()
         goes_on = "goes on" in self.options.get("extras", ())
-        if self.store.why_unwritable or (self._has_failed_sync and not goes_on):
+        if self.store._commit_log.why_refused or (self._has_failed_sync and not goes_on):
             self._do_stop(False, 1)
         for _ in range(2):
             self._do_append(True, [[0, 0, 10, steps.PLAIN], [1, 1, 10, steps.PLAIN]])
@@ -517,7 +517,9 @@ class World(Life):
         stats = self.store.stats
         done = min(stats.flushed, stats.dispatched, stats.indexed if self.options["index"] else stats.dispatched)
         is_committed = not self.model.entries or self.model.entries[-1].is_committed
-        return is_committed and done >= stats.log_end and not self.worker.jobs and not self.store.why_unwritable
+        return (
+            is_committed and done >= stats.log_end and not self.worker.jobs and not self.store._commit_log.why_refused
+        )
 
     def _is_saved(self) -> bool:
         """Whether the checkpoint is at the end of the log."""

@@ -195,7 +195,7 @@ class Assembly:
             TopicRequests(topics, store, queues, stats, tasks),
             GroupRequests(groups, offsets, consumers, stats, tasks),
             ConsumeStatsRequests(groups, topics, offsets, consumers, queues, stats, tasks, settings.broker_addr),
-            OffsetRequests(store, topics, offsets, self.delay, tasks),
+            OffsetRequests(store, topics, offsets, self.delay, self.slaves, tasks),
             OffsetAdminRequests(store, topics, offsets, consumers, queues, calls, tasks),
             QueueEntryRequests(store, consumers, self.filters, tasks),
             SettingsRequests(live, save_settings),

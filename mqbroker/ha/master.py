@@ -199,6 +199,9 @@ class Slaves:
     def __init__(self, log: ILog) -> None:
         self.log = log
         self.links: list[SlaveConnection] = []
+        #: Whether slaves can connect.
+        self.are_served = False
+        self._unserved: set[str] = set()
         #: Called when a slave connects, or has acknowledged more.
         self.on_acknowledged: list[Callable[[], None]] = []
 
@@ -212,6 +215,17 @@ class Slaves:
         """Call the listeners."""
         for listener in self.on_acknowledged:
             listener()
+
+    def note_fetch(self, peer: str) -> None:
+        """Called when a slave fetches tables: log, once per host, that it gets no messages if it cannot connect."""
+        host = peer.rpartition(":")[0]
+        if self.are_served or host in self._unserved or len(self._unserved) >= LINKS_MAX:
+            return
+        self._unserved.add(host)
+        line = (
+            "the slave at {host} fetches tables, but gets no messages: no slave can connect, see the start of the log"
+        )
+        log.warn(line, host=host)
 
     @property
     def are_complete(self) -> bool:
@@ -312,6 +326,7 @@ class MasterService(Service):
         settings = self.factory.settings
         self._listening = self._reactor.listenTCP(settings.listen_port, self.factory, interface=settings.interface)
         self.port = cast(Any, self._listening.getHost()).port
+        self._slaves.are_served = True
         for loop, seconds in self._loops:
             loop.start(seconds, now=False)
         super().startService()  # type: ignore[no-untyped-call]
@@ -322,6 +337,7 @@ class MasterService(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
+        self._slaves.are_served = False
         if self._listening is not None:
             await maybeDeferred(self._listening.stopListening)
         if not self._slaves.are_complete:

@@ -18,6 +18,7 @@ from mqbroker.broker.system_topics import QUEUE_ID_MAX
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.config.fields import LONG_MAX
 from mqbroker.errors import MQError, Refused
+from mqbroker.ha.master import Slaves
 from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import Call, IConnection, answers
 from mqbroker.store.message_store import MessageStore
@@ -50,6 +51,7 @@ class OffsetRequests:
     topics: TopicTable
     offsets: OffsetTable
     delay: DelayService
+    slaves: Slaves
     tasks: CooperativeTasks
 
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
@@ -108,6 +110,8 @@ class OffsetRequests:
 
     @answers(RequestCode.GET_ALL_DELAY_OFFSET)
     def all_of_delay_levels(self, call: Call[None]) -> DelayOffsets:
+        """Only slaves send this code."""
+        self.slaves.note_fetch(call.connection.remote_addr)
         return self.delay.snapshot()
 
 

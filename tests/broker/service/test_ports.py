@@ -12,6 +12,7 @@ from twisted.python.failure import Failure
 from mqbroker.access.addresses import BadAddress
 from mqbroker.broker.broker_service import BrokerService, make_broker, vip_port
 from mqbroker.config import TlsMode, TlsSettings
+from mqbroker.wire.codes import RequestCode
 from tests.broker.bench import make_settings
 from tests.broker.service.running import Reactor, Running
 from tests.remoting.logs import Logged
@@ -93,3 +94,18 @@ def test_bad_addresses_of_slaves_end_the_start(make: Callable[..., Running]) -> 
     failures: list[Failure] = []
     starting.addErrback(failures.append)
     assert [type(failure.value) for failure in failures] == [BadAddress]
+
+
+def test_a_slave_that_cannot_connect_is_told_of_once(
+    make: Callable[..., Running], reactor: Reactor, logged: Logged
+) -> None:
+    reactor.taken_ports = {10912}
+    client = make().start().client()
+    for _ in range(3):
+        client.ask(RequestCode.GET_ALL_DELAY_OFFSET)
+    assert len([line for line in logged.lines if line.startswith("the slave at 10.0.0.2 fetches tables")]) == 1
+
+
+def test_a_slave_that_can_connect_is_not_told_of(make: Callable[..., Running], logged: Logged) -> None:
+    make().start().client().ask(RequestCode.GET_ALL_DELAY_OFFSET)
+    assert not [line for line in logged.lines if "fetches tables" in line]

@@ -34,25 +34,24 @@ class Acknowledgements:
         self._clock = clock
         self._timeout_s = timeout_s
         self._behind_max = behind_max
-        #: (end, deadline, waiter), in order of `end`, and so of time.
-        self._waiting: deque[tuple[int, float, Deferred[None]]] = deque()
+        #: (begin, end, deadline, waiter), in order of time, and so of `end`.
+        self._waiting: deque[tuple[int, int, float, Deferred[None]]] = deque()
         self._timeout_call: IDelayedCall | None = None
         slaves.on_acknowledged.append(self._acknowledged)
 
-    def replicated(self, end: int) -> Deferred[None]:
-        """Fires when a slave has the log below `end`.
+    def replicated(self, begin: int, end: int) -> Deferred[None]:
+        """Fires when begin..end of the log was sent to a slave, which has acknowledged it.
 
-        Fails with SlaveNotAvailable at once, or with SlaveTimedOut.
+        A slave that connects with these bytes does not confirm them: it may have others there. Fails with
+        SlaveNotAvailable at once, or with SlaveTimedOut.
         """
-        acknowledged = self._slaves.acknowledged
-        if acknowledged is not None and end <= acknowledged:
+        if self._slaves.confirm(begin, end):
             return succeed(None)
+        acknowledged = self._slaves.acknowledged
         if acknowledged is None or end - acknowledged >= self._behind_max:
             return fail(SlaveNotAvailable("no slave is connected, or near enough to the end of the log"))
         waiter: Deferred[None] = Deferred()
-        if self._waiting:
-            end = max(end, self._waiting[-1][0])
-        self._waiting.append((end, self._clock.seconds() + self._timeout_s, waiter))
+        self._waiting.append((begin, end, self._clock.seconds() + self._timeout_s, waiter))
         if self._timeout_call is None:
             self._timeout_call = self._clock.callLater(self._timeout_s, self._give_up)
         return waiter
@@ -66,16 +65,22 @@ class Acknowledgements:
 
     def _acknowledged(self) -> None:
         acknowledged = self._slaves.acknowledged
-        while self._waiting and acknowledged is not None and self._waiting[0][0] <= acknowledged:
-            self._waiting.popleft()[2].callback(None)
+        unconfirmed = []
+        while self._waiting and acknowledged is not None and self._waiting[0][1] <= acknowledged:
+            waiting = self._waiting.popleft()
+            if self._slaves.confirm(waiting[0], waiting[1]):
+                waiting[3].callback(None)
+            else:
+                unconfirmed.append(waiting)
+        self._waiting.extendleft(reversed(unconfirmed))
 
     def _give_up(self) -> None:
         self._timeout_call = None
         now = self._clock.seconds()
-        self._fail(sum(deadline <= now for _, deadline, _ in self._waiting))
+        self._fail(sum(deadline <= now for _, _, deadline, _ in self._waiting))
         if self._waiting:
-            self._timeout_call = self._clock.callLater(self._waiting[0][1] - now, self._give_up)
+            self._timeout_call = self._clock.callLater(self._waiting[0][2] - now, self._give_up)
 
     def _fail(self, count: int) -> None:
         for _ in range(count):
-            self._waiting.popleft()[2].errback(SlaveTimedOut("no slave acknowledged the message in time"))
+            self._waiting.popleft()[3].errback(SlaveTimedOut("no slave acknowledged the message in time"))

@@ -28,14 +28,15 @@ class BadPeer(MQError):
 class MasterLink:
     """The master's end of the link to one slave.
 
-    `sent`: the log was sent up to here; None before the slave's first report. `acknowledged`: the slave has the log up
-    to here, of what was sent to it.
+    `start`, `sent`: the log was sent from and up to these offsets; None before the slave's first report.
+    `acknowledged`: the slave says that it has the log up to here. Below `start` nothing shows that it is the same log.
 
     :param segment_bytes: size of a segment of the log.
     :param piece_bytes_max: most data in one piece.
     """
 
     def __init__(self, segment_bytes: int, piece_bytes_max: int) -> None:
+        self.start: int | None = None
         self.sent: int | None = None
         self.acknowledged = 0
         self._segment_bytes = segment_bytes
@@ -57,7 +58,7 @@ class MasterLink:
 
     def _begin(self, offset: int, log_min: int, log_end: int) -> None:
         if offset == 0:
-            self.sent = max(log_min, log_end - log_end % self._segment_bytes)
+            self.start = self.sent = max(log_min, log_end - log_end % self._segment_bytes)
             return
         if offset < 0:
             raise BadPeer(f"it reports the offset {offset}")
@@ -71,7 +72,11 @@ class MasterLink:
                 f"its log ends at {offset} and this one begins at {log_min}: what it lacks was deleted here; start it "
                 "with an empty store, or a copy of this one"
             )
-        self.sent = self.acknowledged = offset
+        self.start = self.sent = self.acknowledged = offset
+
+    def confirms(self, begin: int, end: int) -> bool:
+        """Whether the slave has acknowledged begin..end of the log, all of which was sent over this link."""
+        return self.start is not None and self.start <= begin and end <= self.acknowledged
 
     def _acknowledge(self, offset: int) -> None:
         assert self.sent is not None

@@ -211,6 +211,10 @@ class Slaves:
         offsets = [connection.link.acknowledged for connection in self.links if connection.link.sent is not None]
         return max(offsets, default=None)
 
+    def confirm(self, begin: int, end: int) -> bool:
+        """Whether a slave has acknowledged begin..end of the log, which was sent to it."""
+        return any(connection.link.confirms(begin, end) for connection in self.links)
+
     def notify(self) -> None:
         """Call the listeners."""
         for listener in self.on_acknowledged:

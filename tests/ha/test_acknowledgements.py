@@ -31,6 +31,7 @@ class World:
     def connect(self, acknowledged: int) -> MasterLink:
         link = MasterLink(1 << 20, 1 << 20)
         self.slaves.links.append(Connection(link))  # type: ignore[arg-type]
+        link.start = acknowledged
         self.report(link, acknowledged)
         return link
 
@@ -38,8 +39,8 @@ class World:
         link.sent = link.acknowledged = acknowledged
         self.slaves.notify()
 
-    def send(self, end: int) -> Deferred[None]:
-        sent = self.acknowledgements.replicated(end)
+    def send(self, end: int, size: int = 10) -> Deferred[None]:
+        sent = self.acknowledgements.replicated(end - size, end)
         sent.addCallbacks(lambda _: "ok", lambda failure: failure.type).addCallback(
             lambda result: self.results.__setitem__(end, result)
         )
@@ -53,15 +54,29 @@ def world() -> World:
 
 def test_the_first_slave_that_has_the_message_confirms_it(world: World) -> None:
     near, far = world.connect(100), world.connect(50)
-    for end in (100, 200, 300):
+    for end in (200, 300):
         world.send(end)
-    assert world.results == {100: "ok"}
     world.report(far, 150)
-    assert world.results == {100: "ok"}
+    assert world.results == {}
     world.report(near, 299)
-    assert world.results == {100: "ok", 200: "ok"}
+    assert world.results == {200: "ok"}
     world.report(far, 400)
-    assert world.results == {100: "ok", 200: "ok", 300: "ok"}
+    assert world.results == {200: "ok", 300: "ok"}
+    world.send(400)
+    assert world.results[400] == "ok"
+
+
+def test_a_slave_that_connects_confirms_nothing_that_was_not_sent_to_it(world: World) -> None:
+    """It says that it has the log up to there, and may have another."""
+    world.connect(0)
+    for end in (100, 110, 120):
+        world.send(end)
+    newcomer = world.connect(105)
+    assert world.results == {}
+    world.report(newcomer, 120)
+    assert world.results == {120: "ok"}
+    world.clock.advance(5)
+    assert world.results == {120: "ok", 100: SlaveTimedOut, 110: SlaveTimedOut}
 
 
 def test_without_a_slave_nobody_waits(world: World) -> None:
@@ -103,7 +118,7 @@ def test_a_slave_that_leaves_may_come_back_in_time(world: World) -> None:
     world.slaves.links.clear()
     world.slaves.notify()
     world.clock.advance(4)
-    world.connect(100)
+    world.report(world.connect(90), 100)
     assert world.results == {100: "ok"}
 
 

@@ -213,18 +213,18 @@ class SendRequests:
                 failure.raiseException()
             return self._answers([], pending, refusal=_store_refusal(error))
 
-        last = appended[-1]
+        begin, last = appended[0][0], appended[-1]
         end = last[0] + last[2]
         if self._acknowledgements is None:
             return self._store.durable(end).addCallbacks(lambda _: self._answers(appended, pending), late)
-        confirmed = self._replicated(end, self._acknowledgements)
+        confirmed = self._replicated(begin, end, self._acknowledgements)
         return confirmed.addCallbacks(lambda code: self._answers(appended, pending, code=code), late)
 
-    def _replicated(self, end: int, acknowledgements: Acknowledgements) -> Deferred[int]:
+    def _replicated(self, begin: int, end: int, acknowledgements: Acknowledgements) -> Deferred[int]:
         """Fires with the response code for messages that a slave has, and under SYNC_FLUSH the disk; fails as `durable`
         but for a slave's failures, which are codes."""
         durable = self._store.durable(end) if self._sync else succeed(None)
-        codes = acknowledgements.replicated(end).addCallbacks(lambda _: ResponseCode.SUCCESS, _slave_code)
+        codes = acknowledgements.replicated(begin, end).addCallbacks(lambda _: ResponseCode.SUCCESS, _slave_code)
 
         def both(code: int) -> Deferred[int]:
             # As in Java, what a slave lacks is reported before what the disk lacks.

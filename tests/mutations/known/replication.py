@@ -63,10 +63,17 @@ MISTAKES = [
         (f"{_MASTER}::test_a_stop_waits_until_slaves_have_the_log",),
     ),
     Mutation(
+        "believe a slave that connects and says that it has all",
+        "ha/link.py",
+        "self.start is not None and self.start <= begin and end",
+        "self.start is not None and end",
+        ("tests/ha/test_acknowledgements.py",),
+    ),
+    Mutation(
         "confirm a message of which the slave lacks the last byte",
-        "ha/acknowledgements.py",
-        "self._waiting[0][0] <= acknowledged:",
-        "self._waiting[0][0] <= acknowledged + 1:",
+        "ha/link.py",
+        "and end <= self.acknowledged",
+        "and end <= self.acknowledged + 1",
         ("tests/ha/test_acknowledgements.py",),
     ),
     Mutation(

@@ -79,6 +79,19 @@ def test_only_what_was_sent_can_be_acknowledged_and_nothing_taken_back(reported:
     assert link.acknowledged == 1000
 
 
+@pytest.mark.parametrize(
+    ("begin", "end", "is_confirmed"), [(4000, 4100, True), (4000, 4101, False), (3999, 4100, False), (4099, 4100, True)]
+)
+def test_what_was_sent_and_acknowledged_is_confirmed(begin: int, end: int, is_confirmed: bool) -> None:
+    link = MasterLink(SEGMENT, 1000)
+    assert not link.confirms(begin, end)
+    link.receive(REPORT.pack(4000), 0, 5000)
+    link.header(200)
+    assert not link.confirms(begin, end)
+    link.receive(REPORT.pack(4100), 0, 5000)
+    assert link.confirms(begin, end) == is_confirmed
+
+
 def test_reports_may_repeat_and_come_in_any_pieces() -> None:
     link = master(1000, 0, 1200)
     link.header(100)

@@ -74,7 +74,7 @@ MISTAKES = [
         "ha/link.py",
         "and end <= self.acknowledged",
         "and end <= self.acknowledged + 1",
-        ("tests/ha/test_acknowledgements.py",),
+        (_LINK,),
     ),
     Mutation(
         "wait for a slave that is far behind",

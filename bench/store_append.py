@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 
 from mqbroker.config import StoreSettings
 from mqbroker.store import MessageStore, open_store
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 

@@ -28,7 +28,7 @@ from mqbroker.broker.system_topics import (
     without_delay,
 )
 from mqbroker.errors import MessageRefused, MultiDispatchRefused, StoreError
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from mqbroker.errors import MQError, Refused
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop, ResponseCode
 from mqbroker.wire.names import check_topic
 from mqbroker.wire.properties import decode_properties, find_property, reencode_properties

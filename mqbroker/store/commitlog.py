@@ -19,7 +19,8 @@ from mqbroker.errors import DiskFull, RecordTooLarge, StoreBusy, StoreUnwritable
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IMappedFile, read_before_touch
-from mqbroker.store.logscan import ILogView, leaves_doubt
+from mqbroker.store.dispatch_queue import Appended, Dispatchable, DispatchQueue, NewMessage, ScannedRuns
+from mqbroker.store.logscan import ILogView, Run, leaves_doubt
 from mqbroker.store.segment import SegmentSource, is_full_disk
 from mqbroker.store.transient import COMMIT_BYTES, TransientStore
 from mqbroker.wire.codes import SysFlag
@@ -37,17 +38,6 @@ from mqbroker.wire.record import (
 
 #: Consecutive read-only bytes of the log, which stay valid.
 Pieces = Sequence[bytes] | Sequence[memoryview]
-
-#: topic, queue id, flag, sys flag, born timestamp (ms), born host (8 or 20 bytes), reconsume times, prepared offset,
-#: body, properties.
-NewMessage = tuple[bytes, int, int, int, int, bytes, int, int, bytes, bytes]
-#: physical offset, queue offset, size, store timestamp (ms).
-Appended = tuple[int, int, int, int]
-#: One append, to be dispatched.
-Dispatchable = tuple[Sequence[NewMessage], list[Appended], list[ConsumeQueue]]
-
-#: Bytes of messages that may wait for the dispatcher in memory; it reads those beyond from the log.
-QUEUED_BYTES_MAX = 16 * 1024 * 1024
 
 #: The next segment is created when this part of one is full. Half left too little time with small segments on a busy
 #: disk: every second one was created by the append that needed it.
@@ -76,43 +66,8 @@ class Refusal(Enum):
     NOT_DISPATCHED = auto()
     #: Appended messages have waited too long for their sync.
     NOT_SYNCED = auto()
-
-
-class DispatchQueue:
-    """Appends that wait in memory for the dispatcher, in the order of the log. If they exceed the bound they are
-    dropped: the dispatcher reads what is missing before the first of them from the log."""
-
-    def __init__(self) -> None:
-        self._appends: deque[Dispatchable] = deque()
-        self._bytes = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._appends)
-
-    @property
-    def begin(self) -> int:
-        """Log offset of the first append; there must be one."""
-        return self._appends[0][1][0][0]
-
-    def put(self, appends: Sequence[Dispatchable], size: int) -> None:
-        """Add appends that are the next `size` bytes of the log."""
-        if self._bytes > QUEUED_BYTES_MAX:
-            self._appends.clear()
-            self._bytes = 0
-        self._appends += appends
-        self._bytes += size
-
-    def pop(self, count: int) -> tuple[list[Dispatchable], int]:
-        """Remove contiguous appends of about `count` messages from the front; also returns the number of messages."""
-        waiting = self._appends
-        first = waiting.popleft()
-        appends, taken, last = [first], len(first[1]), first[1][-1]
-        while waiting and taken < count and waiting[0][1][0][0] == last[0] + last[2]:
-            appends.append(waiting.popleft())
-            taken += len(appends[-1][1])
-            last = appends[-1][1][-1]
-        self._bytes = self._bytes - (last[0] + last[2] - first[1][0][0]) if waiting else 0
-        return appends, taken
+    #: The log is a copy of a master's, whose records alone are appended.
+    FOLLOWS = auto()
 
 
 @implementer(ILogView)
@@ -161,6 +116,8 @@ class CommitLog:
             transient.on_failure.append(self._commit_failed)
         #: Appends not yet dispatched.
         self.dispatch_queue = DispatchQueue()
+        #: Records that were appended as a master has them, not yet dispatched.
+        self.scanned_runs = ScannedRuns()
         #: Called when there is something to dispatch after there was nothing, or more often.
         self.on_dispatchable: list[Callable[[], None]] = []
         #: Called once for each segment, when the next one should be created.
@@ -457,6 +414,67 @@ class CommitLog:
         self.segments.append(segment)
         self._activate()
         self.end = self._base
+
+    # A master's records
+
+    def append_raw(self, data: bytes, run: Run) -> None:
+        """Append records as a master has them: `run`, scanned from `data`, goes on where the log ends, and ends within
+        the segment. Raises StoreUnwritable."""
+        start, stop = self._place_raw(len(data))
+        self._buffer[start + COMMIT_BYTES : stop] = data[COMMIT_BYTES:]
+        self._buffer[start : start + COMMIT_BYTES] = data[:COMMIT_BYTES]
+        self.end = run.end
+        for row in run.rows:
+            if b"\0" in row[7] and leaves_doubt(row[7]):
+                self.doubtful_end = row[3] + row[4]
+        self.last_timestamp_ms = max(self.last_timestamp_ms, run.newest_ms)
+        self._leave_scanned(run, len(data))
+        if self.end > self._next_wanted_at:
+            self._next_wanted_at = self._base + self.segment_bytes
+            self._tell(self.on_next_wanted)
+
+    def append_raw_filler(self, data: bytes) -> None:
+        """Append the filler that ends the segment as a master has it, and go on in the next. Raises StoreUnwritable,
+        with nothing appended."""
+        at, stop = self._place_raw(len(data))
+        [segment] = self._acquire_segments(1)
+        if data[BLANK_BYTES_MIN:].strip(b"\0"):  # else it has blocks, and no page need be written
+            self._buffer[at + BLANK_BYTES_MIN : stop] = data[BLANK_BYTES_MIN:]
+        self._roll_to(segment)
+        self._leave_scanned(Run((), self.end, 0), len(data))
+
+    def _place_raw(self, size: int) -> tuple[int, int]:
+        """The place of the next `size` bytes in the segment, made ready. Raises StoreUnwritable."""
+        if self.why_raw_refused:
+            raise self._refused()
+        start = self.end - self._base
+        stop, now = start + size, self._now_ms()
+        assert self._transient is None
+        assert stop <= self.segment_bytes
+        if stop > self._readied_to or now >= self._readied_until:
+            self._make_ready(start, stop, now)
+        return start, stop
+
+    @property
+    def why_raw_refused(self) -> str:
+        """As `why_refused`, for a master's records."""
+        return self.why_refused if self._refusals.keys() - {Refusal.FOLLOWS} else self._why_no_segment
+
+    def _leave_scanned(self, run: Run, size: int) -> None:
+        self.scanned_runs.put(run, self.end - size, size)
+        self._tell(self.on_dispatchable)
+
+    def begin_at(self, offset: int) -> None:
+        """Let an empty log begin at `offset`, where a segment begins. Raises StoreUnwritable, and StoreBusy where it
+        may be tried again soon, with nothing changed."""
+        assert self.end == self.min_offset
+        assert offset % self.segment_bytes == 0
+        try:
+            self._source.move(self.segments[0], offset)
+        except OSError as error:
+            raise StoreUnwritable(f"the commit log cannot begin at {offset}: {error}") from error
+        self.min_offset = self.end = offset
+        self._activate()
 
     def prepare_next(self) -> None:
         """Request the next segment when it is due, and find out whether there is room again after there was none."""

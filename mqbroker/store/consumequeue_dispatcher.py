@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import attrs
 from twisted.logger import Logger
 
-from mqbroker.store.commitlog import Dispatchable
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
 from mqbroker.store.consumequeues import ConsumeQueues
+from mqbroker.store.dispatch_queue import Dispatchable
 from mqbroker.store.logscan import Damage, ILogView, Row, Run, Scanned
 from mqbroker.store.multi_dispatch import NAMES_MARK, MultiQueues
 from mqbroker.store.tags_codes import TagsCodes

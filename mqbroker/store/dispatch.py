@@ -6,15 +6,16 @@ it exceeded its bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.store.commitlog import CommitLog, Dispatchable, DispatchQueue, Refusal
+from mqbroker.store.commitlog import CommitLog, Refusal
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
 from mqbroker.store.consumequeues import ConsumeQueues
+from mqbroker.store.dispatch_queue import Dispatchable, DispatchQueue, ScannedRuns
 from mqbroker.store.index import Index, KeyHasher
 from mqbroker.store.index_file import IndexRow
 from mqbroker.store.logscan import Damage, Run, scan
@@ -24,6 +25,17 @@ from mqbroker.store.statistics import StoreStatistics
 MOMENT_S = 0.5
 #: After so many messages without a key a file is assumed to begin where the one before ended.
 _LOOKS_MAX = 1000
+
+
+def _read_back(log: CommitLog, runs: ScannedRuns, start: int, end: int, count: int) -> Iterator[Run | Damage]:
+    """As `scan`, with the runs that were scanned when they were appended."""
+    while start < end and count > 0:
+        run = runs.pop(start)
+        if run is None:
+            yield from scan(log, start, end, count)
+            return
+        yield run
+        start, count = run.end, count - max(1, len(run.rows))
 
 
 class IndexDispatcher:
@@ -41,6 +53,7 @@ class IndexDispatcher:
         self._commit_log = commit_log
         self._queues = queues
         self._waiting = DispatchQueue()
+        self._runs = ScannedRuns()
 
     def is_dirty(self, end: int) -> bool:
         return self._index.offset < end
@@ -48,6 +61,10 @@ class IndexDispatcher:
     def keep(self, appends: Sequence[Dispatchable], size: int) -> None:
         """Queue appends of `size` bytes of the log, which are the next to enter consume queues."""
         self._waiting.put(appends, size)
+
+    def keep_run(self, run: Run, start: int) -> None:
+        """As `keep`, for a run that begins at `start`."""
+        self._runs.put(run, start, run.end - start)
 
     def index(self, end: int, count: int) -> None:
         """Index about `count` messages. Raises OSError."""
@@ -86,7 +103,7 @@ class IndexDispatcher:
         indexed = 0
         indexed_to = index.offset
         queues, rows_of = self._queues, index.rows_of
-        for found in scan(self._commit_log, index.offset, end, count):
+        for found in _read_back(self._commit_log, self._runs, index.offset, end, count):
             if isinstance(found, Run):
                 for topic, queue_id, _, physical_offset, _, sys_flag, timestamp_ms, properties in found.rows:
                     rows += rows_of(queues.open(topic, queue_id), sys_flag, properties, physical_offset, timestamp_ms)
@@ -155,13 +172,15 @@ class Dispatcher:
         self._taken = start  # as `offset`, counting pending entries as written
         self._call: IDelayedCall | None = None
         self._is_started = False
+        #: How long appends may wait for their turn, seconds: until what belongs together has come.
+        self.turn_delay_s = 0.0
 
     # Turns
 
     def start(self) -> None:
         self._is_started = True
         self._cq_dispatcher.entered.clear()
-        self._commit_log.on_dispatchable.append(self._schedule)
+        self._commit_log.on_dispatchable.append(lambda: self._schedule(self.turn_delay_s))
         self._schedule()
 
     def stop(self) -> None:
@@ -213,6 +232,10 @@ class Dispatcher:
                 queue.reset()
         self.offset = self._taken = start
         return restarted
+
+    def begin_at(self, offset: int) -> None:
+        """Go on at `offset`, where an empty log begins now."""
+        self.offset = self._taken = offset
 
     def catch_up(self) -> None:
         """Dispatch the whole log to the consume queues. Raises OSError."""
@@ -268,13 +291,15 @@ class Dispatcher:
         """As `_dispatch_appended`, for at most `count` messages below `end` read back from the log; returns their
         number."""
         taken = 0
-        for found in scan(self._commit_log, self._taken, end, count):
+        for found in _read_back(self._commit_log, self._commit_log.scanned_runs, self._taken, end, count):
             if isinstance(found, Damage):
                 taken += 1
                 self._on_damage(found)
             else:
                 taken += len(found.rows)
                 self._cq_dispatcher.dispatch_run(found)
+                if self._index_dispatcher is not None:
+                    self._index_dispatcher.keep_run(found, self._taken)
             self._taken = found.end
         if taken < count:
             self._taken = end

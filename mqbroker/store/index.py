@@ -9,9 +9,9 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-from mqbroker.store.commitlog import Dispatchable
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.dispatch_queue import Dispatchable
 from mqbroker.store.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile, IndexRow
 from mqbroker.store.page_loader import Pages
 from mqbroker.wire.codes import SysFlag

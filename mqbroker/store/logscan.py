@@ -55,8 +55,8 @@ _HEAD = fields_struct(
     "body_size",
 )
 #: Bytes that a run reads at once: few enough to stay in the processor's cache.
-_RUN_BYTES = 128 * 1024
-RUN_RECORDS = _RUN_BYTES // RECORD_BYTES_MIN
+RUN_BYTES = 128 * 1024
+RUN_RECORDS = RUN_BYTES // RECORD_BYTES_MIN
 #: Records that are read one by one after a slow one: those rarely come alone.
 _ONE_BY_ONE = 100
 #: Bytes that a disk writes atomically.
@@ -137,7 +137,7 @@ def scan_file(file: IMappedFile, at: int, physical_offset: int) -> Scanned | Fil
 def scan_run(file: IMappedFile, at: int, base: int, end: int, count: int = RUN_RECORDS) -> Run:
     """Scan up to `count` records from `at` of a segment that starts at `base` in the log, up to `end` in it; none if
     `scan_at` finds none. May wait. Raises Unreadable."""
-    read_before_touch(file, at, min(_RUN_BYTES, file.size - at))
+    read_before_touch(file, at, min(RUN_BYTES, file.size - at))
     run = _scan_quickly(file, at, base, end, count)
     return run if run.rows else _scan_one_by_one(file, at, base, end, count)
 
@@ -154,9 +154,13 @@ def _scan_one_by_one(file: IMappedFile, at: int, base: int, end: int, count: int
 
 
 def _scan_quickly(file: IMappedFile, at: int, base: int, segment_end: int, count: int) -> Run:
-    """As `scan_run`, for small records with IPv4 hosts. Hot in a recovery."""
-    data: bytes = file.buffer[at : min(at + _RUN_BYTES, segment_end)]
-    start = base + at
+    """As `scan_run`, for small records with IPv4 hosts."""
+    return scan_bytes(file.buffer[at : min(at + RUN_BYTES, segment_end)], base + at, count)
+
+
+def scan_bytes(data: bytes, start: int, count: int = RUN_RECORDS) -> Run:
+    """Scan up to `count` whole records with IPv4 hosts at the beginning of `data`, which is at `start` of the log, up
+    to the first that is no such record. Hot in a recovery, and on a slave."""
     room = len(data)
     last = room - RECORD_BYTES_MIN
     rows: list[Row] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import sys
 from collections.abc import Callable, Collection, Sequence
 
 import attrs
@@ -18,17 +19,22 @@ from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store.commitlog import Appended, NewMessage, Refusal
+from mqbroker.store.commitlog import Refusal
 from mqbroker.store.consumequeue_dispatcher import BitMap, DispatchListener
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile
+from mqbroker.store.dispatch_queue import Appended, NewMessage
 from mqbroker.store.layout import StorePaths, make_durable_directories, refuse_other
-from mqbroker.store.logscan import Damage, Scanned, scan_file
+from mqbroker.store.logscan import Damage, Run, Scanned, scan, scan_file
 from mqbroker.store.opening import Opening, Parts
 from mqbroker.store.queries import ByKey, Queries
+from mqbroker.store.raw_append import RawAppender
 from mqbroker.store.raw_log import RawLog
 from mqbroker.store.stepwise import ProgressLine, Steps, run_at_once, run_in_turns
 from mqbroker.store.syncs import ISyncs, WorkerSyncs
 from mqbroker.store.worker import IWorker
+
+#: How long a slave's dispatch waits for more: its records come in many small pieces.
+FOLLOWER_DISPATCH_S = 0.005
 
 
 @attrs.frozen
@@ -171,6 +177,23 @@ class MessageStore:
         Fails with StoreUnwritable if syncing failed, with FlushTimedOut after syncFlushTimeout.
         """
         return self._log_flusher.durable(end)
+
+    def follow(self) -> RawAppender:
+        """Make the log a copy of a master's: it refuses all other appends from now on."""
+        self._commit_log.refuse(Refusal.FOLLOWS, "this broker is a slave: its log is its master's")
+        self._dispatcher.turn_delay_s = FOLLOWER_DISPATCH_S
+        return RawAppender(self._commit_log, self._log_flusher, self._dispatcher, self._find_last)
+
+    def _find_last(self) -> tuple[int, int] | None:
+        """Offset and size of the last record of the log; None if it has none. May wait. Raises OSError."""
+        log, last = self._commit_log, None
+        queues = [queue for queue in self._queues if queue.max_offset > queue.min_offset]
+        newest = max((queue.entry_from_disk(queue.max_offset - 1)[0] for queue in queues), default=log.min_offset)
+        # Behind it are records that are in no queue, such as half messages.
+        for found in scan(log, max(newest, log.min_offset), log.end, sys.maxsize):
+            if isinstance(found, Run) and found.rows:
+                last = found.rows[-1][3], found.rows[-1][4]
+        return last
 
     def settings_changed(self, settings: StoreSettings) -> None:
         """Apply changed retention and transfer limits of `settings`; other settings apply at the next start."""

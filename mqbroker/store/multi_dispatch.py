@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import attrs
 
 from mqbroker.errors import LmqQueuesExceeded, MultiDispatchRefused
-from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
+from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
+from mqbroker.store.dispatch_queue import Appended, NewMessage
 from mqbroker.store.logscan import Scanned
 from mqbroker.wire.codes import NO_SEND_TOPICS, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, Prop, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX

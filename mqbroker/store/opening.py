@@ -19,7 +19,7 @@ from mqbroker.store.checkpoint import (
     read_ends,
     read_former_ends,
 )
-from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
+from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
 from mqbroker.store.consumequeue_entry import QueueEnd
@@ -28,6 +28,7 @@ from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, read_before_touch
 from mqbroker.store.disk_watch import DiskWatch, RoomLimits
 from mqbroker.store.dispatch import Dispatcher, has_keys_between
+from mqbroker.store.dispatch_queue import Appended, NewMessage
 from mqbroker.store.entry_repair import EntryRepair
 from mqbroker.store.flush import CacheFlusher, LogFlusher, SyncWatchdog
 from mqbroker.store.index import Index

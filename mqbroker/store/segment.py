@@ -14,6 +14,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from mqbroker.errors import StoreBusy
 from mqbroker.store.disk import IDisk, IMappedFile, Outage
 from mqbroker.store.worker import IWorker
 
@@ -52,6 +53,11 @@ class PagePrefault:
             return
         self._running = self._worker.run(lambda: self._populate(file, start, end))
         self._running.addCallbacks(lambda _: self._done(end), self._failed)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the worker prepares pages."""
+        return self._running is not None
 
     def _populate(self, file: IMappedFile, start: int, end: int) -> None:
         for offset in range(start, end, PIECE_BYTES):
@@ -206,6 +212,23 @@ class SegmentSource:
             self._remove(offset)
             raise
         return file
+
+    def move(self, file: IMappedFile, offset: int) -> None:
+        """Rename the only segment, in which nothing was stored yet, to one that begins at `offset`; what was prepared
+        behind it goes. Raises OSError, and StoreBusy while pages are prefaulted, with the segment where it was."""
+        if self._ahead.is_busy:  # it opens the file by its name
+            raise StoreBusy("the pages of the first segment are being prepared")
+        self._abandon_job()
+        for other in [*self._ready]:
+            self._ready.pop(other).close()
+            self._remove(other)
+        path = segment_path(self._directory, offset)
+        was_written_through = file.path in self._written_through
+        self._disk.rename(file.path, path)
+        file.path = path
+        self._names_made += 1
+        if was_written_through:
+            self._written_through.add(path)
 
     def why_none(self, error: OSError) -> str:
         """Why no segment could be acquired, and what to do about it."""

@@ -14,7 +14,7 @@ from twisted.logger import capturedLogs
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.delay import DelayService
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store.commitlog import Appended, NewMessage
+from mqbroker.store.dispatch_queue import Appended, NewMessage
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore

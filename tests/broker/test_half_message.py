@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mqbroker.broker.transactions import half_message as module
 from mqbroker.broker.transactions.half_message import PlainHalfMessages, committed
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.properties import decode_properties, find_property
 from mqbroker.wire.record import Record, decode_raw, encode_record
 from tests.broker.transacting import HALF

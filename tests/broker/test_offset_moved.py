@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mqbroker.broker.requests.pull_message import EVENTS_PER_SECOND_MAX
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.names import java_hash
 from tests.broker.bench import HOST, START, Bench, Client

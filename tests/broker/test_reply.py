@@ -7,7 +7,7 @@ import pytest
 from twisted.internet.address import IPv4Address
 
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command
 from mqbroker.wire.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2, UnregisterClientRequestHeader

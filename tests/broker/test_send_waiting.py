@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from mqbroker.errors import StoreBusy
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import ResponseCode
 from tests.broker.bench import Bench, Client, send_command

@@ -9,7 +9,7 @@ import pytest
 
 from mqbroker.broker.transactions.transaction_checks import Step, TransactionCheckRules
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import ResumeCheckHalfMessageRequestHeader

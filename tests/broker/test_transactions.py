@@ -10,7 +10,7 @@ import pytest
 
 from mqbroker.broker.requests import end_transaction
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG
 from mqbroker.wire.record import encode_host

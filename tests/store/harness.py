@@ -17,9 +17,9 @@ from twisted.internet.task import Clock
 
 from mqbroker.config import StoreSettings
 from mqbroker.store import MessageStore, open_store
-from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IMappedFile, read_before_touch
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.entry_repair import EntryRepair
 from mqbroker.store.get_message_result import GetMessageResult
 from mqbroker.store.page_loader import PageLoader

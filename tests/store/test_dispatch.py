@@ -8,7 +8,7 @@ import pytest
 
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store import GetMessageStatus, dispatch
-from mqbroker.store import commitlog as commitlog_module
+from mqbroker.store import dispatch_queue as dispatch_queue_module
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.tags_codes import parse_delay_levels
 from mqbroker.wire.names import java_hash
@@ -155,7 +155,7 @@ def test_halves_and_rollbacks_enter_no_queue(bench: Bench, sys_flag: int) -> Non
 @pytest.mark.parametrize(
     ("queued_bytes_max", "dispatched"),
     [
-        (commitlog_module.QUEUED_BYTES_MAX, 40),
+        (dispatch_queue_module.QUEUED_BYTES_MAX, 40),
         (0, 10),  # all but the last append are read from the log
     ],
 )
@@ -163,7 +163,7 @@ def test_a_turn_takes_all_that_is_queued_and_little_else(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, queued_bytes_max: int, dispatched: int
 ) -> None:
     monkeypatch.setattr(dispatch, "TURN_MESSAGES", 10)
-    monkeypatch.setattr(commitlog_module, "QUEUED_BYTES_MAX", queued_bytes_max)
+    monkeypatch.setattr(dispatch_queue_module, "QUEUED_BYTES_MAX", queued_bytes_max)
     store = bench.open()
     store.start()
     for _ in range(5):
@@ -198,7 +198,7 @@ def test_beyond_the_bound_of_the_dispatch_queue_the_log_is_read(
     benches = [make("memory"), make("log")]
     for bench in benches:
         if bench is benches[1]:
-            monkeypatch.setattr(commitlog_module, "QUEUED_BYTES_MAX", 3000)
+            monkeypatch.setattr(dispatch_queue_module, "QUEUED_BYTES_MAX", 3000)
         store = bench.open()
         store.start()
         for i, batch in enumerate(batches):
@@ -215,13 +215,13 @@ def test_beyond_the_bound_of_the_dispatch_queue_the_log_is_read(
 
 
 def test_what_the_dispatch_queue_forgot_is_indexed_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def keyed(key: str) -> commitlog_module.NewMessage:
+    def keyed(key: str) -> dispatch_queue_module.NewMessage:
         return message(properties=b"KEYS\x01" + key.encode())
 
     store = bench.open()
     store.append([keyed("before")])
     store.dispatch_now()
-    monkeypatch.setattr(commitlog_module, "QUEUED_BYTES_MAX", 0)
+    monkeypatch.setattr(dispatch_queue_module, "QUEUED_BYTES_MAX", 0)
     store.append([keyed("lost")])
     store.append([keyed("after")])
     store.dispatch_now()

@@ -110,7 +110,7 @@ def in_runs(file: Bytes, end: int, count: int = logscan.RUN_RECORDS) -> list[Row
 @pytest.mark.parametrize("run_bytes", [100, 333, 4096, 1 << 17])
 @pytest.mark.parametrize("count", [1, 2, 1000])
 def test_records_of_all_kinds(monkeypatch: pytest.MonkeyPatch, run_bytes: int, count: int) -> None:
-    monkeypatch.setattr(logscan, "_RUN_BYTES", run_bytes)
+    monkeypatch.setattr(logscan, "RUN_BYTES", run_bytes)
     for room in (0, 1, 90, 5000):
         file = Bytes(MIXED + bytes(room))
         rows = in_runs(file, file.size, count)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mqbroker.store import GetMessageResult, GetMessageStatus, MessageStore, queries
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, message, now, stop

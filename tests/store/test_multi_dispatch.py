@@ -11,7 +11,8 @@ import pytest
 
 from mqbroker.errors import LmqQueuesExceeded, MultiDispatchRefused, RecordTooLarge, StoreUnwritable
 from mqbroker.store import GetMessageStatus, MessageStore
-from mqbroker.store.commitlog import NewMessage, Refusal
+from mqbroker.store.commitlog import Refusal
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, find_property
 from mqbroker.wire.record import Record, decode_records

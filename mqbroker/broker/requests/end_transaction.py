@@ -21,7 +21,7 @@ from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.config import StoreSettings
 from mqbroker.errors import MessageRefused, MQError, Refused, StoreError
 from mqbroker.remoting.handlers import Call, IConnection, RawRequest, answers, failure_response
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import (

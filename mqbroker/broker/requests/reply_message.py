@@ -16,7 +16,7 @@ from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.requests.send_rules import SendRules, long_form
 from mqbroker.errors import MQError, StoreError
 from mqbroker.remoting.handlers import Call, IConnection, answers
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import Prop, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand

@@ -23,7 +23,7 @@ from mqbroker.config import BrokerSettings
 from mqbroker.errors import FlushTimedOut, MessageRefused, MQError, Refused, StoreBusy, StoreError
 from mqbroker.ha.acknowledgements import Acknowledgements, SlaveNotAvailable, SlaveTimedOut
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
-from mqbroker.store.commitlog import Appended, NewMessage
+from mqbroker.store.dispatch_queue import Appended, NewMessage
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import (
     VERSION,

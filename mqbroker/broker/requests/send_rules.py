@@ -19,7 +19,7 @@ from mqbroker.broker.system_topics import delayed_target, half_target, waits
 from mqbroker.broker.topic_table import TopicTable, describe_topic
 from mqbroker.errors import LmqQueuesExceeded, MessageRefused, MultiDispatchRefused, Refused
 from mqbroker.remoting.handlers import IConnection
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.batch import BadBatch, decode_batch
 from mqbroker.wire.codes import (
     DLQ_PREFIX,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from mqbroker.broker.system_topics import NoRealTarget, real_target, real_target_of, schedule_queue, stored_again
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.codes import (
     SCHEDULE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,

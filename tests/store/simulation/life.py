@@ -18,8 +18,8 @@ from mqbroker.config import StoreSettings
 from mqbroker.errors import MQError, StoreDamaged
 from mqbroker.store import MessageStore, open_store
 from mqbroker.store.checkpoint import decode_checkpoint
-from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.consumequeue_entry import ENTRY_BYTES
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.linux_aio import LinuxAio
 from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.store.syncs import AioSyncs, ISyncs, WorkerSyncs

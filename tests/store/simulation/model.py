@@ -6,7 +6,7 @@ from collections import Counter
 
 import attrs
 
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.names import LMQ_PREFIX

@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.errors import FlushTimedOut, StoreBusy, StoreUnwritable
 from mqbroker.store.checkpoint import decode_checkpoint
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.codes import SCHEDULE_TOPIC, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX, java_hash

@@ -13,10 +13,10 @@ from twisted.internet.interfaces import IReactorTime
 from mqbroker.access.accounts import IAccessControl, NoAccessControl
 from mqbroker.access.acl_files import WATCH_SECONDS, AclFiles
 from mqbroker.access.guard import Guard
+from mqbroker.broker.broker_slave import refuse_changes
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.client_registry import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService
-from mqbroker.broker.fast_failure import FastFailure, Turns
 from mqbroker.broker.filter_table import BitMaps, CompileRateLimit, FilterTable
 from mqbroker.broker.group_table import GroupTable, UnusedGroupEviction
 from mqbroker.broker.live_settings import LiveSettings
@@ -53,6 +53,7 @@ from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.filter.bloom import BloomFilter
 from mqbroker.ha.acknowledgements import Acknowledgements
 from mqbroker.ha.master import Slaves
+from mqbroker.ha.slave import SlaveService
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import HandlerTable, IConnection
@@ -76,7 +77,7 @@ class Assembly:
     :param store_host: the broker's address, encoded as in records.
     :param acl: access control; without it, everything is permitted.
     :param save_settings: writes changed settings to the broker's settings file; None if there is no file.
-    :param turns: tells how long requests have waited; without it, no request fails fast.
+    :param follower: a slave's link to its master; None on a master.
     """
 
     def __init__(
@@ -91,11 +92,11 @@ class Assembly:
         store_host: bytes,
         acl: AclFiles | None = None,
         save_settings: Save | None = None,
-        turns: Turns | None = None,
+        follower: SlaveService | None = None,
     ) -> None:
         """Load the tables. Raises StoreDamaged if one cannot be read."""
         now = clock.seconds
-        self.settings, self._store, self._acl = settings, store, acl
+        self.settings, self._store, self._acl, self._follower = settings, store, acl, follower
         self.live = live = LiveSettings(settings, now)
         self.stats = BrokerStats(store, live, now)
         self.topics = TopicTable(open_file("topics.json"), now, live)
@@ -117,8 +118,13 @@ class Assembly:
         self.slaves = Slaves(store.raw_log)
         self.acknowledgements: Acknowledgements | None = None
         if settings.store.broker_role is BrokerRole.SYNC_MASTER:
-            timeout_s = settings.store.sync_flush_timeout_ms / 1000
-            self.acknowledgements = Acknowledgements(self.slaves, clock, timeout_s, settings.ha_slave_fallbehind_max)
+            self.acknowledgements = Acknowledgements(
+                self.slaves,
+                clock,
+                settings.store.sync_flush_timeout_ms / 1000,
+                settings.ha_slave_fallbehind_max,
+                settings.in_sync_replicas - 1,
+            )
         delays_ms = parse_delay_levels(settings.store.message_delay_level)
         self.delay = DelayService(store, open_file("delayOffset.json"), clock, delays_ms, self.stats)
         self.half_queue = HalfQueue(store, self.offsets, clock, store_host, self.stats)
@@ -140,8 +146,8 @@ class Assembly:
         )
         self._serve_messages(table, clock, rng, store_host)
         self._serve_others(table, clock, store_host, save_settings)
-        if turns is not None:
-            FastFailure(turns, live).watch(table)
+        if follower is not None:
+            refuse_changes(table)
 
     def _serve_messages(self, table: HandlerTable, clock: IReactorTime, rng: Random, store_host: bytes) -> None:
         """Register the handlers of requests that carry messages."""
@@ -165,6 +171,7 @@ class Assembly:
             clock,
             self.stats.gets,
             moved,
+            self._follower is not None,
         )
         table.register_batch(RequestCode.PULL_MESSAGE, pull.pull, PULLS_AT_ONCE_MAX)
         transactions = EndTransactionRequests(store, self.half_queue, self.settings.store, rights)
@@ -199,7 +206,9 @@ class Assembly:
             OffsetAdminRequests(store, topics, offsets, consumers, queues, calls, tasks),
             QueueEntryRequests(store, consumers, self.filters, tasks),
             SettingsRequests(live, save_settings),
-            StatsRequests(store, stats, RuntimeInfo(store, stats, self.delay, live, clock.seconds, self.slaves.states)),
+            StatsRequests(
+                store, stats, RuntimeInfo(store, stats, self.delay, live, clock.seconds, self.slaves, self._follower)
+            ),
             AclRequests(self._acl, settings, own_addr),
         ):
             table.serve(family, tasks.bounded)

@@ -15,6 +15,7 @@ from functools import partial
 from random import Random
 from typing import Any, cast
 
+import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import CannotListenError
@@ -28,13 +29,17 @@ from twisted.python.threadpool import ThreadPool
 from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.access.addresses import AddressPattern, parse_pattern
 from mqbroker.broker.assembly import Assembly
-from mqbroker.broker.fast_failure import TickingTurnClock, Turns
-from mqbroker.broker.name_servers import BrokerIdentity, Registration
+from mqbroker.broker.broker_slave import BrokerSlave
+from mqbroker.broker.fast_failure import FastFailure, TickingTurnClock, Turns
+from mqbroker.broker.name_servers import BrokerIdentity, OnMaster, Registration
 from mqbroker.broker.requests.broker_admin import Save
-from mqbroker.config import BrokerSettings, TlsMode
+from mqbroker.broker.slave_synchronize import SlaveSynchronize
+from mqbroker.config import BrokerRole, BrokerSettings, TlsMode
 from mqbroker.config.changes import rewrite_conf
 from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable
+from mqbroker.ha.divergence import LogComparison
 from mqbroker.ha.master import HaSettings, MasterService, Slaves
+from mqbroker.ha.slave import SlaveService, SlaveSettings
 from mqbroker.remoting.client import Connector, RemotingClient, tcp_connector
 from mqbroker.remoting.draining import answered
 from mqbroker.remoting.handlers import HandlerTable
@@ -67,6 +72,15 @@ VIP_PORT_OFFSET = -2
 #: Makes producers try another broker, and consumers retry.
 STOPPING = Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now. The broker is stopping")
 DISK_THREADS = 3
+
+
+@attrs.frozen
+class _Follower:
+    """What connects a slave to its master."""
+
+    client: RemotingClient
+    comparison: LogComparison
+    service: SlaveService
 
 
 class BrokerService(Service):
@@ -158,6 +172,7 @@ class BrokerService(Service):
             listening.pause()
         store = await opening
         self._stops.append(store.stop)
+        follower = self._make_follower(store) if settings.store.broker_role is BrokerRole.SLAVE else None
         parts = self._assembly = Assembly(
             table,
             store,
@@ -168,20 +183,23 @@ class BrokerService(Service):
             store_host=store_host,
             acl=acl,
             save_settings=self._saver(worker),
-            turns=self._turns(),
+            follower=None if follower is None else follower.service,
         )
+        FastFailure(self._turns(), parts.live).watch(table)
         self._stops += [parts.topics.persist, parts.groups.persist, parts.offsets.persist, parts.filters.persist]
         factory.on_event = parts.connection_event
         store.start()
-        parts.delay.start()
         self._stops += [parts.delay.stop, parts.consumers.stop]
-        parts.half_queue.start()
-        parts.checks.start()
-        self._stops += [parts.half_queue.stop, parts.checks.stop]
+        if follower is None:
+            parts.delay.start()
+            parts.half_queue.start()
+            parts.checks.start()
+            self._stops += [parts.half_queue.stop, parts.checks.stop]
         for seconds, action in parts.periodic():
             self._every(seconds, action)
         self._save_offsets(parts)
-        self._serve_slaves(store, parts.slaves)
+        if follower is None:
+            self._serve_slaves(store, parts.slaves)
         if parts.acknowledgements is not None:
             self._stops.append(parts.acknowledgements.stop)
         # The port is bound first, so that a port in use changes nothing, but closed before the parts that serve it.
@@ -194,7 +212,37 @@ class BrokerService(Service):
             lambda: table.refuse(codes_where(lambda request: request.new_work), STOPPING),
             listening.stop_accepting,
         ]
-        self._register(parts)
+        if follower is None:
+            self._register(parts)
+        else:
+            self._follow_master(store, parts, follower)
+
+    def _make_follower(self, store: MessageStore) -> _Follower:
+        raw = store.follow()
+        client = self._make_client()
+        self._stops.append(client.close)
+        comparison = LogComparison(raw, client)
+        connector = self._connector or tcp_connector(self._reactor)
+        settings = SlaveSettings.of(self.settings)
+        return _Follower(client, comparison, SlaveService(self._clock, raw, settings, connector, comparison.check))
+
+    def _follow_master(self, store: MessageStore, parts: Assembly, follower: _Follower) -> None:
+        tables = SlaveSynchronize(
+            follower.client, parts.topics, parts.groups, parts.offsets, parts.delay, lambda: store.flushed
+        )
+        slave = BrokerSlave(
+            self._clock,
+            follower.service,
+            follower.comparison,
+            tables,
+            parts.topics,
+            self.settings.ha_master_address,
+            lambda: registration.refresh() if registration is not None else None,
+        )
+        store.on_dispatch.append(lambda topic, *_: slave.arrived(topic))
+        slave.start()
+        self._stops.append(slave.stop)
+        registration = self._register(parts, slave.on_master)
 
     def _serve_slaves(self, store: MessageStore, slaves: Slaves) -> None:
         """Listen for slaves, if some may connect and the port is free. Raises BadAddress."""
@@ -312,29 +360,35 @@ class BrokerService(Service):
         self._stops.append(loop.stop)
         return loop
 
-    def _register(self, parts: Assembly) -> None:
+    def _make_client(self, on_closed: Callable[[str], None] | None = None) -> RemotingClient:
+        """Make a client for requests to name servers and brokers."""
+        settings = self.settings.client
+        return RemotingClient(
+            self._reactor,
+            connector=self._connector or self._own_connector(),
+            connect_timeout_ms=settings.connect_timeout_ms,
+            limits=Limits(idle_seconds=settings.client_channel_max_idle_time_seconds),
+            requests_max=settings.client_async_semaphore_value,
+            on_closed=on_closed,
+        )
+
+    def _register(self, parts: Assembly, on_master: OnMaster = lambda ha_address, address: None) -> Registration | None:
         settings = self.settings
         if not settings.namesrv_addr:
             self.started.callback(None)
-            return
-        client = RemotingClient(
-            self._reactor,
-            connector=self._connector or self._own_connector(),
-            connect_timeout_ms=settings.client.connect_timeout_ms,
-            limits=Limits(idle_seconds=settings.client.client_channel_max_idle_time_seconds),
-            requests_max=settings.client.client_async_semaphore_value,
-            on_closed=lambda address: registration.connection_closed(address),
-        )
+            return None
+        client = self._make_client(lambda address: registration.connection_closed(address))
         address = f"{settings.broker_ip1}:{self.port}"
         identity = BrokerIdentity(address, settings.broker_name, settings.broker_cluster_name, settings.broker_id)
         ha_addr = "" if self._master is None else f"{settings.broker_ip2}:{self._master.port}"
         registration = Registration(
-            client, settings.namesrv_addr, identity, parts.topics, parts.live, self._clock, ha_addr
+            client, settings.namesrv_addr, identity, parts.topics, parts.live, self._clock, ha_addr, on_master
         )
         parts.topics.on_change.append(registration.changed)
         parts.topics.announcers.append(registration.changes_registered)
         self._stops += [client.close, registration.stop]
         registration.start().addCallback(self.started.callback)
+        return registration
 
     def _own_connector(self) -> Connector:
         """Make the connector for connections to name servers."""

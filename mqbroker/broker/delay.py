@@ -101,6 +101,12 @@ class DelayService:
     def snapshot(self) -> DelayOffsets:
         return DelayOffsets(dict(self._offsets))
 
+    def follow(self, master: DelayOffsets) -> None:
+        """Replace the offsets by those of a master, which delivers."""
+        if self._offsets != master.offset_table:
+            self._offsets = dict(master.offset_table)
+            self._moved = True
+
     def progress(self) -> dict[int, tuple[int, int]]:
         """By level: the next offset to deliver, and the end of its queue."""
         return {

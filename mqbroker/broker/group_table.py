@@ -52,6 +52,10 @@ class GroupTable(VersionedTable[SubscriptionGroupConfig]):
         if loaded is not None:
             self._load(loaded.data_version, loaded.subscription_group_table, check_group)
 
+    def follow(self, master: SubscriptionGroupWrapper) -> None:
+        """Replace the groups by a master's, unless these are newer."""
+        self._replace(master.data_version, master.subscription_group_table, check_group)
+
     def get(self, name: str) -> SubscriptionGroupConfig | None:
         """The group's settings; None if there is no such group."""
         return self._values.get(name)

@@ -20,8 +20,8 @@ from twisted.python.failure import Failure
 
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.topic_table import TopicTable
-from mqbroker.errors import ConnectionClosed, MQError, Refused
-from mqbroker.remoting.client import RemotingClient
+from mqbroker.errors import ConnectionClosed, MQError
+from mqbroker.remoting.client import RemotingClient, succeeded
 from mqbroker.remoting.cooperative_tasks import StepRunner
 from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import DataVersion, KVTable, RegisterBrokerBody, TopicConfigSerializeWrapper
@@ -40,6 +40,9 @@ CHANGES_SECONDS_MAX = 3.0
 LOST_AT_ONCE_HINT = "look whether both sides use TLS (useTLS here, tls.server.mode there)"
 #: The room for the body in a name server's frame, beside the header.
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
+
+
+OnMaster = Callable[[str, str], None]
 
 
 @attrs.frozen
@@ -165,6 +168,7 @@ class NameServer:
     """Keeps one broker registered with the name server at `address`.
 
     :param on_order_topics: called with the ordered topics when a response lists them.
+    :param on_master: called with what a response says of a slave's master.
     """
 
     def __init__(
@@ -175,6 +179,7 @@ class NameServer:
         timeout_ms: int,
         clock: IReactorTime,
         on_order_topics: Callable[[NameServer, frozenset[str]], None],
+        on_master: OnMaster,
     ) -> None:
         self.address = address
         self.is_reachable: bool | None = None
@@ -183,6 +188,7 @@ class NameServer:
         self._timeout_ms = timeout_ms
         self._clock = clock
         self._on_order_topics = on_order_topics
+        self._on_master = on_master
         #: The version of the topics that the name server has; None if unknown.
         self._known: DataVersion | None = None
         self._due = _Due.NOTHING
@@ -276,6 +282,8 @@ class NameServer:
         answer = await self._request(command)
         self._known = version
         self._log_change(True)
+        header = h.decode_header(h.RegisterBrokerResponseHeader, answer.ext_fields)
+        self._on_master(header.ha_server_addr or "", header.master_addr or "")
         if answer.body:
             self._on_order_topics(self, frozenset(KVTable.from_json(answer.body).table))
 
@@ -287,10 +295,7 @@ class NameServer:
         return header.changed or bool(answer.body and DataVersion.from_json(answer.body) != version)
 
     async def _request(self, command: RemotingCommand) -> RemotingCommand:
-        answer = await self._client.invoke_sync(self.address, command, self._timeout_ms)
-        if answer.code:
-            raise Refused(answer.code, answer.remark or "")
-        return answer
+        return succeeded(await self._client.invoke_sync(self.address, command, self._timeout_ms))
 
     def _retry_later(self) -> None:
         if not self._is_stopped and (self._retry is None or not self._retry.active()):
@@ -320,6 +325,8 @@ class Registration:
     """Keeps one broker registered with all `addresses`. Unreachable name servers are retried indefinitely.
 
     :param ha_server_addr: the address for slaves; empty if the broker serves none.
+    :param on_master: called with the master's addresses for replication and for requests, as responses to a slave
+        have them; empty where they are unknown.
     """
 
     def __init__(
@@ -331,6 +338,7 @@ class Registration:
         live: LiveSettings,
         clock: IReactorTime,
         ha_server_addr: str = "",
+        on_master: OnMaster = lambda ha_address, address: None,
     ) -> None:
         self._topics = topics
         self._live = live
@@ -341,7 +349,8 @@ class Registration:
         requests = RegistrationRequests(identity, topics, live, clock, ha_server_addr)
         timeout_ms = live.current.register_broker_timeout_ms
         self._servers = [
-            NameServer(address, client, requests, timeout_ms, clock, self._set_order_topics) for address in addresses
+            NameServer(address, client, requests, timeout_ms, clock, self._set_order_topics, on_master)
+            for address in addresses
         ]
         live.follow(self._permission_changed, "brokerPermission")
 
@@ -356,6 +365,10 @@ class Registration:
             self._loop.stop()
         gone = [Deferred.fromCoroutine(server.unregister()) for server in self._servers]
         return gatherResults(gone).addCallback(lambda _: None)
+
+    def refresh(self) -> Deferred[None]:
+        """Register now; fires when every name server has answered or failed."""
+        return self._register_all(force=True)
 
     def changed(self, topic: str) -> None:
         """Schedule the registration of a changed topic, together with the other changes of this reactor turn."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -14,6 +13,16 @@ from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper, LmqConsumerOffs
 from mqbroker.wire.names import is_lmq
 
 log = Logger()
+
+
+#: Offsets by topic@group and queue id.
+Offsets = dict[str, dict[int, int]]
+
+
+def decode_offsets(data: bytes) -> Offsets:
+    """The offsets of a file, or of a master's response, with those of %LMQ% groups under queue 0. Raises MQError."""
+    found = LmqConsumerOffsets.from_json(data, dialect_bytes_max=None)
+    return found.offset_table | {key: {0: at} for key, at in found.lmq_offset_table.items()}
 
 
 class OffsetTable:
@@ -31,14 +40,10 @@ class OffsetTable:
         self._file = lmq_file or file
         self._live = live
         self._has_lmq = lmq_file is not None
-        self._offsets: dict[str, dict[int, int]] = {}
-        with_lmq = lmq_file.load(partial(LmqConsumerOffsets.from_json, dialect_bytes_max=None)) if lmq_file else None
-        if with_lmq is not None:
-            self._offsets = with_lmq.offset_table | {key: {0: at} for key, at in with_lmq.lmq_offset_table.items()}
-        elif (
-            loaded := file.load(partial(ConsumerOffsetSerializeWrapper.from_json, dialect_bytes_max=None))
-        ) is not None:
-            self._offsets = loaded.offset_table
+        loaded = lmq_file.load(decode_offsets) if lmq_file else None
+        if loaded is None:
+            loaded = file.load(decode_offsets)
+        self._offsets: Offsets = loaded or {}
         self._count = sum(map(len, self._offsets.values()))
         #: The number of topics in which each group has offsets.
         self._topics_of = Counter(group for _, group in self._keys())
@@ -69,6 +74,27 @@ class OffsetTable:
         assert queues is not None
         queues[queue_id] = offset
         self._file.is_dirty = True
+
+    def follow(self, master: Offsets, before: Offsets) -> None:
+        """Take over a master's offsets; `before`: those taken over last.
+
+        What was committed here, while the master was away, stays where it is higher; what the master has moved back
+        since `before` is moved back.
+        """
+        for key, queues in master.items():
+            own = self._offsets.get(key)
+            if own is None:
+                own = self._offsets[key] = {}
+                self._topics_of[key.partition("@")[2]] += 1
+            last = before.get(key, {})
+            for queue_id, offset in queues.items():
+                known = own.get(queue_id)
+                if known is None:
+                    self._count += 1
+                elif known == offset or (known > offset >= last.get(queue_id, offset)):
+                    continue
+                own[queue_id] = offset
+                self._file.is_dirty = True
 
     def _make_room(self, more: int, is_own: bool = False) -> None:
         """Count offsets about to be added. Raises Refused if there are too many."""

@@ -15,7 +15,8 @@ import attrs
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.delay import DelayService
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.ha.master import SlaveStatus
+from mqbroker.ha.master import Slaves
+from mqbroker.ha.slave import SlaveService
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.statistics import CLASS_NAMES
 from mqbroker.wire.codes import VERSION, VERSION_NAME
@@ -48,7 +49,9 @@ _POOLS = {
 class RuntimeInfo:
     """Builds the table. `now` returns seconds since the epoch.
 
-    Keys that begin with "haSlave_" are not Java's: a slave's offset, and the bytes that it is behind.
+    Keys that begin with "haSlave_" are not Java's: a slave's offset, and the bytes that it is behind. Nor are those
+    that begin with "haMaster_": a slave's own offset, the bytes that it is behind (empty if unknown), and why it does
+    not follow (empty if it does).
     """
 
     _store: MessageStore
@@ -56,7 +59,8 @@ class RuntimeInfo:
     _delay: DelayService
     _live: LiveSettings
     _now: Callable[[], float]
-    _slaves: Callable[[], list[SlaveStatus]] = list
+    _slaves: Slaves
+    _follower: SlaveService | None = None
 
     def table(self) -> dict[str, str]:
         self._stats.collect()
@@ -125,7 +129,11 @@ class RuntimeInfo:
         }
 
     def _replication(self) -> dict[str, str]:
-        return {f"haSlave_{slave.peer}": f"{slave.acknowledged},{slave.behind}" for slave in self._slaves()}
+        if self._follower is None:
+            return {f"haSlave_{slave.peer}": f"{slave.acknowledged},{slave.behind}" for slave in self._slaves.states()}
+        master = self._follower.status
+        behind = "" if master.behind is None else str(master.behind)
+        return {f"haMaster_{master.address}": f"{master.end},{behind},{master.why_not}"}
 
     def _disk(self) -> dict[str, str]:
         stats, settings = self._store.stats, self._live.current.store

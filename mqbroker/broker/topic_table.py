@@ -98,6 +98,14 @@ class TopicTable(VersionedTable[TopicConfig]):
         if loaded is not None:
             self._load(loaded.data_version, loaded.topic_config_table, check_topic)
 
+    def follow(self, master: TopicConfigSerializeWrapper) -> None:
+        """Replace the topics by a master's, unless these are newer."""
+        before = dict(self._values)
+        if self._replace(master.data_version, master.topic_config_table, check_topic):
+            for name in before.keys() | self._values.keys():
+                if before.get(name) != self._values.get(name):
+                    self._tell(name)
+
     def settings_changed(self, settings: BrokerSettings) -> None:
         """Update the template topic, which controls whether topics are created on send."""
         template = _template(settings)
@@ -178,6 +186,9 @@ class TopicTable(VersionedTable[TopicConfig]):
 
     def _changed(self, name: str) -> None:
         self.mark_changed()
+        self._tell(name)
+
+    def _tell(self, name: str) -> None:
         for callback in self.on_change:
             callback(name)
 

@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mqbroker.broker.live_settings import LiveSettings, full
+from mqbroker.config import BrokerRole
 from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.wire.bodies import DataVersion
@@ -39,6 +40,8 @@ class VersionedTable(Generic[T]):
         #: Called when the table is full, to remove unused values.
         self.on_full: list[Callable[[], None]] = []
         self.data_version = DataVersion(self._now_ms(), 0)
+        #: Whether the table is a copy of a master's, whose version it keeps.
+        self._is_copy = live.current.store.broker_role is BrokerRole.SLAVE
 
     def snapshot(self) -> Any:
         """All values with their data version, as registered, persisted and shown."""
@@ -49,7 +52,7 @@ class VersionedTable(Generic[T]):
         return list(self._values)
 
     def _load(self, version: DataVersion, table: Mapping[str, T], check: Callable[[str], object]) -> None:
-        """Add the values of the file, except names for which `check` raises MQError."""
+        """Add the values of `table`, except names for which `check` raises MQError."""
         self.data_version = version
         for name, value in table.items():
             try:
@@ -73,9 +76,21 @@ class VersionedTable(Generic[T]):
         return int(self._now() * 1000)
 
     def mark_changed(self) -> None:
-        """Increment the table's version, and write the file."""
-        self.data_version = self.data_version.next(self._now_ms())
+        """Increment the table's version, unless it is a copy of a master's, and write the file."""
+        if not self._is_copy:
+            self.data_version = self.data_version.next(self._now_ms())
         self.persist()
+
+    def _replace(self, version: DataVersion, table: Mapping[str, T], check: Callable[[str], object]) -> bool:
+        """Replace all values by a master's, but for names for which `check` raises MQError. An older version, or the
+        same, replaces nothing: False."""
+        known = self.data_version
+        if version == known or (version.timestamp < known.timestamp and version.counter < known.counter):
+            return False
+        self._values.clear()
+        self._load(version, table, check)
+        self.persist()
+        return True
 
     def saved(self) -> Deferred[bool] | None:
         """Fires when all changes so far are on the disk, or could not be written; None if no write is in progress."""

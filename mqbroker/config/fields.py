@@ -121,6 +121,11 @@ def parse_host(text: str) -> str:
     return text
 
 
+def parse_optional_address(text: str) -> str:
+    """`host:port`; an empty text stays empty."""
+    return _parse_address(text.strip()) if text.strip() else ""
+
+
 def parse_addresses(text: str) -> tuple[str, ...]:
     """`host:port;host:port`; an empty text gives an empty tuple."""
     return tuple(_parse_address(part.strip()) for part in text.split(";") if part.strip())

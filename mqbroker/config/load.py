@@ -14,6 +14,7 @@ from mqbroker.config.fields import Setting, SettingSpec, settings_of
 from mqbroker.config.settings import (
     BROKER_PORT,
     NAMESRV_PORT,
+    BrokerRole,
     BrokerSettings,
     ClientSettings,
     NamesrvSettings,
@@ -25,7 +26,7 @@ from mqbroker.config.settings import (
 )
 from mqbroker.config.sources import Faults, Sources, Warn
 from mqbroker.config.system import Host
-from mqbroker.config.unused import REFUSED, REFUSED_KEYS, REFUSED_VALUES, REPLICATION, UNUSED
+from mqbroker.config.unused import REFUSED, REFUSED_KEYS, REFUSED_VALUES, UNUSED
 from mqbroker.errors import BadSetting
 
 T = TypeVar("T")
@@ -73,11 +74,15 @@ def load_broker_settings(
     )
     faults.check(lambda: _check_ports(settings, given), "listenPort", "haListenPort")
     faults.check(lambda: _check_name_servers(settings, given), "namesrvAddr")
+    faults.check(lambda: _check_slave(settings, given), "brokerRole", "brokerId", "namesrvAddr", "haMasterAddress")
     faults.check(lambda: _check_accounts(settings, given), "aclEnable", "rocketmqHome")
     faults.raise_any(given)
     _warn_of_unused(given, warn)
+    if store.broker_role is BrokerRole.SLAVE:
+        return settings
     if settings.broker_id:
-        warn(f"{given['brokerId'].where}: brokerId={settings.broker_id} is taken as 0, a master's: {REPLICATION}")
+        why = "a slave has brokerRole=SLAVE"
+        warn(f"{given['brokerId'].where}: brokerId={settings.broker_id} is taken as 0, a master's: {why}")
     # A master's id is always 0, as in Java.
     return attrs.evolve(settings, broker_id=0)
 
@@ -241,6 +246,16 @@ def _check_name_servers(settings: BrokerSettings, given: Mapping[str, Given]) ->
     lookup = given.get("fetchNamesrvAddrByAddressServer")
     if lookup is not None and lookup.value.lower() == "true" and not settings.namesrv_addr:
         raise lookup.bad("no address server is asked, so the broker would register nowhere; set namesrvAddr")
+
+
+def _check_slave(settings: BrokerSettings, given: Mapping[str, Given]) -> None:
+    if settings.store.broker_role is not BrokerRole.SLAVE:
+        return
+    role = given["brokerRole"]
+    if settings.broker_id <= 0:
+        raise role.bad("a slave needs a brokerId above 0, which none of its master's other slaves has; set brokerId=1")
+    if not (settings.namesrv_addr or settings.ha_master_address):
+        raise role.bad("a slave must find its master; set namesrvAddr to the master's, or haMasterAddress")
 
 
 def _check_accounts(settings: BrokerSettings, given: Mapping[str, Given]) -> None:

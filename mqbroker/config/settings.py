@@ -24,6 +24,7 @@ from mqbroker.config.fields import (
     parse_hours,
     parse_log_path,
     parse_name,
+    parse_optional_address,
     parse_optional_path,
     parse_path,
     parse_relative_path,
@@ -305,6 +306,9 @@ class BrokerSettings:
     ha_transfer_batch_size: int = whole(32 * 1024, 1, 16 * MIB)
     ha_slave_fallbehind_max: int = whole(256 * MIB, 1, 2**31 - 1)
     ha_white_remote_addresses: str = text("")
+    ha_master_address: str = text("", parse_optional_address, important=True)
+    in_sync_replicas: int = whole(2, 2, 64)
+    offset_check_in_slave: bool = boolean(False)
     default_topic_queue_nums: int = whole(8, 1, 10_000)
     auto_create_topic_enable: bool = boolean(True, important=True)
     topics_max: int = whole(200_000, 1)

@@ -18,8 +18,6 @@ def _unused(why: str, text: str) -> dict[str, UnusedKey]:
     return {key: UnusedKey(why, default if equals else None) for key, equals, default in items}
 
 
-REPLICATION = "a broker of this version is always a master"
-
 #: Keys that are accepted without effect. Those that are settings are checked, and shown as given.
 UNUSED: dict[str, UnusedKey] = (
     _unused(
@@ -51,13 +49,13 @@ UNUSED: dict[str, UnusedKey] = (
         """,
     )
     | _unused(
-        REPLICATION,
+        "DLedger replication is not served",
         """
-        haMasterAddress slaveTimeout=3000 offsetCheckInSlave=false
         storePathDLedgerCommitLog dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId isEnableBatchPush=false
         enableBatchPush
         """,
     )
+    | _unused("a send waits for slaves as long as syncFlushTimeout says", "slaveTimeout=3000")
     | _unused(
         "filter servers, and address servers that know the name servers, are not served by this version",
         "filterServerNums=0 fetchNamesrvAddrByAddressServer=false rmqAddressServerDomain rmqAddressServerSubGroup",
@@ -77,11 +75,12 @@ UNUSED: dict[str, UnusedKey] = (
 
 #: (key, value in lower case) -> why it is refused: the user would rely on a protection that does not exist here.
 REFUSED = {
-    ("enableDLegerCommitLog", "true"): "DLedger replication is not served; use brokerRole=ASYNC_MASTER without it",
-    ("brokerRole", "slave"): f"{REPLICATION}; use brokerRole=ASYNC_MASTER",
+    ("enableDLegerCommitLog", "true"): (
+        "DLedger replication is not served; use brokerRole=SYNC_MASTER, and slaves with brokerRole=SLAVE"
+    ),
     ("duplicationEnable", "true"): (
-        f"{REPLICATION}, and consumers would wait for messages that a slave has; leave it out (with it the Java broker "
-        "gives consumers no new message at all)"
+        "consumers would wait for messages that a slave has; leave it out (with it the Java broker gives consumers no "
+        "new message at all)"
     ),
 }
 

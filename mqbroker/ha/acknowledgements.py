@@ -1,4 +1,5 @@
-"""SYNC_MASTER: sends wait until a slave has acknowledged their messages.
+"""SYNC_MASTER: sends wait until slaves have acknowledged their messages: one, as in Java, or as many as
+inSyncReplicas says, which counts the master.
 
 Source of the conditions: CommitLog.submitReplicaRequest and HAService.isSlaveOK of 4.9.7.
 """
@@ -15,11 +16,11 @@ from mqbroker.ha.master import Slaves
 
 
 class SlaveNotAvailable(MQError):
-    """No slave is connected, or none is within haSlaveFallbehindMax."""
+    """Too few slaves are connected and within haSlaveFallbehindMax."""
 
 
 class SlaveTimedOut(MQError):
-    """No slave acknowledged the messages within syncFlushTimeout."""
+    """Too few slaves acknowledged the messages within syncFlushTimeout."""
 
 
 class Acknowledgements:
@@ -27,10 +28,12 @@ class Acknowledgements:
 
     :param timeout_s: syncFlushTimeout.
     :param behind_max: haSlaveFallbehindMax, bytes.
+    :param count: how many slaves must have a message.
     """
 
-    def __init__(self, slaves: Slaves, clock: IReactorTime, timeout_s: float, behind_max: int) -> None:
+    def __init__(self, slaves: Slaves, clock: IReactorTime, timeout_s: float, behind_max: int, count: int = 1) -> None:
         self._slaves = slaves
+        self._count = count
         self._clock = clock
         self._timeout_s = timeout_s
         self._behind_max = behind_max
@@ -40,16 +43,16 @@ class Acknowledgements:
         slaves.on_acknowledged.append(self._acknowledged)
 
     def replicated(self, begin: int, end: int) -> Deferred[None]:
-        """Fires when begin..end of the log was sent to a slave, which has acknowledged it.
+        """Fires when begin..end of the log was sent to enough slaves, which have acknowledged it.
 
         A slave that connects with these bytes does not confirm them: it may have others there. Fails with
         SlaveNotAvailable at once, or with SlaveTimedOut.
         """
-        if self._slaves.confirm(begin, end):
+        if self._slaves.confirm(begin, end, self._count):
             return succeed(None)
-        acknowledged = self._slaves.acknowledged
+        acknowledged = self._slaves.acknowledged(self._count)
         if acknowledged is None or end - acknowledged >= self._behind_max:
-            return fail(SlaveNotAvailable("no slave is connected, or near enough to the end of the log"))
+            return fail(SlaveNotAvailable("too few slaves are connected and near the end of the log"))
         waiter: Deferred[None] = Deferred()
         self._waiting.append((begin, end, self._clock.seconds() + self._timeout_s, waiter))
         if self._timeout_call is None:
@@ -64,11 +67,11 @@ class Acknowledgements:
             self._timeout_call = None
 
     def _acknowledged(self) -> None:
-        acknowledged = self._slaves.acknowledged
+        acknowledged = self._slaves.acknowledged(self._count)
         unconfirmed = []
         while self._waiting and acknowledged is not None and self._waiting[0][1] <= acknowledged:
             waiting = self._waiting.popleft()
-            if self._slaves.confirm(waiting[0], waiting[1]):
+            if self._slaves.confirm(waiting[0], waiting[1], self._count):
                 waiting[3].callback(None)
             else:
                 unconfirmed.append(waiting)
@@ -83,4 +86,4 @@ class Acknowledgements:
 
     def _fail(self, count: int) -> None:
         for _ in range(count):
-            self._waiting.popleft()[3].errback(SlaveTimedOut("no slave acknowledged the message in time"))
+            self._waiting.popleft()[3].errback(SlaveTimedOut("too few slaves acknowledged the message in time"))

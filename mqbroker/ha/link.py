@@ -101,35 +101,22 @@ class MasterLink:
 
 
 class SlaveLink:
-    """The slave's end of the link. `end`: where its log ends; None until the first data for an empty one."""
+    """The slave's end of the link: takes the master's stream apart. Whoever appends the pieces checks that each
+    continues the log."""
 
-    def __init__(self, end: int) -> None:
-        self.end: int | None = end or None
+    def __init__(self) -> None:
         self._unread = bytearray()
 
-    def report(self) -> bytes:
-        return REPORT.pack(self.end or 0)
-
     def receive(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """The pieces that `data` completes: offset and bytes, each of which continues the log. Raises BadPeer.
-
-        The caller appends a piece before it takes the next.
-        """
+        """The pieces that `data` completes: offset and bytes, none in a heartbeat. Raises BadPeer."""
         unread = self._unread
         unread += data
         while len(unread) >= HEADER.size:
             offset, size = HEADER.unpack_from(unread)
-            self._check(offset, size)
+            if not 0 <= size <= PIECE_BYTES_MAX or offset < 0:
+                raise BadPeer(f"the master announces {size} bytes at {offset}")
             if len(unread) < HEADER.size + size:
                 return
             piece = bytes(unread[HEADER.size : HEADER.size + size])
             del unread[: HEADER.size + size]
-            if size:
-                self.end = offset + size
-                yield offset, piece
-
-    def _check(self, offset: int, size: int) -> None:
-        if not 0 <= size <= PIECE_BYTES_MAX or offset < 0:
-            raise BadPeer(f"the master announces {size} bytes at {offset}")
-        if self.end is not None and offset != self.end:
-            raise BadPeer(f"the master goes on at {offset}, and this log ends at {self.end}")
+            yield offset, piece

@@ -205,15 +205,18 @@ class Slaves:
         #: Called when a slave connects, or has acknowledged more.
         self.on_acknowledged: list[Callable[[], None]] = []
 
-    @property
-    def acknowledged(self) -> int | None:
-        """The highest offset that a slave has acknowledged; None without slaves."""
-        offsets = [connection.link.acknowledged for connection in self.links if connection.link.sent is not None]
-        return max(offsets, default=None)
+    def _reported(self) -> list[SlaveConnection]:
+        """The links over which the first report has come."""
+        return [connection for connection in self.links if connection.link.sent is not None]
 
-    def confirm(self, begin: int, end: int) -> bool:
-        """Whether a slave has acknowledged begin..end of the log, which was sent to it."""
-        return any(connection.link.confirms(begin, end) for connection in self.links)
+    def acknowledged(self, count: int) -> int | None:
+        """The highest offset that `count` slaves have acknowledged; None if there are not so many."""
+        offsets = sorted((connection.link.acknowledged for connection in self._reported()), reverse=True)
+        return offsets[count - 1] if len(offsets) >= count else None
+
+    def confirm(self, begin: int, end: int, count: int) -> bool:
+        """Whether `count` slaves have acknowledged begin..end of the log, which was sent to them."""
+        return sum(connection.link.confirms(begin, end) for connection in self.links) >= count
 
     def notify(self) -> None:
         """Call the listeners."""
@@ -233,18 +236,16 @@ class Slaves:
 
     @property
     def are_complete(self) -> bool:
-        """Whether all slaves have the whole log."""
+        """Whether all slaves that have reported have the whole log."""
         end = self.log.end
-        return all(connection.link.acknowledged >= end for connection in self.links)
+        return all(connection.link.acknowledged >= end for connection in self._reported())
 
     def states(self) -> list[SlaveStatus]:
         """The slaves that have reported their offset, in the order of connection."""
         end = self.log.end
-        links = [(connection.peer, connection.link) for connection in self.links]
         return [
-            SlaveStatus(peer, link.acknowledged, end - link.acknowledged)
-            for peer, link in links
-            if link.sent is not None
+            SlaveStatus(connection.peer, connection.link.acknowledged, end - connection.link.acknowledged)
+            for connection in self._reported()
         ]
 
 

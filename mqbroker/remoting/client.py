@@ -16,7 +16,7 @@ from twisted.internet.interfaces import IAddress, IReactorTime, IStreamClientEnd
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
-from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut, TooManyRequests, Unreachable
+from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut, TooManyRequests, Unreachable
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable
@@ -228,6 +228,13 @@ class _ClientFactory(Factory):
 
     def disconnected(self, connection: RemotingProtocol) -> None:
         self.connections.discard(connection)
+
+
+def succeeded(answer: RemotingCommand) -> RemotingCommand:
+    """The response itself. Raises Refused if it has an error code."""
+    if answer.code:
+        raise Refused(answer.code, answer.remark or "")
+    return answer
 
 
 def tcp_connector(reactor: Any) -> Connector:

@@ -13,6 +13,7 @@ from zope.interface import implementer
 
 from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
+from mqbroker.broker.fast_failure import FastFailure
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.config import BrokerSettings, NettySettings, StoreSettings
 from mqbroker.remoting.connection import RemotingProtocol
@@ -167,10 +168,10 @@ class Bench:
             clock=self.clock,
             rng=Random(1),
             store_host=STORE_HOST,
-            turns=self.turns,
             acl=self.acl,
             save_settings=save_settings,
         )
+        FastFailure(self.turns, parts.live).watch(self.table)
         self.topics, self.groups, self.offsets = parts.topics, parts.groups, parts.offsets
         self.consumers, self.producers, self.held = parts.consumers, parts.producers, parts.held
         self.rules, self.send = parts.rules, parts.send

@@ -39,7 +39,7 @@ OWN = {
     # System properties of the Java broker.
     *("diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
     *("connectionsMax", "connectionsPerAddressMax", "unsentBytesMax", "vipPortEnable"),
-    *("haWhiteRemoteAddresses", "kernelSyncEnable", "unsyncedAgeMax", "rocketmq.acl.plain.file"),
+    *("haWhiteRemoteAddresses", "inSyncReplicas", "kernelSyncEnable", "unsyncedAgeMax", "rocketmq.acl.plain.file"),
     *(setting.key for setting in settings_of(TlsSettings)),
 }
 
@@ -203,11 +203,11 @@ def test_a_home_directory_is_spelt_out(broker: Loader, monkeypatch: pytest.Monke
         ("readOnlyCommitLogStorePaths=/b", "a log in several directories is not served; move the segments"),
         (
             "brokerRole=SLAVE",
-            "a broker of this version is always a master; use brokerRole=ASYNC_MASTER",
+            "a slave needs a brokerId above 0, which none of its master's other slaves has; set brokerId=1",
         ),
         (
             "duplicationEnable=true",
-            "a broker of this version is always a master, and consumers would wait",
+            "consumers would wait for messages that a slave has; leave it out",
         ),
         ("aclEnable=TRUE", "set rocketmqHome too: the accounts are in its conf/plain_acl.yml"),
         ("tls.server.mode=on", "'on' is not one of disabled, permissive, enforcing"),
@@ -358,9 +358,9 @@ def test_variables_that_are_for_others_are_not_warned_of(broker: Loader, namesrv
 def test_a_variable_is_refused_as_the_file_is(broker: Loader) -> None:
     with pytest.raises(
         BadSetting,
-        match=r"^environment variable ROCKETMQ_BROKER_ROLE: brokerRole: a broker of this version is always a master",
+        match=r"^environment variable ROCKETMQ_BROKER_ROLE: brokerRole: a slave must find its master; set namesrvAddr",
     ):
-        broker("", ROCKETMQ_BROKER_ROLE="SLAVE")
+        broker("brokerId=1", ROCKETMQ_BROKER_ROLE="SLAVE")
     with pytest.raises(BadSetting, match=r"^environment variable ROCKETMQ_ENABLE_DLEGER_COMMIT_LOG: enableDLegerCom"):
         broker("", ROCKETMQ_ENABLE_DLEGER_COMMIT_LOG="true")
 
@@ -453,15 +453,15 @@ def test_a_wrong_value_in_the_environment_names_the_variable(broker: Loader) -> 
 
 def test_what_has_no_effect_is_told_in_one_line(broker: Loader, namesrv: Loader) -> None:
     text = (
-        "sendMessageThreadPoolNums=16\nhaMasterAddress=a:1\npullMessageThreadPoolNums=20\nserverWorkerThreads=4\n"
+        "sendMessageThreadPoolNums=16\ndLegerGroup=a\npullMessageThreadPoolNums=20\nserverWorkerThreads=4\n"
         "transferMsgByHeap=TRUE\nhaListenPort=10912\nflushCommitLogTimed=false\n"
     )
     broker(text, [("slaveTimeout", "5")], ROCKETMQ_HEARTBEAT_THREAD_POOL_NUMS="4")
     assert broker.warnings == [
         "these settings have no effect: sendMessageThreadPoolNums, serverWorkerThreads, heartbeatThreadPoolNums (one "
-        "thread takes all requests, in the order they come); haMasterAddress, slaveTimeout (a broker of this version "
-        "is always a master); flushCommitLogTimed (records are always checked, and flushIntervalCommitLog "
-        "and flushIntervalConsumeQueue are bounds by themselves)"
+        "thread takes all requests, in the order they come); dLegerGroup (DLedger replication is not served); "
+        "flushCommitLogTimed (records are always checked, and flushIntervalCommitLog and flushIntervalConsumeQueue are "
+        "bounds by themselves); slaveTimeout (a send waits for slaves as long as syncFlushTimeout says)"
     ]
     namesrv(text)
     [told] = namesrv.warnings
@@ -473,8 +473,15 @@ def test_what_has_no_effect_is_told_in_one_line(broker: Loader, namesrv: Loader)
 
 def test_another_id_than_a_masters_is_told(broker: Loader) -> None:
     assert broker("brokerId=3").broker_id == 0
-    why = "a broker of this version is always a master"
+    why = "a slave has brokerRole=SLAVE"
     assert broker.warnings == [f"{broker.path}:1: brokerId=3 is taken as 0, a master's: {why}"]
+
+
+def test_a_slave_keeps_its_id(broker: Loader) -> None:
+    settings = broker("brokerId=3\nbrokerRole=SLAVE\nhaMasterAddress=10.0.0.1:10912")
+    assert (settings.broker_id, settings.ha_master_address) == (3, "10.0.0.1:10912")
+    assert broker("brokerId=1\nbrokerRole=SLAVE\nnamesrvAddr=a:1").broker_id == 1
+    assert broker.warnings == []
 
 
 def test_an_unknown_option_is_refused(broker: Loader) -> None:

@@ -68,6 +68,8 @@ _FOUND = (
 )
 _LENGTHS = struct.Struct(">II")
 EVENTS_PER_SECOND_MAX = 100
+#: How long a slave holds a pull at an offset that it lacks: the master may be there again.
+LACKING_MS_MAX = 1000
 
 
 class _Pull(NamedTuple):
@@ -83,7 +85,11 @@ class _Pull(NamedTuple):
 
 @attrs.define(eq=False)
 class PullRequests:
-    """Answers pulls from the store, or holds them until messages arrive or their time is over."""
+    """Answers pulls from the store, or holds them until messages arrive or their time is over.
+
+    A slave commits no offsets, and moves no consumer to another offset, unless offsetCheckInSlave is set: it may lack
+    what its master has.
+    """
 
     _store: MessageStore
     _topics: TopicTable
@@ -95,6 +101,7 @@ class PullRequests:
     _clock: IReactorTime
     _gets: PullCounts
     _moved: OffsetMovedEvents
+    _is_slave: bool = False
     #: Number of a connection's pulls that wait for the disk.
     _cold: dict[IConnection, int] = attrs.field(init=False, factory=dict)
 
@@ -162,7 +169,7 @@ class PullRequests:
         if self._cold and self._cold.get(connection, 0) >= COLD_ON_CONNECTION_MAX:
             raise StoreBusy(f"{COLD_ON_CONNECTION_MAX} pulls of the connection wait for the disk")
         result = self._store.get(header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter)
-        if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
+        if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0 and not self._is_slave:
             self._commit(header)
         if isinstance(result, Deferred):
             self._cold[connection] = self._cold.get(connection, 0) + 1
@@ -201,16 +208,26 @@ class PullRequests:
     def _answer(self, result: GetMessageResult, pull: _Pull, offset: int, connection: IConnection) -> bytes:
         if result.status is GetMessageStatus.FOUND:
             return self._found(pull, result)
-        code = _code(result, offset)
+        code, result = self._code(result, offset)
         self._gets.missed += 1
         if (
             code == ResponseCode.PULL_NOT_FOUND
             and not connection.closed
             and pull.header.sys_flag & PullSysFlag.SUSPEND
-            and self._hold(pull, offset, connection)
+            and self._hold(pull, offset, connection, result)
         ):
             return b""
         return self._not_found(pull, code, result, offset)
+
+    def _code(self, result: GetMessageResult, offset: int) -> tuple[int, GetMessageResult]:
+        """The response code of a pull at `offset` that found nothing, and what is answered."""
+        if result.status in (GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageStatus.NO_MESSAGE_IN_QUEUE):
+            code = ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
+        else:
+            code = _CODES[result.status]
+        if code == ResponseCode.PULL_OFFSET_MOVED and self._is_slave and not self._live.current.offset_check_in_slave:
+            return ResponseCode.PULL_NOT_FOUND, result._replace(next_offset=offset)
+        return code, result
 
     def _broker_id(self, pull: _Pull, result: GetMessageResult) -> int:
         """The broker to pull from next: a slave if the master would read the messages from disk."""
@@ -268,12 +285,13 @@ class PullRequests:
 
     # --- long polling
 
-    def _hold(self, pull: _Pull, offset: int, connection: IConnection) -> bool:
+    def _hold(self, pull: _Pull, offset: int, connection: IConnection, result: GetMessageResult) -> bool:
         header = pull.header
         wait_ms = header.suspend_timeout_millis if self._live.current.long_polling_enable else (
             self._live.current.short_polling_time_ms
         )  # fmt: skip
-        wait_ms = max(0, min(wait_ms, SUSPEND_MS_MAX))
+        is_lacking = self._is_slave and offset != result.max_offset
+        wait_ms = max(0, min(wait_ms, LACKING_MS_MAX if is_lacking else SUSPEND_MS_MAX))
         deadline = self._clock.seconds() + wait_ms / 1000
         weight = 1 + (len(header.subscription or "") + len(header.bname or "")) // BYTES_PER_WEIGHT
 
@@ -292,7 +310,7 @@ class PullRequests:
                 later.addErrback(lambda failure: _failed(failure.value, pull.opaque, pull.serialize_type))
                 later.addCallback(held.connection.write)
                 return True
-            if not last and _goes_on_waiting(result, offset):
+            if not last and self._goes_on_waiting(result, offset):
                 self._gets.missed += 1
                 if result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
                     held.offset = result.next_offset
@@ -307,7 +325,15 @@ class PullRequests:
         if result.status is GetMessageStatus.FOUND:
             return self._found(pull, result)
         self._gets.missed += 1
-        return self._not_found(pull, _code(result, offset), result, offset)
+        code, result = self._code(result, offset)
+        return self._not_found(pull, code, result, offset)
+
+    def _goes_on_waiting(self, result: GetMessageResult, offset: int) -> bool:
+        if result.status is GetMessageStatus.FOUND:
+            return False
+        if result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
+            return True
+        return self._code(result, offset)[0] == ResponseCode.PULL_NOT_FOUND
 
 
 def _answered_later(answers: list[bytes | Deferred[bytes]], connection: IConnection) -> Deferred[bytes]:
@@ -322,19 +348,6 @@ def _failed(error: BaseException | None, opaque: int, serialize_type: int) -> by
         error = OVERLOADED
     command = RemotingCommand(0, opaque=opaque, serialize_type=serialize_type)
     return encode_command(failure_response(command, error))
-
-
-def _goes_on_waiting(result: GetMessageResult, offset: int) -> bool:
-    if result.status is GetMessageStatus.FOUND:
-        return False
-    return result.status is GetMessageStatus.NO_MATCHED_MESSAGE or _code(result, offset) == ResponseCode.PULL_NOT_FOUND
-
-
-def _code(result: GetMessageResult, offset: int) -> int:
-    """The response code of a pull at `offset` that found nothing."""
-    if result.status in (GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageStatus.NO_MESSAGE_IN_QUEUE):
-        return ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
-    return _CODES[result.status]
 
 
 @attrs.define(eq=False)

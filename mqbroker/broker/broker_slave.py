@@ -1,0 +1,152 @@
+"""What a slave does all the time: follows its master's log, copies its tables, and finds it again where it moved.
+
+Who the master is say the name servers, in their responses to the slave's registration; haMasterAddress overrides the
+address for the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mqbroker.broker.slave_synchronize import SlaveSynchronize
+from mqbroker.broker.topic_table import TopicTable
+from mqbroker.errors import MQError, Refused
+from mqbroker.ha.divergence import LogComparison
+from mqbroker.ha.slave import SlaveService
+from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.wire.codes import RequestCode, ResponseCode
+
+log = Logger()
+
+FETCH_SECONDS = 10.0
+#: Delay of a fetch after a message of a topic that the table does not have.
+FETCH_SOON_SECONDS = 1.0
+LOOK_SECONDS = 1.0
+REPORT_SECONDS = 60.0
+#: Topics that the master did not have either, remembered at most.
+UNKNOWN_MAX = 10_000
+
+
+class BrokerSlave:
+    """Runs a slave's link and tables.
+
+    :param refresh: registers at the name servers again, to hear who the master is.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        service: SlaveService,
+        comparison: LogComparison,
+        tables: SlaveSynchronize,
+        topics: TopicTable,
+        ha_master_address: str,
+        refresh: Callable[[], object],
+    ) -> None:
+        self._clock = clock
+        self._service, self._comparison, self._tables, self._topics = service, comparison, tables, topics
+        self._ha_master_address = ha_master_address
+        self._refresh = refresh
+        self._fetching: Deferred[None] | None = None
+        self._soon: IDelayedCall | None = None
+        self._unknown: set[str] = set()
+        self._why_not = ""
+        loops = [(self._tick, FETCH_SECONDS), (self._tables.look, LOOK_SECONDS), (self._report, REPORT_SECONDS)]
+        self._loops = [(LoopingCall(act), seconds) for act, seconds in loops]
+        for loop, _ in self._loops:
+            loop.clock = clock
+
+    def start(self) -> None:
+        self._service.follow(self._ha_master_address)
+        self._service.startService()
+        for loop, seconds in self._loops:
+            loop.start(seconds, now=False)
+
+    def stop(self) -> Deferred[None]:
+        """Fires when the connection to the master is closed."""
+        for loop, _ in self._loops:
+            loop.stop()
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        if self._fetching is not None:
+            self._fetching.cancel()
+        return self._service.stopService()
+
+    def on_master(self, ha_address: str, address: str) -> None:
+        """Called with the addresses of a master, for replication and for requests, as a name server knows them."""
+        if not self._ha_master_address:
+            self._service.follow(ha_address)
+        if address and address != self._comparison.master_addr:
+            self._comparison.master_addr = address
+            self._fetch()
+
+    def arrived(self, topic: str) -> None:
+        """Called when a topic has new messages: the table may lack it still."""
+        if self._soon is None and topic not in self._unknown and self._topics.get(topic) is None:
+            if len(self._unknown) >= UNKNOWN_MAX:
+                self._unknown.clear()
+            self._unknown.add(topic)
+            self._soon = self._clock.callLater(FETCH_SOON_SECONDS, self._fetch_now)
+
+    def _fetch_now(self) -> None:
+        self._soon = None
+        self._fetch()
+
+    def _tick(self) -> None:
+        if self._service.status.why_not:
+            self._refresh()
+        self._fetch()
+
+    def _fetch(self) -> None:
+        if self._fetching is None and self._comparison.master_addr:
+            self._fetching = Deferred.fromCoroutine(self._fetch_tables(self._comparison.master_addr))
+            self._fetching.addBoth(self._fetched)
+
+    def _fetched(self, result: Failure | None) -> None:
+        self._fetching = None
+        if result is not None and not result.check(CancelledError):  # type: ignore[no-untyped-call]
+            log.failure("the tables of the master are not copied", result)
+
+    async def _fetch_tables(self, address: str) -> None:
+        try:
+            self._service.master_end = await self._tables.fetch(address)
+        except MQError as error:
+            if not self._why_not:
+                log.warn("the tables of master {address} cannot be fetched: {why}", address=address, why=str(error))
+            self._why_not = str(error)
+        else:
+            if self._why_not:
+                log.info("the tables of master {address} are fetched again", address=address)
+            self._why_not = ""
+
+    def _report(self) -> None:
+        status = self._service.status
+        if status.why_not:
+            log.warn("master {address} is not followed: {why}", address=status.address, why=status.why_not)
+        elif status.behind is not None:
+            log.info("master {address} is {n} bytes ahead", address=status.address, n=status.behind)
+
+
+def refuse_changes(table: HandlerTable) -> None:
+    """Refuse the requests that only a master serves, with the codes of Java's slave."""
+    sends = {RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
+    replies = {RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
+    stored = "service not available now. This broker is a slave: messages go to its master"
+    table.refuse(sends | replies, Refused(ResponseCode.SERVICE_NOT_AVAILABLE, stored))
+    table.refuse([RequestCode.CONSUMER_SEND_MSG_BACK], Refused(ResponseCode.SYSTEM_ERROR, stored))
+    table.refuse([RequestCode.END_TRANSACTION], Refused(ResponseCode.SLAVE_NOT_AVAILABLE, stored))
+    changes = {
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        RequestCode.DELETE_TOPIC_IN_BROKER,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+    }
+    remark = "Can't modify topic or subscription group from slave broker, please execute it from master broker."
+    table.refuse(changes, Refused(ResponseCode.SYSTEM_ERROR, remark))

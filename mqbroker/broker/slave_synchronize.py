@@ -1,0 +1,97 @@
+"""The tables of a slave: topics, groups and offsets, fetched from its master every 10 seconds.
+
+Source of the requests: SlaveSynchronize of 4.9.7. Unlike there an older table never replaces a newer one, and offsets
+are taken over only once the messages below them are on the slave's disk, so that a consumer finds what it has not
+consumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+from twisted.logger import Logger
+
+from mqbroker.broker.delay import DelayOffsets, DelayService
+from mqbroker.broker.group_table import GroupTable
+from mqbroker.broker.offset_table import Offsets, OffsetTable, decode_offsets
+from mqbroker.broker.topic_table import TopicTable
+from mqbroker.ha.divergence import log_bounds
+from mqbroker.remoting.client import RemotingClient, succeeded
+from mqbroker.wire.bodies import SubscriptionGroupWrapper, TopicConfigSerializeWrapper
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand
+
+log = Logger()
+
+TIMEOUT_MS = 5_000
+
+
+@attrs.frozen
+class _Fetched:
+    """Offsets that refer to messages below `log_end`."""
+
+    offsets: Offsets
+    delay: DelayOffsets
+    log_end: int
+
+
+class SlaveSynchronize:
+    """Copies a master's tables.
+
+    :param flushed: returns the offset below which the slave's log is on disk.
+    """
+
+    def __init__(
+        self,
+        client: RemotingClient,
+        topics: TopicTable,
+        groups: GroupTable,
+        offsets: OffsetTable,
+        delay: DelayService,
+        flushed: Callable[[], int],
+    ) -> None:
+        self._client = client
+        self._topics, self._groups, self._offsets, self._delay = topics, groups, offsets, delay
+        self._flushed = flushed
+        self._waiting: _Fetched | None = None
+        #: The offsets taken over last from `_master`.
+        self._before: Offsets = {}
+        self._master = ""
+
+    async def fetch(self, address: str) -> int:
+        """Fetch all tables of the master at `address`; returns where its log ends. Raises MQError."""
+        if address != self._master:
+            self._master, self._before, self._waiting = address, {}, None
+        self._topics.follow(
+            TopicConfigSerializeWrapper.from_json(
+                await self._body(RequestCode.GET_ALL_TOPIC_CONFIG), dialect_bytes_max=None
+            )
+        )
+        self._groups.follow(
+            SubscriptionGroupWrapper.from_json(
+                await self._body(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG), dialect_bytes_max=None
+            )
+        )
+        offsets = decode_offsets(await self._body(RequestCode.GET_ALL_CONSUMER_OFFSET))
+        delay = DelayOffsets.from_json(await self._body(RequestCode.GET_ALL_DELAY_OFFSET))
+        # Asked last: all that the offsets refer to is below.
+        _, log_end = await log_bounds(self._client, address)
+        self.look()  # what was fetched before may not wait for longer
+        self._waiting = _Fetched(offsets, delay, log_end)
+        self.look()
+        return log_end
+
+    def look(self) -> None:
+        """Take over the offsets fetched last, if the log is on disk so far."""
+        fetched = self._waiting
+        if fetched is None or self._flushed() < fetched.log_end:
+            return
+        self._waiting = None
+        self._offsets.follow(fetched.offsets, self._before)
+        self._before = fetched.offsets
+        self._delay.follow(fetched.delay)
+
+    async def _body(self, code: RequestCode) -> bytes:
+        answer = await self._client.invoke_sync(self._master, RemotingCommand.request(code), TIMEOUT_MS)
+        return succeeded(answer).body

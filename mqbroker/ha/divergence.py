@@ -1,0 +1,80 @@
+"""Comparison of a slave's log with its master's, before the slave follows.
+
+Lengths say nothing of contents: the record that ends the slave's log must be at the same place of the master's, byte
+for byte. It has its store time and its physical offset in it; logs that agree in it have the same history.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from mqbroker.errors import MQError, Refused
+from mqbroker.remoting.client import RemotingClient, succeeded
+from mqbroker.wire import headers as h
+from mqbroker.wire.bodies import KVTable
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand
+
+TIMEOUT_MS = 5_000
+
+
+class Diverged(MQError):
+    """The slave's log is not the beginning of its master's; the text says how they differ and what to do."""
+
+
+class IComparedLog(Protocol):
+    """What is compared of a slave's log."""
+
+    @property
+    def end(self) -> int:
+        """Where the log ends."""
+
+    def last_record(self) -> tuple[int, bytes] | None:
+        """Offset and bytes of the last record; None without records. Raises OSError."""
+
+
+async def log_bounds(client: RemotingClient, address: str) -> tuple[int, int]:
+    """Beginning and end of the log of the broker at `address`. Raises MQError."""
+    answer = await client.invoke_sync(address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO), TIMEOUT_MS)
+    table = KVTable.from_json(succeeded(answer).body).table
+    try:
+        return int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
+    except (KeyError, ValueError):
+        raise MQError(f"the broker at {address} does not say where its commit log begins and ends") from None
+
+
+class LogComparison:
+    """Compares a slave's log with that of the broker at `master_addr`; it does not while that is unknown."""
+
+    def __init__(self, raw: IComparedLog, client: RemotingClient) -> None:
+        self._raw, self._client = raw, client
+        self.master_addr = ""
+
+    async def check(self) -> None:
+        """Raises Diverged, MQError where the master does not answer, OSError where this log cannot be read."""
+        last = self._raw.last_record()
+        if last is None or not self.master_addr:
+            return
+        offset, record = last
+        try:
+            found = await self._record(offset)
+        except Refused:
+            found = b""
+        if found == record:
+            return
+        start, end = await log_bounds(self._client, self.master_addr)
+        if self._raw.end > end:
+            how = f"this log ends at {self._raw.end}, the master's at {end}: it has what the master never had"
+        elif offset < start:
+            how = f"the master's log begins at {start}, and what this one ends with, at {offset}, was deleted there"
+        else:
+            how = f"the two logs differ at {offset}"
+        raise Diverged(
+            f"{how}; nothing is taken from the master. If the master's log is the right one, start this broker with an "
+            "empty store; compare what the two have before"
+        )
+
+    async def _record(self, offset: int) -> bytes:
+        command = RemotingCommand.request(RequestCode.VIEW_MESSAGE_BY_ID, h.ViewMessageRequestHeader(offset=offset))
+        answer = await self._client.invoke_sync(self.master_addr, command, TIMEOUT_MS)
+        return succeeded(answer).body

@@ -1,0 +1,339 @@
+"""The slave's end of replication: connects to the master, and appends what it sends.
+
+A connection begins with the comparison of the two logs; then the slave reports where its log ends, and is sent the
+rest. It reports what it has appended, or, with SYNC_FLUSH, what is on its disk. A connection that was lost is made
+again, later and later. Source of the intervals: HAClient of 4.9.7, which waits 5 seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, cast
+
+import attrs
+from twisted.application.service import Service
+from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.endpoints import connectProtocol
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.internet.protocol import connectionDone
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mqbroker.config import BrokerSettings, FlushDiskType
+from mqbroker.errors import MQError, StoreBusy, StoreError
+from mqbroker.ha.divergence import Diverged
+from mqbroker.ha.link import REPORT, BadPeer, SlaveLink
+from mqbroker.remoting.client import Connector
+from mqbroker.wire.names import split_address
+from mqbroker.wire.record import BadRecord
+
+log = Logger()
+
+CONNECT_SECONDS_MAX = 5.0
+#: Delays before the next attempts; the last one stays.
+RETRY_SECONDS = (1.0, 2.0, 4.0, 5.0)
+#: Delay after the logs were found to differ: it needs a person.
+DIVERGED_SECONDS = 60.0
+#: Delay after the store refused to append.
+UNWRITABLE_SECONDS = 10.0
+WATCH_SECONDS = 1.0
+
+
+class ISlaveLog(Protocol):
+    """What replication needs of a slave's store: see `RawAppender`."""
+
+    @property
+    def end(self) -> int:
+        """Where the log ends."""
+
+    @property
+    def flushed(self) -> int:
+        """The log is on disk below this offset."""
+
+    def append(self, offset: int, data: bytes) -> None:
+        """Append a piece of the master's log. Raises BadRecord, StoreUnwritable and StoreBusy."""
+
+    def restart(self) -> None:
+        """Forget a part of a record at the end of the last piece."""
+
+    def durable(self, end: int) -> Deferred[None]:
+        """Fires when the log is on disk below `end`. Fails with StoreError."""
+
+
+@attrs.frozen(kw_only=True)
+class SlaveSettings:
+    """haSendHeartbeatInterval and haHousekeepingInterval of 4.9.7.
+
+    `heartbeat_s`: after so long without a report the last one is sent again. `idle_s`: a connection on which nothing
+    was received for longer is closed. `reports_flushed`: only what is on disk is reported.
+    """
+
+    heartbeat_s: float = 5.0
+    idle_s: float = 20.0
+    reports_flushed: bool = False
+
+    @classmethod
+    def of(cls, settings: BrokerSettings) -> SlaveSettings:
+        return cls(
+            heartbeat_s=settings.ha_send_heartbeat_interval_ms / 1000,
+            idle_s=settings.ha_housekeeping_interval_ms / 1000,
+            reports_flushed=settings.store.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+        )
+
+
+@attrs.frozen
+class MasterStatus:
+    """State of a slave's link. `address`: the master's, for replication; empty if unknown. `end`: the slave's log ends
+    there. `behind`: bytes that it lacked when the master was last asked; None if it was not yet. `why_not`: why the
+    slave does not follow; empty if it does."""
+
+    address: str
+    end: int
+    behind: int | None
+    why_not: str
+
+
+@attrs.frozen
+class _Ended:
+    """Why a connection ended. `retry_s`: delay of the next one; None for that of the back-off."""
+
+    why: str
+    retry_s: float | None = None
+
+
+class MasterConnection(TwistedProtocol):
+    """A connection to the master. `ended` fires when it is closed.
+
+    :param compare: compares the two logs; raises Diverged, MQError and OSError.
+    :param on_following: called when the slave has reported where its log ends.
+    """
+
+    def __init__(
+        self,
+        raw: ISlaveLog,
+        settings: SlaveSettings,
+        now: Callable[[], float],
+        compare: Callable[[], Awaitable[None]],
+        on_following: Callable[[], None],
+    ) -> None:
+        self._raw, self._settings, self._now = raw, settings, now
+        self._compare, self._on_following = compare, on_following
+        self._link: SlaveLink | None = None
+        self._reported = 0
+        self._heard_at = self._wrote_at = now()
+        self._why: _Ended | None = None
+        self._beginning: Deferred[None] = succeed(None)
+        self.ended: Deferred[_Ended] = Deferred()
+
+    def connectionMade(self) -> None:
+        cast(Any, self.transport).setTcpNoDelay(True)
+        self._heard_at = self._now()
+        self._beginning = Deferred.fromCoroutine(self._begin())
+        self._beginning.addErrback(self._not_begun)
+
+    async def _begin(self) -> None:
+        self._raw.restart()
+        await self._compare()
+        if self._settings.reports_flushed:
+            await self._raw.durable(self._raw.end)
+        if self._why is None:
+            self._link = SlaveLink()
+            self._heard_at = self._now()
+            self._report(self._raw.end)
+            self._on_following()
+
+    def _not_begun(self, failure: Failure) -> None:
+        error = failure.value
+        if isinstance(error, CancelledError):
+            return
+        if not isinstance(error, MQError | OSError):
+            log.failure("the log cannot be compared with the master's", failure)
+        self.close(str(error), DIVERGED_SECONDS if isinstance(error, Diverged) else None)
+
+    def dataReceived(self, data: bytes) -> None:
+        self._heard_at = self._now()
+        if self._why is not None:
+            return
+        if self._link is None:
+            self.close("it sends something before it was told where this log ends", DIVERGED_SECONDS)
+            return
+        try:
+            for offset, piece in self._link.receive(data):
+                self._raw.append(offset, piece)
+        except (BadPeer, BadRecord) as error:
+            self.close(str(error), DIVERGED_SECONDS)
+        except StoreBusy as error:
+            self.close(str(error))
+        except StoreError as error:
+            self.close(f"nothing can be appended: {error}", UNWRITABLE_SECONDS)
+        else:
+            self._report_progress()
+
+    def _report_progress(self) -> None:
+        end = self._raw.flushed if self._settings.reports_flushed else self._raw.end
+        if end > self._reported:
+            self._report(end)
+        if self._settings.reports_flushed and self._raw.end > end:
+            self._raw.durable(self._raw.end).addCallbacks(self._have_flushed, self._not_flushed)
+
+    def _have_flushed(self, _: None) -> None:
+        if self._why is None and self._raw.flushed > self._reported:
+            self._report(self._raw.flushed)
+
+    def _not_flushed(self, failure: Failure) -> None:
+        self.close(f"the log is not flushed: {failure.getErrorMessage()}", UNWRITABLE_SECONDS)
+
+    def _report(self, offset: int) -> None:
+        self._reported = offset
+        self._wrote_at = self._now()
+        cast(Any, self.transport).write(REPORT.pack(offset))
+
+    def look(self) -> None:
+        """Send a heartbeat if one is due; close the connection if nothing was received for too long."""
+        now, settings = self._now(), self._settings
+        if now - self._heard_at > settings.idle_s:
+            self.close(f"nothing was heard from it for {settings.idle_s:.0f} s")
+        elif self._link is not None and self._why is None and now - self._wrote_at >= settings.heartbeat_s:
+            self._report(self._reported)
+
+    def close(self, why: str, retry_s: float | None = None) -> None:
+        """Close the connection."""
+        if self._why is None:
+            self._why = _Ended(why, retry_s)
+            cast(Any, self.transport).abortConnection()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._why = self._why or _Ended(reason.getErrorMessage())
+        self._beginning.cancel()
+        self.ended.callback(self._why)
+
+
+class SlaveService(Service):
+    """Follows the master whose address `follow` was given last.
+
+    :param compare: see `MasterConnection`.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        raw: ISlaveLog,
+        settings: SlaveSettings,
+        connector: Connector,
+        compare: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._clock, self._raw, self._settings = clock, raw, settings
+        self._connector, self._compare = connector, compare
+        self.address = ""
+        #: Where the master's log ended when it was last asked.
+        self.master_end: int | None = None
+        self._why_not = "the address of the master is not known yet"
+        self._told = ""
+        self._attempts = 0
+        self._connection: MasterConnection | None = None
+        self._work: Deferred[None] = succeed(None)
+        self._connecting: Deferred[Any] = succeed(None)
+        #: What the loop sleeps on.
+        self._sleeping: Deferred[None] | None = None
+        self._watch = LoopingCall(self._look)
+        self._watch.clock = clock
+
+    @property
+    def status(self) -> MasterStatus:
+        end = self._raw.end
+        behind = None if self.master_end is None else max(0, self.master_end - end)
+        return MasterStatus(self.address, end, behind, self._why_not)
+
+    def follow(self, address: str) -> None:
+        """Follow the master at `address`, from now on; no effect if it is empty, or followed already."""
+        if not address or address == self.address:
+            return
+        self.address, self._attempts = address, 0
+        if self._connection is not None:
+            self._connection.close(f"the master's address is {address} now")
+        self._wake()
+
+    def startService(self) -> None:
+        super().startService()  # type: ignore[no-untyped-call]
+        self._watch.start(WATCH_SECONDS, now=False)
+        self._work = Deferred.fromCoroutine(self._run())
+        self._work.addErrback(lambda failure: log.failure("replication ended", failure))
+
+    def stopService(self) -> Deferred[None]:
+        """Close the connection; fires when it is closed."""
+        super().stopService()  # type: ignore[no-untyped-call]
+        if self._watch.running:
+            self._watch.stop()
+        if self._connection is not None:
+            self._connection.close("the broker stops")
+        self._wake()
+        stopped: Deferred[None] = Deferred()
+        self._work.addCallback(stopped.callback)
+        return stopped
+
+    async def _run(self) -> None:
+        while self.running:
+            if not self.address:
+                await self._sleep(None)
+                continue
+            ended = await self._follow_once(self.address)
+            if not self.running:
+                return
+            self._say(ended)
+            retry_s = ended.retry_s
+            if retry_s is None:
+                retry_s = RETRY_SECONDS[min(self._attempts, len(RETRY_SECONDS) - 1)]
+                self._attempts += 1
+            await self._sleep(retry_s)
+
+    async def _follow_once(self, address: str) -> _Ended:
+        """Connect, and follow until the connection ends."""
+        connection = MasterConnection(self._raw, self._settings, self._clock.seconds, self._compare, self._following)
+        try:
+            self._connecting = connectProtocol(  # type: ignore[no-untyped-call]
+                self._connector(*split_address(address)), connection
+            )
+            await self._connecting.addTimeout(CONNECT_SECONDS_MAX, self._clock)
+        except CancelledError:
+            return _Ended("the attempt was given up", 0)
+        except Exception as error:
+            return _Ended(f"no connection: {error!s}")
+        finally:
+            self._connecting = succeed(None)
+        self._connection = connection
+        if not self.running or address != self.address:
+            connection.close("it is not followed any more")
+        ended = await connection.ended
+        self._connection = None
+        return ended
+
+    def _following(self) -> None:
+        self._attempts = 0
+        self._why_not = self._told = ""
+        log.info("master {address} is followed from {n} on", address=self.address, n=self._raw.end)
+
+    def _say(self, ended: _Ended) -> None:
+        self._why_not = ended.why
+        if ended.why != self._told or ended.retry_s == DIVERGED_SECONDS:
+            self._told = ended.why
+            log.warn("master {address} is not followed: {why}", address=self.address, why=ended.why)
+
+    async def _sleep(self, seconds: float | None) -> None:
+        """Return after so long, or when woken."""
+        sleeping = self._sleeping = Deferred()
+        timer = None if seconds is None else self._clock.callLater(seconds, self._wake)
+        await sleeping
+        if timer is not None and timer.active():
+            timer.cancel()
+
+    def _wake(self) -> None:
+        self._connecting.cancel()
+        sleeping, self._sleeping = self._sleeping, None
+        if sleeping is not None:
+            sleeping.callback(None)
+
+    def _look(self) -> None:
+        if self._connection is not None:
+            self._connection.look()

@@ -1,0 +1,240 @@
+"""A name server, a master and its slaves in memory, on one clock: links move bytes when a test lets them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.interfaces import IProtocolFactory
+
+from mqbroker.broker.broker_service import BrokerService
+from mqbroker.config import BrokerRole, NamesrvSettings, NettySettings, TlsMode, TlsSettings
+from mqbroker.ha.master import MasterFactory
+from mqbroker.namesrv.namesrv_service import make_namesrv
+from mqbroker.remoting.server import RemotingServerFactory
+from mqbroker.store.disk import IDisk
+from mqbroker.store.message_store import MessageStore
+from mqbroker.store.os_disk import OsDisk
+from mqbroker.store.worker import InlineWorker, IWorker
+from tests.broker.bench import Client, make_settings
+from tests.broker.service.running import Reactor
+from tests.remoting.link import CLIENT, SERVER, Link, Network
+
+NAMESRV_PORT = 9876
+NAMESRV = f"10.0.0.9:{NAMESRV_PORT}"
+
+
+class Wires(Network):
+    """Connections by the address that they were made to; those to a `blocked` one are refused, and move nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_address: list[tuple[str, Any]] = []
+        self.blocked: set[str] = set()
+
+    def let_through(self) -> None:
+        held, self._held = self._held, []
+        for address, factory, deferred in held:
+            if address not in self.servers or address in self.blocked:
+                deferred.errback(ConnectionRefusedError("nobody there"))
+                continue
+            near, far = factory.buildProtocol(SERVER), self.servers[address].buildProtocol(CLIENT)
+            if far is None:
+                deferred.errback(ConnectionRefusedError("not accepted"))
+                continue
+            self.by_address.append((address, Link(near, far)))
+            deferred.callback(near)
+
+    def pump(self, chunk: int = 1 << 30) -> None:
+        self.by_address = [(address, link) for address, link in self.by_address if not link.lost]
+        for address, link in self.by_address:
+            if address not in self.blocked:
+                link.pump(chunk)
+
+    def cut(self, *addresses: str) -> None:
+        """Lose the connections to these addresses."""
+        for address, link in self.by_address:
+            if address in addresses and not link.lost:
+                link.cut()
+
+
+@attrs.define
+class Member:
+    """One broker: `client` reaches it by its factory."""
+
+    cluster: Pair
+    name: str
+    service: BrokerService
+    factory: RemotingServerFactory
+    addresses: tuple[str, ...]
+    root: Path
+    is_dead: bool = False
+
+    def turn(self, seconds: float = 0.0) -> None:
+        self.cluster.turn(seconds)
+
+    def client(self) -> Client:
+        client = Client(self, CLIENT)  # type: ignore[arg-type]
+        self.cluster.clients.append(client)
+        return client
+
+    @property
+    def parts(self) -> Any:
+        """The broker's parts (`Assembly`)."""
+        return self.service._assembly
+
+    @property
+    def store(self) -> MessageStore:
+        store: MessageStore = self.parts._store
+        return store
+
+    def log(self) -> tuple[int, bytes]:
+        """Where the log begins, and its bytes."""
+        raw, data = self.store.raw_log, b""
+        at = raw.start
+        while at < raw.end:
+            end = min(raw.end, at - at % raw.segment_bytes + raw.segment_bytes)
+            found = raw.read(at, end - at)
+            assert isinstance(found, memoryview)
+            data += found
+            at = end
+        return raw.start, data
+
+
+class Pair:
+    """Brokers of one name: `start` adds them."""
+
+    def __init__(self, root: Path) -> None:
+        self.reactor, self.network, self.root = Reactor(), Wires(), root
+        root.mkdir(exist_ok=True)
+        self.members: dict[str, Member] = {}
+        self.clients: list[Client] = []
+        self._images = 0
+        self._namesrv = make_namesrv(
+            NamesrvSettings(
+                config_store_path=str(root / "x"),
+                kv_config_path=str(root / "kv.json"),
+                server=NettySettings(listen_port=NAMESRV_PORT),
+                tls=TlsSettings(mode=TlsMode.DISABLED),
+            ),
+            self.reactor,
+            InlineWorker(),
+        )
+        self._namesrv.startService()
+        [(_, factory, *_)] = self.reactor.tcpServers
+        self.network.servers[NAMESRV] = factory
+
+    def start(
+        self,
+        name: str = "master",
+        role: BrokerRole = BrokerRole.ASYNC_MASTER,
+        broker_id: int = 0,
+        *,
+        disk: IDisk | None = None,
+        worker: IWorker | None = None,
+        store: dict[str, Any] | None = None,
+        root: Path | None = None,
+        **changes: Any,
+    ) -> Member:
+        """Start a broker, at an address of its own; again with its store, if there was one of its name."""
+        number = sorted({*self.members, name}).index(name)
+        number = 10 * (1 + len(name) + number)
+        host, port = f"10.0.0.{1 + broker_id}", 10_000 + number
+        former = self.members.get(name)
+        root = root or (former.root if former is not None else self.root / name)
+        sizes = {"mapped_file_size_commit_log": 64 * 1024, "max_message_size": 16 * 1024}
+        settings = attrs.evolve(
+            make_settings(
+                root, store={"broker_role": role, **sizes, **(store or {})}, vip_port_enable=False, **changes
+            ),
+            broker_ip1=host,
+            broker_ip2=host,
+            broker_id=broker_id,
+            ha_listen_port=port + 1,
+            server=NettySettings(listen_port=port),
+            tls=TlsSettings(mode=TlsMode.DISABLED),
+            namesrv_addr=(NAMESRV,),
+        )
+        service = BrokerService(
+            settings,
+            self.reactor,
+            disk=disk or OsDisk(),
+            rng=Random(1),
+            worker=worker or InlineWorker(),
+            connector=self.network.connector,
+        )
+        before = len(self.reactor.tcpServers)
+        service.startService()
+        factories: list[IProtocolFactory] = [made[1] for made in self.reactor.tcpServers[before:]]
+        addresses = []
+        for factory in factories:
+            at = f"{host}:{port + isinstance(factory, MasterFactory)}"
+            self.network.servers[at] = factory
+            addresses.append(at)
+        remoting = next(factory for factory in factories if isinstance(factory, RemotingServerFactory))
+        self.members[name] = Member(self, name, service, remoting, tuple(addresses), root)
+        self.turn()
+        return self.members[name]
+
+    def master(self, **changes: Any) -> Member:
+        return self.start("master", **changes)
+
+    def slave(self, broker_id: int = 1, **changes: Any) -> Member:
+        return self.start(f"slave{broker_id}", BrokerRole.SLAVE, broker_id, **changes)
+
+    def turn(self, seconds: float = 0.0) -> None:
+        """Let some time pass, and move bytes meanwhile."""
+        self._settle()
+        while seconds > 0:
+            self.reactor.advance(min(0.5, seconds))
+            seconds -= 0.5
+            self._settle()
+
+    def _settle(self) -> None:
+        for _ in range(6):
+            self.network.pump()
+            for client in self.clients:
+                client.link.pump()
+            self.reactor.advance(0.002)
+
+    def kill(self, name: str) -> None:
+        """End a broker as SIGKILL does: `start` goes on with the files as they are now."""
+        member = self.members[name]
+        self._images += 1
+        image = self.root / f"{name}-{self._images}"
+        shutil.copytree(member.root, image)
+        for address in member.addresses:
+            self.network.servers.pop(address)
+        self.network.cut(*member.addresses)
+        member.service.stopService()
+        self._drain()
+        member.root, member.is_dead = image, True
+
+    def stop(self, name: str) -> None:
+        """Stop a broker in order."""
+        member = self.members[name]
+        for address in member.addresses:
+            self.network.servers.pop(address)
+        done: Deferred[None] = member.service.stopService()
+        self._drain()
+        assert done.called
+        member.is_dead = True
+
+    def _drain(self) -> None:
+        for _ in range(10):
+            self.turn(1.0)
+
+    def close(self) -> None:
+        self.network.blocked.clear()
+        for member in sorted(self.alive(), key=lambda member: member.service.settings.broker_id):
+            self.stop(member.name)
+        self._namesrv.stopService()
+
+    def alive(self) -> Iterator[Member]:
+        return iter([member for member in self.members.values() if not member.is_dead])

@@ -1,0 +1,336 @@
+"""A slave beside its master: what it copies, serves and refuses, and how it finds its master."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqbroker.broker.delay import DelayOffsets
+from mqbroker.config import BrokerRole
+from mqbroker.wire import headers as h
+from mqbroker.wire.bodies import KVTable, SubscriptionGroupConfig, TopicConfig
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.record import decode_records
+from tests.broker.bench import pull_header, send_command
+from tests.broker.service.pair import Member, Pair
+from tests.remoting.logs import Logged, log_kept
+
+
+@pytest.fixture(autouse=True)
+def logged() -> Iterator[Logged]:
+    with log_kept() as events:
+        yield events
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path / "pair")
+    yield made
+    made.close()
+
+
+def fill(master: Member, count: int = 20, body: bytes = b"x" * 2000) -> None:
+    for answer in master.client().ask_all(*(send_command("T", body) for _ in range(count))):
+        assert answer.code == ResponseCode.SUCCESS
+
+
+def test_a_slave_has_its_masters_log_and_serves_it(pair: Pair) -> None:
+    master = pair.master()
+    fill(master, 40)
+    slave = pair.slave(slave_read_enable=True)
+    pair.turn(3)
+    assert slave.log()[1]
+    start, log = slave.log()
+    assert start == 65536 * (master.store.log_end // 65536)
+    assert master.log()[1].endswith(log)
+    fill(master, 40)
+    pair.turn(12)
+    assert (slave.store.log_end, slave.store.flushed) == (master.store.log_end,) * 2
+    assert master.log()[1].endswith(slave.log()[1])
+    first = slave.store.min_offset("T", 0)
+    answer = slave.client().pull(queue_offset=first)
+    assert answer is not None
+    assert [record.queue_offset for record in decode_records(answer.body)][:3] == [first, first + 1, first + 2]
+
+
+def test_a_slave_that_was_there_from_the_first_message_has_all(pair: Pair) -> None:
+    master, slave = pair.master(), pair.slave()
+    pair.turn(2)
+    fill(master, 70)
+    pair.turn(2)
+    assert slave.log() == master.log()
+    assert slave.store.max_offset("T", 0) == 70
+
+
+def test_sends_and_changes_are_refused_as_java_does(pair: Pair) -> None:
+    master, slave = pair.master(), pair.slave()
+    fill(master, 1)
+    pair.turn(12)
+    client = slave.client()
+    [answer] = client.send("T")
+    assert (answer.code, "This broker is a slave" in (answer.remark or "")) == (
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        True,
+    )
+    [answer] = client.send("unknown")
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert slave.parts.topics.get("unknown") is None
+    end = h.EndTransactionRequestHeader(
+        producer_group="PG", tran_state_table_offset=0, commit_log_offset=0, commit_or_rollback=8, msg_id="m",
+        transaction_id="t",
+    )  # fmt: skip
+    ended = client.ask(RequestCode.END_TRANSACTION, end)
+    assert ended is not None
+    assert ended.code == ResponseCode.SLAVE_NOT_AVAILABLE
+    changed = client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=SubscriptionGroupConfig("G").to_json())
+    assert changed is not None
+    assert "please execute it from master broker" in (changed.remark or "")
+
+
+def test_tables_follow_and_older_ones_do_not(pair: Pair) -> None:
+    master, slave = pair.master(), pair.slave()
+    master.parts.topics.put(TopicConfig("A", 3, 3, 6))
+    master.parts.groups.put(SubscriptionGroupConfig("G", retry_max_times=3))
+    pair.turn(12)
+    assert slave.parts.topics.get("A") == TopicConfig("A", 3, 3, 6)
+    assert slave.parts.groups.get("G").retry_max_times == 3
+    version = slave.parts.topics.data_version
+    assert version == master.parts.topics.data_version
+    master.parts.topics.remove("A")
+    pair.turn(12)
+    assert slave.parts.topics.get("A") is None
+    old = master.parts.topics.snapshot()
+    slave.parts.topics.follow(type(old)({}, type(version)(version.timestamp - 1, version.counter - 1)))
+    assert slave.parts.topics.get("T") == master.parts.topics.get("T")
+    assert slave.parts.topics.data_version == master.parts.topics.data_version
+
+
+def test_a_topic_of_a_new_message_is_there_within_a_second(pair: Pair) -> None:
+    master, slave = pair.master(), pair.slave()
+    pair.turn(12)
+    fill(master, 1)
+    pair.turn(1.5)
+    assert slave.parts.topics.get("T") is not None
+
+
+def test_groups_that_a_slave_makes_do_not_make_its_tables_newer(pair: Pair) -> None:
+    master, slave = pair.master(), pair.slave()
+    pair.turn(12)
+    for number in range(5):
+        slave.parts.groups.find(f"local{number}")
+    master.parts.groups.put(SubscriptionGroupConfig("G"))
+    pair.turn(12)
+    assert slave.parts.groups.get("G") is not None
+
+
+def commit(member: Member, offset: int, group: str = "CG") -> None:
+    header = h.UpdateConsumerOffsetRequestHeader(consumer_group=group, topic="T", queue_id=0, commit_offset=offset)
+    answer = member.client().ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    assert answer is not None
+    assert answer.code == ResponseCode.SUCCESS
+
+
+def test_offsets_follow_but_never_go_back_by_themselves(pair: Pair) -> None:
+    master, slave = pair.master(), pair.slave()
+    pair.turn(2)
+    fill(master)
+    commit(master, 5)
+    pair.turn(12)
+    assert slave.parts.offsets.query("CG", "T", 0) == 5
+    commit(slave, 9)
+    pair.turn(12)
+    assert slave.parts.offsets.query("CG", "T", 0) == 9
+    commit(master, 12)
+    pair.turn(12)
+    assert slave.parts.offsets.query("CG", "T", 0) == 12
+    commit(master, 2)  # a reset
+    pair.turn(12)
+    assert slave.parts.offsets.query("CG", "T", 0) == 2
+
+
+def test_offsets_wait_for_the_messages_below_them(pair: Pair) -> None:
+    master, slave = pair.master(), pair.slave()
+    pair.turn(2)
+    pair.network.blocked.add(master.addresses[1])
+    fill(master)
+    commit(master, 5)
+    pair.turn(12)
+    assert slave.parts.topics.get("T") is not None
+    assert slave.parts.offsets.query("CG", "T", 0) is None
+    pair.network.blocked.clear()
+    pair.turn(3)
+    assert slave.parts.offsets.query("CG", "T", 0) == 5
+
+
+def test_delay_offsets_follow_and_nothing_is_delivered_by_a_slave(pair: Pair) -> None:
+    master, slave = pair.master(), pair.slave()
+    pair.turn(2)
+    master.client().send("T", properties="DELAY\x011")
+    pair.turn(30)
+    assert slave.parts.delay.snapshot() == master.parts.delay.snapshot() == DelayOffsets({1: 1})
+    assert slave.log() == master.log()
+    pair.stop("slave1")
+    assert b'"offsetTable":{1:1}' in (slave.root / "config" / "delayOffset.json").read_bytes().replace(b" ", b"")
+
+
+def test_a_pull_from_a_slave_commits_nothing_and_moves_nobody(pair: Pair) -> None:
+    master = pair.master()
+    slave = pair.slave(slave_read_enable=True)
+    pair.turn(2)
+    fill(master)
+    pair.turn(12)
+    client = slave.client()
+    found = client.ask(RequestCode.PULL_MESSAGE, pull_header(queue_offset=0, sys_flag=5, commit_offset=3))
+    assert found is not None
+    assert found.code == ResponseCode.SUCCESS
+    assert slave.parts.offsets.query("CG", "T", 0) is None
+    ahead = client.ask(RequestCode.PULL_MESSAGE, pull_header(queue_offset=100))
+    assert ahead is not None
+    assert ahead.code == ResponseCode.PULL_NOT_FOUND
+    assert ahead.ext_fields["nextBeginOffset"] == "100"
+    assert client.ask(RequestCode.PULL_MESSAGE, pull_header(queue_offset=100, sys_flag=6)) is None
+    pair.turn(1.5)
+    [held] = client.heard()
+    assert (held.code, held.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "100")
+
+
+def test_with_its_setting_a_slave_corrects_offsets(pair: Pair) -> None:
+    master = pair.master()
+    slave = pair.slave(offset_check_in_slave=True)
+    pair.turn(2)
+    fill(master)
+    pair.turn(12)
+    ahead = slave.client().ask(RequestCode.PULL_MESSAGE, pull_header(queue_offset=100))
+    assert ahead is not None
+    assert (ahead.code, ahead.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "20")
+
+
+def test_a_slave_finds_its_master_again_where_it_moved(pair: Pair) -> None:
+    pair.master()
+    slave = pair.slave()
+    pair.turn(2)
+    pair.stop("master")
+    pair.turn(5)
+    moved = pair.start("master-elsewhere", root=pair.members["master"].root)
+    fill(moved, 5)
+    pair.turn(15)
+    assert slave.log() == moved.log()
+
+
+def test_a_slave_that_was_away_catches_up(pair: Pair) -> None:
+    master = pair.master()
+    slave = pair.slave()
+    pair.turn(2)
+    fill(master)
+    pair.turn(2)
+    for end in (pair.kill, pair.stop):
+        end("slave1")
+        fill(master)
+        slave = pair.slave()
+        pair.turn(3)
+        assert slave.log() == master.log()
+
+
+def info(member: Member) -> dict[str, str]:
+    answer = member.client().ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+    assert answer is not None
+    return KVTable.from_json(answer.body).table
+
+
+def test_the_link_is_shown_at_both_ends(pair: Pair) -> None:
+    master, slave = pair.master(), pair.slave()
+    pair.turn(2)
+    fill(master)
+    pair.turn(12)
+    [shown] = [value for key, value in info(master).items() if key.startswith("haSlave_")]
+    assert shown == f"{master.store.log_end},0"
+    assert info(slave)[f"haMaster_{master.addresses[1]}"] == f"{master.store.log_end},0,"
+    pair.network.blocked.update(master.addresses)
+    pair.network.cut(*master.addresses)
+    pair.turn(3)
+    assert info(slave)[f"haMaster_{master.addresses[1]}"].startswith(f"{master.store.log_end},0,no connection: ")
+
+
+def test_a_slave_says_each_minute_how_far_it_is(pair: Pair, logged: Logged) -> None:
+    master = pair.master()
+    pair.slave()
+    pair.turn(2)
+    fill(master)
+    pair.turn(65)
+    assert [line for line in logged.lines if "ahead" in line] == [
+        f"master {master.addresses[1]} is 0 bytes ahead",
+    ]
+
+
+# --- logs that differ
+
+
+def test_a_slave_with_another_log_takes_nothing(pair: Pair, logged: Logged) -> None:
+    other = pair.start("other")
+    fill(other, 3, b"other")
+    pair.stop("other")
+    master = pair.master()
+    fill(master, 20)
+    slave = pair.slave(root=other.root)
+    before = slave.log()
+    pair.turn(130)
+    assert slave.log() == before
+    told = [line for line in logged.lines if "the two logs differ" in line]
+    assert len(told) >= 2
+    assert "nothing is taken from the master" in told[0]
+
+
+def test_a_slave_that_is_ahead_takes_nothing(pair: Pair, logged: Logged) -> None:
+    """Its master came back with an older copy of its store, and has taken messages since."""
+    master, slave = pair.master(), pair.slave()
+    pair.turn(2)
+    fill(master, 5)
+    shutil.copytree(master.root, pair.root / "copy")
+    fill(master, 5)
+    pair.turn(2)
+    pair.kill("master")
+    master = pair.master(root=pair.root / "copy")
+    fill(master, 2)
+    before = slave.log()
+    assert len(before[1]) > master.store.log_end
+    pair.turn(20)
+    assert slave.log() == before
+    assert any("it has what the master never had" in line for line in logged.lines)
+
+
+# --- SYNC_MASTER
+
+
+def sent(master: Member) -> list[int]:
+    client = master.client()
+    client.tell(send_command("T"))
+    pair = master.cluster
+    pair.turn(1)
+    return [answer.code for answer in client.heard()]
+
+
+def test_a_sync_master_waits_for_our_slave(pair: Pair) -> None:
+    master = pair.master(role=BrokerRole.SYNC_MASTER)
+    assert sent(master) == [ResponseCode.SLAVE_NOT_AVAILABLE]
+    slave = pair.slave()
+    pair.turn(3)
+    assert sent(master) == [ResponseCode.SUCCESS]
+    assert slave.store.log_end == master.store.log_end
+    pair.network.blocked.add(master.addresses[1])
+    assert sent(master) == []
+    pair.network.blocked.clear()
+
+
+def test_as_many_slaves_as_the_setting_says_must_have_it(pair: Pair) -> None:
+    master = pair.master(role=BrokerRole.SYNC_MASTER, in_sync_replicas=3)
+    pair.slave(1)
+    pair.turn(3)
+    assert sent(master) == [ResponseCode.SLAVE_NOT_AVAILABLE]
+    pair.slave(2)
+    pair.turn(3)
+    assert sent(master) == [ResponseCode.SUCCESS]
+    pair.stop("slave2")
+    assert sent(master) == [ResponseCode.SLAVE_NOT_AVAILABLE]

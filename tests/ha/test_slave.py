@@ -1,0 +1,324 @@
+"""The slave's end: what it reports, when it connects again, and what it takes from no master."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.interfaces import IProtocolFactory
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+
+from mqbroker.errors import DiskFull, FlushTimedOut, MQError, StoreBusy
+from mqbroker.ha.divergence import Diverged
+from mqbroker.ha.link import HEADER, PIECE_BYTES_MAX, REPORT
+from mqbroker.ha.slave import CONNECT_SECONDS_MAX, MasterStatus, SlaveService, SlaveSettings
+from mqbroker.wire.record import BadRecord
+from tests.remoting.logs import Logged
+
+ADDRESS = "10.0.0.1:10912"
+
+
+@attrs.define
+class Log:
+    """A slave's log: whole bytes are whole records. `errors` are raised by the next appends."""
+
+    data: bytes = b""
+    flushed: int = 0
+    errors: list[Exception] = attrs.field(factory=list)
+    restarts: int = 0
+    syncs: list[tuple[int, Deferred[None]]] = attrs.field(factory=list)
+
+    @property
+    def end(self) -> int:
+        return len(self.data)
+
+    def append(self, offset: int, data: bytes) -> None:
+        if self.errors:
+            raise self.errors.pop()
+        if offset != len(self.data):
+            raise BadRecord(f"the piece at {offset} does not continue the log")
+        self.data += data
+
+    def restart(self) -> None:
+        self.restarts += 1
+
+    def durable(self, end: int) -> Deferred[None]:
+        if end <= self.flushed:
+            return succeed(None)
+        self.syncs.append((end, Deferred()))
+        return self.syncs[-1][1]
+
+    def sync(self) -> None:
+        self.flushed = self.end
+        syncs, self.syncs = self.syncs, []
+        for _, waiter in syncs:
+            waiter.callback(None)
+
+
+class Transport(StringTransport):
+    """`reports`: what the slave reported since it was last asked."""
+
+    def setTcpNoDelay(self, enabled: bool) -> None:
+        pass
+
+    def reports(self) -> list[int]:
+        found = [offset for (offset,) in REPORT.iter_unpack(self.value())]
+        self.clear()
+        return found
+
+
+class World:
+    """A slave, whose attempts to connect a test answers."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock, self.log = Clock(), Log()
+        self.attempts: list[tuple[float, str, IProtocolFactory, Deferred[Any]]] = []
+        self.comparing: list[Deferred[None]] = []
+        self.compares_at_once = True
+        self.service = SlaveService(self.clock, self.log, SlaveSettings(**settings), self.connector, self.compare)
+        self.service.follow(ADDRESS)
+        self.service.startService()
+
+    def connector(self, host: str, port: int) -> Any:
+        world = self
+
+        class Endpoint:
+            def connect(self, factory: IProtocolFactory) -> Deferred[Any]:
+                attempt: Deferred[Any] = Deferred()
+                world.attempts.append((world.clock.seconds(), f"{host}:{port}", factory, attempt))
+                return attempt
+
+        return Endpoint()
+
+    async def compare(self) -> None:
+        if not self.compares_at_once:
+            self.comparing.append(Deferred())
+            await self.comparing[-1]
+
+    def accept(self) -> tuple[Any, Transport]:
+        """Accept the last attempt: the connection, and its transport."""
+        _, _, factory, attempt = self.attempts[-1]
+        connection: Any = factory.buildProtocol(None)
+        transport = Transport()
+        connection.makeConnection(transport)
+        attempt.callback(connection)
+        return connection, transport
+
+    def lose(self, connection: Any) -> None:
+        connection.connectionLost(Failure(ConnectionRefusedError()))
+
+    def wait(self, seconds: float) -> None:
+        self.clock.pump([0.25] * int(seconds * 4))
+
+    @property
+    def times(self) -> list[float]:
+        return [at for at, *_ in self.attempts]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def piece(offset: int, data: bytes) -> bytes:
+    return HEADER.pack(offset, len(data)) + data
+
+
+def test_it_reports_what_it_has_after_each_read(world: World) -> None:
+    world.log.data = b"x" * 100
+    connection, transport = world.accept()
+    assert transport.reports() == [100]
+    connection.dataReceived(piece(100, b"abc") + piece(103, b"de")[:-1])
+    assert transport.reports() == [103]
+    connection.dataReceived(b"e" + HEADER.pack(105, 0))
+    assert transport.reports() == [105]
+    assert world.log.data[100:] == b"abcde"
+    assert world.service.status == MasterStatus(ADDRESS, 105, None, "")
+
+
+def test_with_sync_flush_it_reports_what_is_on_its_disk() -> None:
+    world = World(reports_flushed=True)
+    world.log.data = b"x" * 100
+    connection, transport = world.accept()
+    assert transport.reports() == []
+    world.log.sync()
+    assert transport.reports() == [100]
+    connection.dataReceived(piece(100, b"abc"))
+    assert transport.reports() == []
+    world.log.sync()
+    assert transport.reports() == [103]
+
+
+def test_a_flush_that_fails_ends_the_connection() -> None:
+    world = World(reports_flushed=True)
+    connection, transport = world.accept()
+    connection.dataReceived(piece(0, b"abc"))
+    world.log.syncs[0][1].errback(FlushTimedOut("the disk is slow"))
+    assert transport.disconnecting
+    assert transport.reports() == [0]
+
+
+def test_heartbeats_repeat_the_last_report_and_a_silent_master_is_left(world: World) -> None:
+    connection, transport = world.accept()
+    connection.dataReceived(piece(0, b"abc"))
+    assert transport.reports() == [0, 3]
+    world.wait(6)
+    assert transport.reports() == [3]
+    connection.dataReceived(HEADER.pack(3, 0))
+    world.wait(20)
+    assert not transport.disconnecting
+    world.wait(2)
+    assert transport.disconnecting
+
+
+def test_attempts_come_later_and_later(world: World) -> None:
+    for _ in range(6):
+        world.attempts[-1][3].errback(ConnectionRefusedError("nobody there"))
+        world.wait(5)
+    assert world.times == [0, 1, 7, 14, 20, 25, 30]
+
+
+def test_an_attempt_that_hangs_is_given_up(world: World) -> None:
+    world.wait(CONNECT_SECONDS_MAX + 1.5)
+    assert len(world.attempts) == 2
+    assert "no connection" in world.service.status.why_not
+
+
+def test_after_a_connection_that_followed_the_next_attempt_is_soon(world: World) -> None:
+    for _ in range(4):
+        world.attempts[-1][3].errback(ConnectionRefusedError("nobody there"))
+        world.wait(5)
+    connection, _ = world.accept()
+    before = world.clock.seconds()
+    world.lose(connection)
+    world.wait(1.5)
+    assert world.times[-1] - before == 1
+
+
+def test_an_unreachable_master_is_told_of_once(world: World, logged: Logged) -> None:
+    for _ in range(5):
+        world.attempts[-1][3].errback(ConnectionRefusedError("nobody there"))
+        world.wait(5)
+    assert len([line for line in logged.lines if "is not followed: no connection" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (HEADER.pack(0, -1), "announces -1 bytes"),
+        (HEADER.pack(0, PIECE_BYTES_MAX + 1), "announces"),
+        (HEADER.pack(-8, 4), "announces"),
+        (piece(7, b"x"), "does not continue the log"),
+        (HEADER.pack(2**63 - 1, 0), "does not continue the log"),
+    ],
+)
+def test_what_does_not_continue_the_log_ends_the_connection_for_a_minute(world: World, data: bytes, why: str) -> None:
+    connection, transport = world.accept()
+    connection.dataReceived(data)
+    assert transport.disconnecting
+    connection.dataReceived(piece(0, b"more"))
+    world.lose(connection)
+    assert why in world.service.status.why_not
+    assert world.log.data == b""
+    world.wait(59)
+    assert len(world.attempts) == 1
+    world.wait(2)
+    assert len(world.attempts) == 2
+
+
+@pytest.mark.parametrize(("error", "delay"), [(StoreBusy("busy"), 1), (DiskFull("full"), 10), (BadRecord("no"), 60)])
+def test_an_append_that_fails_is_tried_again(world: World, error: Exception, delay: float) -> None:
+    connection, transport = world.accept()
+    world.log.errors.append(error)
+    connection.dataReceived(piece(0, b"abc"))
+    assert transport.disconnecting
+    world.lose(connection)
+    world.wait(delay + 0.5)
+    assert world.times == [0, delay]
+    connection, transport = world.accept()
+    connection.dataReceived(piece(0, b"abc"))
+    assert world.log.data == b"abc"
+    assert world.log.restarts == 2
+
+
+def test_nothing_is_reported_before_the_logs_were_compared() -> None:
+    world = World()
+    world.compares_at_once = False
+    world.attempts[-1][3].errback(ConnectionRefusedError("nobody there"))
+    world.wait(1)
+    _, transport = world.accept()
+    assert transport.reports() == []
+    world.comparing[0].callback(None)
+    assert transport.reports() == [0]
+
+
+@pytest.mark.parametrize(("error", "delay"), [(Diverged("they differ"), 60), (MQError("no answer"), 1)])
+def test_a_comparison_that_fails_takes_nothing(error: Exception, delay: float) -> None:
+    world = World()
+    world.compares_at_once = False
+    connection, transport = world.accept()
+    world.comparing[0].errback(error)
+    assert transport.disconnecting
+    assert transport.reports() == []
+    world.lose(connection)
+    assert world.service.status.why_not == str(error)
+    world.wait(delay + 0.5)
+    assert world.times == [0, delay]
+
+
+def test_a_master_that_sends_unasked_is_left() -> None:
+    world = World()
+    world.compares_at_once = False
+    connection, transport = world.accept()
+    connection.dataReceived(piece(0, b"abc"))
+    assert transport.disconnecting
+    assert world.log.data == b""
+    world.lose(connection)
+    assert world.comparing[0].called  # cancelled
+
+
+def test_a_new_address_is_followed_at_once(world: World) -> None:
+    connection, transport = world.accept()
+    world.service.follow("10.0.0.7:1")
+    assert transport.disconnecting
+    world.lose(connection)
+    world.wait(1.5)
+    assert world.attempts[-1][1] == "10.0.0.7:1"
+    world.service.follow("10.0.0.8:1")  # while the attempt hangs
+    world.wait(0.25)
+    assert world.attempts[-1][1] == "10.0.0.8:1"
+    world.service.follow("")
+    assert world.service.address == "10.0.0.8:1"
+
+
+def test_without_an_address_it_waits_for_one(logged: Logged) -> None:
+    clock = Clock()
+    service = SlaveService(clock, Log(), SlaveSettings(), lambda host, port: pytest.fail("no address"), World().compare)
+    service.startService()
+    clock.pump([1.0] * 30)
+    assert "not known" in service.status.why_not
+    done: list[None] = []
+    service.stopService().addCallback(done.append)
+    assert done == [None]
+
+
+@pytest.mark.parametrize("state", ["connecting", "following", "waiting"])
+def test_a_stop_ends_the_connection_and_all_attempts(world: World, state: str) -> None:
+    connection = None
+    if state == "following":
+        connection, _ = world.accept()
+    if state == "waiting":
+        world.attempts[-1][3].errback(ConnectionRefusedError("nobody there"))
+    done: list[None] = []
+    world.service.stopService().addCallback(done.append)
+    if connection is not None:
+        assert done == []
+        world.lose(connection)
+    assert done == [None]
+    assert not world.clock.getDelayedCalls()
+    assert len(world.attempts) == 1

@@ -90,7 +90,9 @@ class SlaveSynchronize:
         self._waiting = None
         self._offsets.follow(fetched.offsets, self._before)
         self._before = fetched.offsets
+        self._offsets.persist()
         self._delay.follow(fetched.delay)
+        self._delay.persist()
 
     async def _body(self, code: RequestCode) -> bytes:
         answer = await self._client.invoke_sync(self._master, RemotingCommand.request(code), TIMEOUT_MS)

@@ -56,6 +56,8 @@ class Wires(Network):
         for address, link in self.by_address:
             if address not in self.blocked:
                 link.pump(chunk)
+            elif any(end.closing is not None for end in link.ends):
+                link.cut()
 
     def cut(self, *addresses: str) -> None:
         """Lose the connections to these addresses."""

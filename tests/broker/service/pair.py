@@ -99,14 +99,20 @@ class Member:
     def log(self) -> tuple[int, bytes]:
         """Where the log begins, and its bytes."""
         raw, data = self.store.raw_log, b""
-        at = raw.start
-        while at < raw.end:
-            end = min(raw.end, at - at % raw.segment_bytes + raw.segment_bytes)
-            found = raw.read(at, end - at)
-            assert isinstance(found, memoryview)
-            data += found
-            at = end
+        while raw.start + len(data) < raw.end:
+            data += self.log_from(raw.start + len(data))
         return raw.start, data
+
+    def log_from(self, offset: int) -> bytes:
+        """The bytes of the log from `offset` to the end of its segment."""
+        raw = self.store.raw_log
+        end = min(raw.end, offset - offset % raw.segment_bytes + raw.segment_bytes)
+        found = raw.read(offset, end - offset)
+        if isinstance(found, Deferred):  # pages that nobody touched are not resident
+            read: list[bytes] = []
+            found.addCallback(read.append)
+            return read[0]
+        return bytes(found)
 
 
 class Pair:

@@ -154,14 +154,10 @@ class Run:
 
 def body_at(member: Member, offset: int) -> bytes:
     """The body of the message at an offset of a log; empty if the log ends before."""
-    raw = member.store.raw_log
-    end = min(raw.end, offset - offset % raw.segment_bytes + raw.segment_bytes)
-    if not raw.start <= offset < end:
+    if not member.store.log_min_offset <= offset < member.store.log_end:
         return b""
-    found = raw.read(offset, end - offset)
-    assert isinstance(found, memoryview)
-    size = int.from_bytes(found[:4], "big")
-    body: bytes = decode_record(bytes(found[:size])).body
+    found = member.log_from(offset)
+    body: bytes = decode_record(found[: int.from_bytes(found[:4], "big")]).body
     return body
 
 

@@ -34,7 +34,9 @@ def copy_sources(source: Path, copy: Path) -> None:
 
 def run_tests(tests: Iterable[str], copy: Path) -> tuple[bool, str]:
     """Run tests on a copy of the sources. Returns whether they passed, and the first that did not."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    # Others run pytest at the same time, which removes old directories of the one that they would share.
+    options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={copy / 'basetemp'}"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = str(copy)
     try:

@@ -4,6 +4,10 @@ from tests.mutations.mutation import Mutation
 
 _LINK = "tests/ha/test_link.py"
 _MASTER = "tests/ha/test_master.py"
+_SLAVE = "tests/ha/test_slave.py"
+_DIVERGENCE = "tests/ha/test_divergence.py"
+_RAW = "tests/store/test_raw_append.py"
+_PAIR = "tests/broker/service/test_slave.py"
 
 MISTAKES = [
     Mutation(
@@ -29,10 +33,10 @@ MISTAKES = [
     ),
     Mutation(
         "append a piece that does not continue the log",
-        "ha/link.py",
-        "if self.end is not None and offset != self.end:",
-        "if self.end is not None and offset > self.end:",
-        (_LINK,),
+        "store/raw_append.py",
+        "if offset != self.end + self._waiting_bytes:",
+        "if offset > self.end + self._waiting_bytes:",
+        (_RAW,),
     ),
     Mutation(
         "send to a slave that does not read",
@@ -86,8 +90,8 @@ MISTAKES = [
     Mutation(
         "count a link without a report as a slave",
         "ha/master.py",
-        "for connection in self.links if connection.link.sent is not None]",
-        "for connection in self.links]",
+        "[connection for connection in self.links if connection.link.sent is not None]",
+        "list(self.links)",
         ("tests/ha/test_acknowledgements.py",),
     ),
     Mutation(
@@ -117,5 +121,180 @@ MISTAKES = [
         'return None if is_protected else parse_pattern("*")',
         'return parse_pattern("*")',
         ("tests/broker/service/test_ports.py::test_a_protected_broker_serves_the_slaves_that_its_settings_name",),
+    ),
+    Mutation(
+        "append part of a record",
+        "store/raw_append.py",
+        "if len(data) - at < size:\n            self._needed = size\n            return 0\n",
+        "if len(data) - at < size:\n            self._needed = size\n",
+        (_RAW,),
+    ),
+    Mutation(
+        "keep part of a record for the next connection",
+        "store/raw_append.py",
+        "        self._waiting.clear()\n        self._waiting_bytes = self._needed = 0\n\n    def append",
+        "        self._needed = 0\n\n    def append",
+        (_RAW,),
+    ),
+    Mutation(
+        "append a record that is none",
+        "store/raw_append.py",
+        "self._check(isinstance(item, Scanned), item.why",
+        "self._check(True, item.why",
+        (_RAW,),
+    ),
+    Mutation(
+        "begin a log where no segment begins",
+        "store/raw_append.py",
+        "        if offset % self.segment_bytes:\n",
+        "        if False:\n",
+        (_RAW,),
+    ),
+    Mutation(
+        "append records over the end of a segment",
+        "store/raw_append.py",
+        "return end - self.end <= room - BLANK_BYTES_MIN",
+        "return True",
+        (_RAW,),
+    ),
+    Mutation(
+        "let a slave take messages of its own",
+        "store/message_store.py",
+        '        self._commit_log.refuse(Refusal.FOLLOWS, "this broker is a slave: its log is its master\'s")\n',
+        "",
+        (_RAW,),
+    ),
+    Mutation(
+        "dispatch a slave's records from the wrong place",
+        "store/dispatch.py",
+        "        self.offset = self._taken = offset\n\n    def catch_up",
+        "        self.offset = offset\n\n    def catch_up",
+        (_RAW,),
+    ),
+    Mutation(
+        "report what is not on disk though it must be",
+        "ha/slave.py",
+        "end = self._raw.flushed if self._settings.reports_flushed else self._raw.end",
+        "end = self._raw.end",
+        (_SLAVE,),
+    ),
+    Mutation(
+        "report before the logs were compared",
+        "ha/slave.py",
+        "        await self._compare()\n        if self._settings",
+        "        if self._settings",
+        (_SLAVE,),
+    ),
+    Mutation(
+        "take data that came unasked",
+        "ha/slave.py",
+        "        if self._link is None:\n            self.close(",
+        "        self._link = self._link or SlaveLink()\n        if False:\n            self.close(",
+        (_SLAVE,),
+    ),
+    Mutation(
+        "follow no new address of the master",
+        "ha/slave.py",
+        "if not address or address == self.address:",
+        "if not address or self.address:",
+        (_SLAVE,),
+    ),
+    Mutation(
+        "leave a silent master never",
+        "ha/slave.py",
+        "if now - self._heard_at > settings.idle_s:",
+        "if False:",
+        (_SLAVE,),
+    ),
+    Mutation(
+        "try again at once after the logs differed",
+        "ha/slave.py",
+        "self.close(str(error), DIVERGED_SECONDS if isinstance(error, Diverged) else None)",
+        "self.close(str(error))",
+        (_SLAVE,),
+    ),
+    Mutation(
+        "take logs for the same by their length",
+        "ha/divergence.py",
+        "        if found == record:\n",
+        "        if len(found) == len(record):\n",
+        (_DIVERGENCE,),
+    ),
+    Mutation(
+        "follow a master that the slave is ahead of",
+        "ha/divergence.py",
+        "        if self._raw.end > end:\n",
+        "        if self._raw.end > end:\n            return\n        if self._raw.end > end:\n",
+        (_DIVERGENCE,),
+    ),
+    Mutation(
+        "count one slave where more must have a message",
+        "ha/master.py",
+        "for connection in self.links) >= count",
+        "for connection in self.links) >= 1",
+        (_PAIR,),
+    ),
+    Mutation(
+        "replace a table by an older one",
+        "broker/versioned_table.py",
+        "if version == known or (version.timestamp < known.timestamp and version.counter < known.counter):",
+        "if version == known:",
+        (_PAIR,),
+    ),
+    Mutation(
+        "make a slave's tables newer than its master's",
+        "broker/versioned_table.py",
+        "        if not self._is_copy:\n            self.data_version",
+        "        if True:\n            self.data_version",
+        (_PAIR,),
+    ),
+    Mutation(
+        "take offsets over before the messages below them",
+        "broker/slave_synchronize.py",
+        "if fetched is None or self._flushed() < fetched.log_end:",
+        "if fetched is None:",
+        (_PAIR,),
+    ),
+    Mutation(
+        "take over a master's offset that is lower",
+        "broker/offset_table.py",
+        "elif known == offset or (known > offset >= last.get(queue_id, offset)):",
+        "elif known == offset:",
+        (_PAIR,),
+    ),
+    Mutation(
+        "follow no reset of a master",
+        "broker/offset_table.py",
+        "elif known == offset or (known > offset >= last.get(queue_id, offset)):",
+        "elif known >= offset:",
+        (_PAIR,),
+    ),
+    Mutation(
+        "commit offsets on a slave",
+        "broker/requests/pull_message.py",
+        "header.commit_offset >= 0 and not self._is_slave",
+        "header.commit_offset >= 0",
+        (_PAIR,),
+    ),
+    Mutation(
+        "move a consumer to where a slave's log ends",
+        "broker/requests/pull_message.py",
+        "if code == ResponseCode.PULL_OFFSET_MOVED and self._is_slave and",
+        "if False and",
+        (_PAIR,),
+    ),
+    Mutation(
+        "deliver delayed messages on a slave",
+        "broker/broker_service.py",
+        "        if follower is None:\n            parts.delay.start()\n",
+        "        parts.delay.start()\n        if follower is None:\n",
+        (_PAIR,),
+    ),
+    Mutation(
+        "take sends on a slave",
+        "broker/assembly.py",
+        "            refuse_changes(table)\n",
+        "            pass\n",
+        (_PAIR,),
     ),
 ]

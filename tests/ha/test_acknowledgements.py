@@ -22,10 +22,10 @@ class Connection:
 class World:
     """Slaves whose reports a test makes, and the results of sends by the end of their messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = 1) -> None:
         self.clock = Clock()
         self.slaves = Slaves(cast(Any, None))
-        self.acknowledgements = Acknowledgements(self.slaves, self.clock, 5.0, 1000)
+        self.acknowledgements = Acknowledgements(self.slaves, self.clock, 5.0, 1000, count)
         self.results: dict[int, Any] = {}
 
     def connect(self, acknowledged: int) -> MasterLink:
@@ -77,6 +77,25 @@ def test_a_slave_that_connects_confirms_nothing_that_was_not_sent_to_it(world: W
     assert world.results == {120: "ok"}
     world.clock.advance(5)
     assert world.results == {120: "ok", 100: SlaveTimedOut, 110: SlaveTimedOut}
+
+
+def test_as_many_slaves_as_wanted_must_have_the_message() -> None:
+    world = World(2)
+    one = world.connect(50)
+    world.send(100)
+    assert world.results == {100: SlaveNotAvailable}
+    other = world.connect(50)
+    world.send(110)
+    world.report(one, 110)
+    assert 110 not in world.results
+    world.report(other, 110)
+    assert world.results[110] == "ok"
+    world.send(120)
+    world.report(one, 120)
+    world.slaves.links.pop()
+    newcomer = world.connect(130)
+    world.report(newcomer, 140)
+    assert 120 not in world.results
 
 
 def test_without_a_slave_nobody_waits(world: World) -> None:

@@ -117,6 +117,7 @@ def test_an_empty_log_begins_where_the_masters_segment_does(master: MessageStore
     feed(raw, log[SEGMENT:], SEGMENT)
     turns(slave.clock, 1.0)
     assert (store.log_min_offset, log_of(store)) == (SEGMENT, log[SEGMENT:])
+    assert now(store).get("T1", 1, store.min_offset("T1", 1), 32).pieces
     names = sorted(path.name for path in (slave.root / "commitlog").iterdir())
     assert names[0] == f"{SEGMENT:020d}"
     stop(store)
@@ -262,6 +263,20 @@ def test_a_master_with_other_segments_is_refused(slave: Bench, offset: int) -> N
     with pytest.raises(BadRecord, match="set mappedFileSizeCommitLog"):
         store.follow().append(offset, b"x")
     assert store.log_end == 0
+
+
+def test_a_master_with_larger_segments_is_refused_where_the_first_ends(slave: Bench, tmp_path: Path) -> None:
+    bench = make_bench(tmp_path / "large", mapped_file_size_commit_log=2 * SEGMENT)
+    large = bench.open()
+    large.append([message(body=b"x" * 5000) for _ in range(40)])
+    found = large.raw_log.read(0, large.log_end)
+    assert isinstance(found, memoryview)
+    log = bytes(found)
+    store = slave.open()
+    with pytest.raises(BadRecord, match=r"the master's log has no record at \d+: \d+ bytes, with \d+ left"):
+        store.follow().append(0, log)
+    assert SEGMENT - 6000 < store.log_end < SEGMENT
+    bench.close()
 
 
 def test_a_disk_that_is_full_is_told_and_recovers(master: MessageStore, slave: Bench) -> None:

@@ -119,9 +119,10 @@ def test_a_topic_of_a_new_message_is_there_within_a_second(pair: Pair) -> None:
 def test_groups_that_a_slave_makes_do_not_make_its_tables_newer(pair: Pair) -> None:
     master, slave = pair.master(), pair.slave()
     pair.turn(12)
+    master.parts.groups.put(SubscriptionGroupConfig("G"))
+    pair.turn(2)
     for number in range(5):
         slave.parts.groups.find(f"local{number}")
-    master.parts.groups.put(SubscriptionGroupConfig("G"))
     pair.turn(12)
     assert slave.parts.groups.get("G") is not None
 
@@ -165,13 +166,14 @@ def test_offsets_wait_for_the_messages_below_them(pair: Pair) -> None:
     assert slave.parts.offsets.query("CG", "T", 0) == 5
 
 
-def test_delay_offsets_follow_and_nothing_is_delivered_by_a_slave(pair: Pair) -> None:
+def test_delay_offsets_follow_and_nothing_is_delivered_by_a_slave(pair: Pair, logged: Logged) -> None:
     master, slave = pair.master(), pair.slave()
     pair.turn(2)
     master.client().send("T", properties="DELAY\x011")
     pair.turn(30)
     assert slave.parts.delay.snapshot() == master.parts.delay.snapshot() == DelayOffsets({1: 1})
     assert slave.log() == master.log()
+    assert not [line for line in logged.lines if "delayed messages wait" in line]
     pair.stop("slave1")
     assert b'"offsetTable":{1:1}' in (slave.root / "config" / "delayOffset.json").read_bytes().replace(b" ", b"")
 

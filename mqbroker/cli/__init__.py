@@ -10,6 +10,7 @@ import click
 from mqbroker import __version__
 from mqbroker.cli.demo import demo
 from mqbroker.cli.dev import dev
+from mqbroker.cli.ha import ha
 from mqbroker.cli.pub import pub
 from mqbroker.cli.store import store
 from mqbroker.cli.sub import sub
@@ -26,10 +27,11 @@ def cli() -> None:
     mq pub greetings "hello"   in a third
     mq demo                    all of it under load: two brokers, one killed, and Spark
     mq store check DIR         whether a broker's directory is whole, without the broker
+    mq ha status               how far slaves are behind their masters
     """
 
 
-for _command in (dev, pub, sub, demo, store):
+for _command in (dev, pub, sub, demo, store, ha):
     cli.add_command(_command)
 
 

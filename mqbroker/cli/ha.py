@@ -1,0 +1,178 @@
+"""`mq ha`: replication, as name servers and brokers show it."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import click
+
+from mqbroker.cli.failures import FAILED, Failure, NoAnswer, failure_of, told
+from mqbroker.cli.lines import escape_controls
+from mqbroker.cli.servers import Servers, server_options
+
+if TYPE_CHECKING:
+    from mqbroker.client.net import Net
+    from mqbroker.wire.bodies import BrokerData
+
+TIMEOUT_MS = 5_000
+FOLLOWS = "follows"
+_COLUMNS = ("broker", "id", "address", "role", "log end", "behind", "state")
+
+
+@attrs.frozen
+class Member:
+    """One broker. `end`: where its log ends; `behind`: the bytes that a slave lacks; None if unknown.
+
+    `is_answering`: whether it answered; `is_well`: it answered, and follows if it is a slave.
+    """
+
+    name: str
+    broker_id: int
+    address: str
+    end: int | None
+    behind: int | None
+    state: str
+    is_answering: bool
+    is_well: bool
+
+    @property
+    def role(self) -> str:
+        return "slave" if self.broker_id else "master"
+
+
+@click.group()
+def ha() -> None:
+    """Masters and slaves."""
+
+
+@ha.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per broker and line.")
+@server_options
+def status(name: str | None, as_json: bool, servers: Servers) -> None:
+    """Show the brokers called NAME, or all: the end of each log, and how far slaves are behind.
+
+    Exits with 1 if a slave does not follow, and with 3 if a broker does not answer.
+    """
+    with told():
+        from mqbroker.client.blocking_net import BlockingNet, run
+
+        net = BlockingNet(random.Random(), servers.credentials, servers.tls)
+        try:
+            members = run(members_of(net, servers.name_servers.split(";"), name))
+        finally:
+            run(net.close())
+    for line in lines(members, as_json=as_json, on_terminal=sys.stdout.isatty()):
+        click.echo(line)
+    if not all(member.is_answering for member in members):
+        raise SystemExit(NoAnswer.exit_code)
+    if not all(member.is_well for member in members):
+        raise SystemExit(FAILED)
+
+
+async def members_of(net: Net, name_servers: Sequence[str], name: str | None) -> list[Member]:
+    """Ask the brokers called `name`, or all of them, masters first. Raises MQError and Failure."""
+    from mqbroker.errors import MQError
+
+    sets = await _broker_sets(net, name_servers)
+    if name is not None and name not in sets:
+        there = ", ".join(map(escape_controls, sorted(sets))) or "none"
+        raise Failure(f"no broker called {escape_controls(name)} is registered; there are: {there}")
+    members: list[Member] = []
+    for broker_name, data in sorted(sets.items()):
+        if name not in (None, broker_name):
+            continue
+        master_end: int | None = None
+        for broker_id, address in sorted(data.broker_addrs.items()):
+            try:
+                info = await _runtime_info(net, address)
+            except MQError as error:
+                why = f"no answer: {failure_of(error).message}"
+                members.append(Member(broker_name, broker_id, address, None, None, why, False, False))
+                continue
+            if broker_id == 0:
+                master_end = _number(info.get("commitLogMaxOffset"))
+            members.append(_member(broker_name, broker_id, address, info, master_end))
+    return members
+
+
+async def _broker_sets(net: Net, name_servers: Iterable[str]) -> dict[str, BrokerData]:
+    """The brokers that the first name server knows which answers. Raises NameServerUnreachable, Refused."""
+    from mqbroker.client.errors import NameServerUnreachable
+    from mqbroker.errors import Unreachable
+    from mqbroker.remoting.client import succeeded
+    from mqbroker.wire.bodies import ClusterInfo
+    from mqbroker.wire.codes import RequestCode
+    from mqbroker.wire.command import RemotingCommand
+
+    causes = []
+    for address in name_servers:
+        command = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        try:
+            answer = await net.invoke(address, command, TIMEOUT_MS)
+        except Unreachable as error:
+            causes.append((address, str(error)))
+            continue
+        return dict(ClusterInfo.from_json(succeeded(answer).body).broker_addr_table)
+    raise NameServerUnreachable(causes)
+
+
+async def _runtime_info(net: Net, address: str) -> dict[str, str]:
+    from mqbroker.remoting.client import succeeded
+    from mqbroker.wire.bodies import KVTable
+    from mqbroker.wire.codes import RequestCode
+    from mqbroker.wire.command import RemotingCommand
+
+    answer = await net.invoke(address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO), TIMEOUT_MS)
+    return KVTable.from_json(succeeded(answer).body).table
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and text.isascii() else None
+
+
+def _member(name: str, broker_id: int, address: str, info: dict[str, str], master_end: int | None) -> Member:
+    """A broker that answered. Only ours say how their links are: Java's have no such key."""
+    end = _number(info.get("commitLogMaxOffset"))
+    if broker_id == 0:
+        slaves = sum(key.startswith("haSlave_") for key in info)
+        state = f"{slaves} slave{'' if slaves == 1 else 's'} connected" if slaves else ""
+        return Member(name, broker_id, address, end, None, state, True, True)
+    behind = None if end is None or master_end is None else max(0, master_end - end)
+    shown = next((value for key, value in info.items() if key.startswith("haMaster_")), None)
+    if shown is None:
+        return Member(name, broker_id, address, end, behind, "", True, True)
+    _, known, why_not = (*shown.split(",", 2), "", "")[:3]
+    state = f"does not follow: {why_not}" if why_not else FOLLOWS
+    return Member(name, broker_id, address, end, _number(known) if behind is None else behind, state, True, not why_not)
+
+
+def lines(members: Sequence[Member], *, as_json: bool, on_terminal: bool) -> list[str]:
+    """A line per broker: JSON, columns with tabs between them, or aligned columns below their titles."""
+    if as_json:
+        return [json.dumps({**attrs.asdict(member), "role": member.role}) for member in members]
+    rows = [
+        tuple(
+            escape_controls("?" if cell is None else str(cell)).replace("\t", "\\t")
+            for cell in (
+                member.name,
+                member.broker_id,
+                member.address,
+                member.role,
+                member.end,
+                member.behind if member.broker_id else "",
+                member.state,
+            )
+        )
+        for member in members
+    ]
+    if not on_terminal:
+        return ["\t".join(row) for row in rows]
+    rows.insert(0, _COLUMNS)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

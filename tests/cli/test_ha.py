@@ -1,0 +1,149 @@
+"""`mq ha status`: what is shown of masters and slaves, whatever they answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+from mqbroker.cli import cli
+from mqbroker.cli.failures import Failure, NoAnswer
+from mqbroker.cli.ha import Member, lines, members_of
+from mqbroker.client.blocking_net import run
+from mqbroker.client.errors import NameServerUnreachable
+from mqbroker.errors import Unreachable
+from mqbroker.wire.bodies import BrokerData, ClusterInfo, KVTable
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand
+from tests.daemons.processes import DEADLINE_SECONDS, SOURCE, Process, wait_for
+
+MASTER, SLAVE = "10.0.0.1:10911", "10.0.0.2:10911"
+
+
+@attrs.define
+class Net:
+    """A name server at "ns:1", and the runtime info of brokers by address; others are unreachable."""
+
+    brokers: dict[str, BrokerData]
+    infos: dict[str, dict[str, Any]]
+
+    async def invoke(self, address: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        if address == "ns:1":
+            assert command.code == RequestCode.GET_BROKER_CLUSTER_INFO
+            return RemotingCommand(0, body=ClusterInfo(self.brokers).to_json())
+        if address not in self.infos:
+            raise Unreachable(f"connect to {address} failed: nobody there")
+        assert command.code == RequestCode.GET_BROKER_RUNTIME_INFO
+        return RemotingCommand(0, body=KVTable(self.infos[address]).to_json())
+
+
+def net(master: dict[str, Any] | None, slave: dict[str, Any] | None) -> Net:
+    infos = {address: info for address, info in ((MASTER, master), (SLAVE, slave)) if info is not None}
+    return Net({"a": BrokerData("a", "c", {1: SLAVE, 0: MASTER})}, infos)
+
+
+def shown(net: Net, name: str | None = None) -> list[Member]:
+    return run(members_of(cast(Any, net), ["ns:1"], name))
+
+
+def test_a_master_and_its_slave() -> None:
+    master = {"commitLogMaxOffset": "1000", "haSlave_10.0.0.2:4": "900,100"}
+    slave = {"commitLogMaxOffset": "900", "haMaster_10.0.0.1:10912": "900,50,"}
+    assert shown(net(master, slave)) == [
+        Member("a", 0, MASTER, 1000, None, "1 slave connected", True, True),
+        Member("a", 1, SLAVE, 900, 100, "follows", True, True),
+    ]
+
+
+def test_brokers_of_java_say_less() -> None:
+    assert shown(net({"commitLogMaxOffset": "1000"}, {"commitLogMaxOffset": "1200"})) == [
+        Member("a", 0, MASTER, 1000, None, "", True, True),
+        Member("a", 1, SLAVE, 1200, 0, "", True, True),
+    ]
+
+
+def test_a_slave_whose_master_is_away_says_what_it_knows() -> None:
+    slave = {"commitLogMaxOffset": "900", "haMaster_": "900,50,no connection: refused, really"}
+    master, member = shown(net(None, slave))
+    assert (master.is_answering, master.state[:10]) == (False, "no answer:")
+    assert member == Member("a", 1, SLAVE, 900, 50, "does not follow: no connection: refused, really", True, False)
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1e3", "٣", "x" * 100_000, "0x10"])
+def test_values_that_are_no_numbers_are_unknown(value: str) -> None:
+    info = {"commitLogMaxOffset": value, "haMaster_x": value}
+    assert [member.end for member in shown(net(info, info))] == [None, None]
+
+
+def test_a_name_that_is_not_there_is_told_with_those_that_are() -> None:
+    with pytest.raises(Failure, match="no broker called b is registered; there are: a"):
+        shown(net({}, {}), "b")
+    assert shown(Net({"a": BrokerData("a", "c", {0: MASTER}), "b": BrokerData("b")}, {MASTER: {}}), "b") == []
+
+
+def test_no_name_server_answers() -> None:
+    with pytest.raises(NameServerUnreachable):
+        run(members_of(cast(Any, net({}, {})), ["ns:2", "ns:3"], None))
+
+
+def test_output_for_people_and_for_programs() -> None:
+    members = [
+        Member("a", 0, MASTER, 1000, None, "1 slave connected", True, True),
+        Member("a", 1, SLAVE, None, None, "does not follow: \x1b[2J\tx\n", True, False),
+    ]
+    assert lines(members, as_json=False, on_terminal=False) == [
+        f"a\t0\t{MASTER}\tmaster\t1000\t\t1 slave connected",
+        f"a\t1\t{SLAVE}\tslave\t?\t?\tdoes not follow: \\x1b[2J\\tx\\n",
+    ]
+    assert lines(members[:1], as_json=False, on_terminal=True) == [
+        "broker  id  address         role    log end  behind  state",
+        "a       0   10.0.0.1:10911  master  1000             1 slave connected",
+    ]
+    [_, slave] = [json.loads(line) for line in lines(members, as_json=True, on_terminal=True)]
+    assert (slave["broker_id"], slave["role"], slave["end"], slave["is_well"]) == (1, "slave", None, False)
+
+
+def test_where_nobody_answers_the_exit_code_says_so() -> None:
+    done = CliRunner().invoke(cli, ["ha", "status", "-n", "127.0.0.1:1"])
+    assert done.exit_code == NoAnswer.exit_code
+    assert "127.0.0.1:1" in done.output
+
+
+@pytest.mark.daemons
+def test_real_brokers(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    def start(name: str, module: str, *settings: str) -> Process:
+        folder = tmp_path / name
+        folder.mkdir()
+        options = [part for setting in ("bindAddress=127.0.0.1", "listenPort=0", *settings) for part in ("-o", setting)]
+        process = Process(folder, ["-m", f"mqbroker.daemons.{module}", "--ports-file", "ports.json", *options])
+        request.addfinalizer(process.end)
+        return process
+
+    name_server = f"127.0.0.1:{start('namesrv', 'namesrv').wait_for_port()}"
+    common = (f"namesrvAddr={name_server}", "brokerName=a", "brokerIP1=127.0.0.1", "brokerIP2=127.0.0.1")
+    master = start("master", "broker", *common, "haListenPort=0", f"storePathRootDir={tmp_path / 'm'}")
+    master.wait_for_port()
+    slave = start(
+        "slave", "broker", *common, "brokerRole=SLAVE", "brokerId=1", "haListenPort=0",
+        f"storePathRootDir={tmp_path / 's'}",
+    )  # fmt: skip
+    slave.wait_for_port()
+
+    def status(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mqbroker.cli", "ha", "status", "-n", name_server, *options]
+        return subprocess.run(
+            command, capture_output=True, text=True, env={"PYTHONPATH": SOURCE}, timeout=DEADLINE_SECONDS, check=False
+        )
+
+    wait_for(lambda: status().returncode == 0, "the slave to follow")
+    first, second = status("a").stdout.splitlines()
+    assert first.split("\t")[3:] == ["master", "0", "", "1 slave connected"]
+    assert second.split("\t")[3:] == ["slave", "0", "0", "follows"]
+    assert [json.loads(line)["broker_id"] for line in status("--json").stdout.splitlines()] == [0, 1]
+    assert status("b").returncode == 1

@@ -16,6 +16,7 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     routes   a name server with 100,000 topics: their registration, memory, and answers a second
     topics   a broker with 20,000 topics that may have 4,096 files open: sends, starts and memory
     idle     memory, CPU and wake-up of a broker that holds the long polls of ten thousand consumers
+    replication  a master with a slave: SYNC_MASTER, a slave attached, and how fast one catches up
     stalls   the longest that one waits while another asks as much as it can
 
 Figures are worth something only when the machine does nothing else. Ratios are such that more is better.
@@ -37,6 +38,7 @@ from bench import (
     idle,
     many_topics,
     memory,
+    replication,
     restart,
     rmqload,
     roll,
@@ -66,6 +68,7 @@ PARTS = (
     "routes",
     "topics",
     "idle",
+    "replication",
     "stalls",
 )
 
@@ -139,6 +142,7 @@ def steps(
         "routes": lambda: routes.compare(bench, table, kinds, rounds, factor),
         "topics": lambda: many_topics.compare(bench, table, kinds, factor),
         "idle": lambda: idle.compare(bench, table, kinds, factor, consumers),
+        "replication": lambda: replication.compare(bench, table, kinds, rounds, factor),
         "stalls": lambda: stalls.compare(bench, table, kinds, factor),
     }
     wanted = {"send" if name == "pull" else name for name in only}

@@ -78,7 +78,7 @@ class Bench:
         process = self.start(kind, port, store, settings)
         server = Server(kind, port, store, process, self.program)
         try:
-            self._wait_answer(server)
+            self.wait_answer(server)
             yield server
         finally:
             # Nobody reads this store again.
@@ -104,7 +104,8 @@ class Bench:
             why = f"needs {needed_bytes >> 20:,} MiB below {self.scratch}, {max(0, room) >> 20:,} MiB are to be had"
             raise LoadFailed(f"{why} (a tenth of the disk is left free); give another directory with --scratch")
 
-    def _wait_answer(self, server: Server) -> None:
+    def wait_answer(self, server: Server) -> None:
+        """Return when a send is answered with SUCCESS. Raises ProcessFailed where none is within a minute."""
         process = server.process
         end = time.monotonic() + 60
         while time.monotonic() < end and process.running:

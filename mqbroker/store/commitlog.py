@@ -451,7 +451,7 @@ class CommitLog:
         stop, now = start + size, self._now_ms()
         assert self._transient is None
         assert stop <= self.segment_bytes
-        if stop > self._readied_to or now >= self._readied_until:
+        if not (stop <= self._readied_to and now < self._readied_until):
             self._make_ready(start, stop, now)
         return start, stop
 

@@ -28,6 +28,8 @@ FETCH_SECONDS = 10.0
 #: Delay of a fetch after a message of a topic that the table does not have.
 FETCH_SOON_SECONDS = 1.0
 LOOK_SECONDS = 1.0
+#: While no master is followed, name servers are asked after 1, 2, 4, 8 seconds and then so often: it is a registration.
+FIND_SECONDS_MAX = 10.0
 REPORT_SECONDS = 60.0
 #: Topics that the master did not have either, remembered at most.
 UNKNOWN_MAX = 10_000
@@ -57,7 +59,8 @@ class BrokerSlave:
         self._soon: IDelayedCall | None = None
         self._unknown: set[str] = set()
         self._why_not = ""
-        loops = [(self._tick, FETCH_SECONDS), (self._tables.look, LOOK_SECONDS), (self._report, REPORT_SECONDS)]
+        self._find_at, self._find_s = 0.0, LOOK_SECONDS
+        loops = [(self._fetch, FETCH_SECONDS), (self._look, LOOK_SECONDS), (self._report, REPORT_SECONDS)]
         self._loops = [(LoopingCall(act), seconds) for act, seconds in loops]
         for loop, _ in self._loops:
             loop.clock = clock
@@ -99,10 +102,14 @@ class BrokerSlave:
         self._soon = None
         self._fetch()
 
-    def _tick(self) -> None:
-        if self._service.status.why_not:
+    def _look(self) -> None:
+        self._tables.look()
+        now = self._clock.seconds()
+        if not self._service.status.why_not:
+            self._find_at, self._find_s = 0.0, LOOK_SECONDS
+        elif now >= self._find_at:
+            self._find_at, self._find_s = now + self._find_s, min(2 * self._find_s, FIND_SECONDS_MAX)
             self._refresh()
-        self._fetch()
 
     def _fetch(self) -> None:
         if self._fetching is None and self._comparison.master_addr:

@@ -222,6 +222,16 @@ def test_a_slave_finds_its_master_again_where_it_moved(pair: Pair) -> None:
     assert slave.log() == moved.log()
 
 
+def test_a_slave_that_starts_first_finds_its_master_soon(pair: Pair) -> None:
+    slave = pair.slave()
+    pair.turn(1)
+    master = pair.master()
+    pair.turn(5)
+    fill(master, 3)
+    pair.turn(0.5)
+    assert slave.log() == master.log()
+
+
 def test_a_slave_that_was_away_catches_up(pair: Pair) -> None:
     master = pair.master()
     slave = pair.slave()

@@ -116,6 +116,8 @@ class BrokerService(Service):
         self._stops: list[Callable[[], object]] = []
         self._starting: Deferred[None] | None = None
         self._stopping: Deferred[None] | None = None
+        #: The settings to start again with, while it stops for that.
+        self._next_settings: BrokerSettings | None = None
 
     @property
     def ports(self) -> dict[str, int]:
@@ -198,6 +200,7 @@ class BrokerService(Service):
         for seconds, action in parts.periodic():
             self._every(seconds, action)
         self._save_offsets(parts)
+        parts.live.follow(self._change_role, "brokerRole", "brokerId")
         if follower is None:
             self._serve_slaves(store, parts.slaves)
         if parts.acknowledgements is not None:
@@ -409,6 +412,29 @@ class BrokerService(Service):
             self._read_tls()
         return self._assembly.adopt(settings)
 
+    def _change_role(self, settings: BrokerSettings) -> None:
+        """Start again as a master or slave, in the next turn: who asked is answered before the parts stop."""
+        is_planned = self._next_settings is not None
+        # At the same address, also where any port was free.
+        self._next_settings = attrs.evolve(settings, server=attrs.evolve(settings.server, listen_port=self.port))
+        if not is_planned:
+            self._clock.callLater(0, lambda: Deferred.fromCoroutine(self._start_again()))
+
+    async def _start_again(self) -> None:
+        log.info("the broker stops, to start again in another role")
+        await self._stop_parts()
+        settings, self._next_settings = self._next_settings, None
+        if settings is None:  # it was stopped for good meanwhile
+            return
+        self.settings = settings
+        try:
+            await self.startService()
+        except Exception as error:
+            log.critical("the broker cannot start again, and ends: {why}", why=str(error))
+            self._reactor.stop()
+        else:
+            log.info("the broker is started with brokerRole={role}", role=settings.store.broker_role.value)
+
     # --- stop
 
     def stopService(self) -> Deferred[None]:
@@ -416,6 +442,10 @@ class BrokerService(Service):
 
         If a stop or the cleanup of a failed start is under way, fires when that is complete.
         """
+        self._next_settings = None
+        return self._stop_parts()
+
+    def _stop_parts(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
         starting, self._starting = self._starting, None
         if starting is not None and not starting.called:

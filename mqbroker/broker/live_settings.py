@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 
 from twisted.logger import Logger
 
-from mqbroker.config import BrokerSettings
+from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.config.changes import change_settings, differing_values, values_of
-from mqbroker.errors import Refused
+from mqbroker.errors import BadSetting, Refused
 from mqbroker.wire.bodies import DataVersion
 from mqbroker.wire.codes import ResponseCode
 
@@ -55,6 +55,7 @@ class LiveSettings:
         """Apply all changes, by key. Raises NotChangeable and BadSetting with nothing changed."""
         before = values_of(self.current)
         settings = change_settings(self.current, changes, self.changeable)
+        check_role(settings)
         changed = differing_values(self.current, settings)
         self.current = settings
         self.data_version = self.data_version.next(int(self._now() * 1000))
@@ -69,6 +70,15 @@ class LiveSettings:
         changeable, differ = self.changeable, differing_values(self.current, settings)
         self.change({key: value for key, value in differ.items() if key in changeable})
         return [key for key in differ if key not in changeable]
+
+
+def check_role(settings: BrokerSettings) -> None:
+    """Raises BadSetting where a master has a slave's id, or a slave lacks what it needs."""
+    why = settings.why_no_slave
+    if settings.store.broker_role is not BrokerRole.SLAVE and settings.broker_id:
+        why = "a master has brokerId=0; change both"
+    if why:
+        raise BadSetting("brokerRole", "the request", None, why)
 
 
 def full(what: str, count: int, key: str) -> Refused:

@@ -249,13 +249,8 @@ def _check_name_servers(settings: BrokerSettings, given: Mapping[str, Given]) ->
 
 
 def _check_slave(settings: BrokerSettings, given: Mapping[str, Given]) -> None:
-    if settings.store.broker_role is not BrokerRole.SLAVE:
-        return
-    role = given["brokerRole"]
-    if settings.broker_id <= 0:
-        raise role.bad("a slave needs a brokerId above 0, which none of its master's other slaves has; set brokerId=1")
-    if not (settings.namesrv_addr or settings.ha_master_address):
-        raise role.bad("a slave must find its master; set namesrvAddr to the master's, or haMasterAddress")
+    if why := settings.why_no_slave:
+        raise given["brokerRole"].bad(why)
 
 
 def _check_accounts(settings: BrokerSettings, given: Mapping[str, Given]) -> None:

@@ -362,6 +362,17 @@ class BrokerSettings:
     client: ClientSettings = attrs.field(factory=ClientSettings)
 
     @property
+    def why_no_slave(self) -> str:
+        """Why a broker with these settings cannot be a slave; empty if it can, or is a master."""
+        if self.store.broker_role is not BrokerRole.SLAVE:
+            return ""
+        if self.broker_id <= 0:
+            return "a slave needs a brokerId above 0, which none of its master's other slaves has; set brokerId=1"
+        if not (self.namesrv_addr or self.ha_master_address):
+            return "a slave must find its master; set namesrvAddr to the master's, or haMasterAddress"
+        return ""
+
+    @property
     def broker_addr(self) -> str:
         """The address this broker gives to name servers and clients."""
         return f"{self.broker_ip1}:{self.server.listen_port}"

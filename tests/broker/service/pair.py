@@ -22,6 +22,8 @@ from mqbroker.store.disk import IDisk
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker, IWorker
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand
 from tests.broker.bench import Client, make_settings
 from tests.broker.service.running import Reactor
 from tests.remoting.link import CLIENT, SERVER, Link, Network
@@ -179,16 +181,32 @@ class Pair:
         )
         before = len(self.reactor.tcpServers)
         service.startService()
-        factories: list[IProtocolFactory] = [made[1] for made in self.reactor.tcpServers[before:]]
-        addresses = []
-        for factory in factories:
-            at = f"{host}:{port + isinstance(factory, MasterFactory)}"
-            self.network.servers[at] = factory
-            addresses.append(at)
-        remoting = next(factory for factory in factories if isinstance(factory, RemotingServerFactory))
-        self.members[name] = Member(self, name, service, remoting, tuple(addresses), root)
+        self._serve(name, service, root, before)
         self.turn()
         return self.members[name]
+
+    def _serve(self, name: str, service: BrokerService, root: Path, before: int) -> None:
+        """Let the network reach a broker that listens since the first `before` listened."""
+        host, port = service.settings.broker_ip1, service.settings.server.listen_port
+        factories: list[IProtocolFactory] = [made[1] for made in self.reactor.tcpServers[before:]]
+        addresses = [f"{host}:{port + isinstance(factory, MasterFactory)}" for factory in factories]
+        self.network.servers |= dict(zip(addresses, factories, strict=True))
+        remoting = next(factory for factory in factories if isinstance(factory, RemotingServerFactory))
+        self.members[name] = Member(self, name, service, remoting, tuple(addresses), root)
+
+    def change(self, name: str, **settings: str) -> RemotingCommand | None:
+        """Change settings of a broker as administrators do, and wait for what it does then; returns its answer."""
+        member, before = self.members[name], len(self.reactor.tcpServers)
+        body = "".join(f"{key}={value}\n" for key, value in settings.items()).encode()
+        answer = member.client().ask(RequestCode.UPDATE_BROKER_CONFIG, body=body)
+        former = {address: self.network.servers.pop(address) for address in member.addresses}
+        self._drain()
+        if len(self.reactor.tcpServers) > before:
+            self._serve(name, member.service, member.root, before)
+            self._drain()
+        else:
+            self.network.servers |= former
+        return answer
 
     def master(self, **changes: Any) -> Member:
         return self.start("master", **changes)

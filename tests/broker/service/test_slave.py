@@ -13,6 +13,7 @@ from mqbroker.config import BrokerRole
 from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import KVTable, SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.record import decode_records
 from tests.broker.bench import pull_header, send_command
 from tests.broker.service.pair import Member, Pair
@@ -346,3 +347,84 @@ def test_as_many_slaves_as_the_setting_says_must_have_it(pair: Pair) -> None:
     assert sent(master) == [ResponseCode.SUCCESS]
     pair.stop("slave2")
     assert sent(master) == [ResponseCode.SLAVE_NOT_AVAILABLE]
+
+
+# --- other roles
+
+
+def test_a_slave_becomes_master_and_the_former_master_its_slave(pair: Pair, logged: Logged) -> None:
+    master, slave = pair.master(), pair.slave()
+    pair.turn(2)
+    fill(master, 30)
+    commit(master, 7)
+    pair.turn(12)
+    log = slave.log()
+    pair.stop("master")
+    answer = pair.change("slave1", brokerRole="SYNC_MASTER", brokerId="0")
+    assert answer is not None
+    assert answer.code == ResponseCode.SUCCESS
+    successor = pair.members["slave1"]
+    assert len(successor.addresses) == 2
+    assert successor.log() == log
+    assert successor.parts.offsets.query("CG", "T", 0) == 7
+    assert sent(successor) == [ResponseCode.SLAVE_NOT_AVAILABLE]
+    former = pair.start("master", BrokerRole.SLAVE, 3)
+    pair.turn(12)
+    assert sent(successor) == [ResponseCode.SUCCESS]
+    assert former.log() == successor.log()
+    assert "the broker is started with brokerRole=SYNC_MASTER" in logged.lines
+
+
+def test_a_master_becomes_a_slave(pair: Pair) -> None:
+    one, other = pair.start("one"), pair.start("other", broker_id=1, role=BrokerRole.SLAVE)
+    pair.turn(2)
+    fill(one, 5)
+    pair.turn(2)
+    pair.change("one", brokerRole="SLAVE", brokerId="2")
+    pair.change("other", brokerRole="ASYNC_MASTER", brokerId="0")
+    fill(pair.members["other"], 5)
+    pair.turn(12)
+    assert pair.members["one"].log() == pair.members["other"].log()
+    assert pair.members["one"].store.max_offset("T", 0) == 10
+    assert other.root == pair.members["other"].root
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"brokerRole": "SLAVE"}, {"brokerId": "1"}, {"brokerRole": "SLAVE", "brokerId": "0"}, {"brokerRole": "KING"}],
+)
+def test_a_role_and_an_id_that_do_not_agree_change_nothing(pair: Pair, changes: dict[str, str]) -> None:
+    master = pair.master()
+    answer = pair.change("master", **changes)
+    assert answer is not None
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert pair.members["master"] is master
+    assert master.service.running
+
+
+def test_a_stop_while_the_role_changes_is_a_stop(pair: Pair) -> None:
+    master = pair.master()
+    pair.slave()
+    pair.turn(2)
+    pair.network.blocked.add(master.addresses[1])  # a stop waits for the slave
+    fill(master, 5)
+    servers = len(pair.reactor.tcpServers)
+    command = RemotingCommand.request(RequestCode.UPDATE_BROKER_CONFIG, None, b"brokerRole=SYNC_MASTER\n")
+    client = master.client()
+    client.tell(command)
+    assert [answer.code for answer in client.heard()] == [ResponseCode.SUCCESS]
+    pair.stop("master")
+    assert not master.service.running
+    assert len(pair.reactor.tcpServers) == servers
+
+
+def test_a_broker_that_cannot_start_again_ends(pair: Pair, logged: Logged) -> None:
+    pair.master()
+    slave = pair.slave()
+    pair.turn(2)
+    pair.reactor.taken = True
+    pair.change("slave1", brokerRole="ASYNC_MASTER", brokerId="0")
+    assert any("cannot start again, and ends" in line for line in logged.lines)
+    assert pair.reactor.hasStopped
+    pair.reactor.taken = False
+    slave.is_dead = True

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mqbroker.wire.bodies import BrokerData
 
 TIMEOUT_MS = 5_000
+#: A broker stops and starts within this time, unless its store has much to recover.
+PROMOTED_SECONDS_MAX = 60
 FOLLOWS = "follows"
 _COLUMNS = ("broker", "id", "address", "role", "log end", "behind", "state")
 
@@ -28,7 +30,8 @@ _COLUMNS = ("broker", "id", "address", "role", "log end", "behind", "state")
 class Member:
     """One broker. `end`: where its log ends; `behind`: the bytes that a slave lacks; None if unknown.
 
-    `is_answering`: whether it answered; `is_well`: it answered, and follows if it is a slave.
+    `is_answering`: whether it answered; `is_well`: it answered, and follows if it is a slave. `is_ours`: it says how
+    its links are.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Member:
     state: str
     is_answering: bool
     is_well: bool
+    is_ours: bool = False
 
     @property
     def role(self) -> str:
@@ -48,6 +52,90 @@ class Member:
 @click.group()
 def ha() -> None:
     """Masters and slaves."""
+
+
+@ha.command()
+@click.argument("name")
+@click.option("--id", "broker_id", type=click.IntRange(1), help="The slave's brokerId, if there are several.")
+@click.option("--sync", is_flag=True, help="Become a SYNC_MASTER, which waits for slaves; else an ASYNC_MASTER.")
+@server_options
+def promote(name: str, broker_id: int | None, sync: bool, servers: Servers) -> None:
+    """Make a slave of the brokers called NAME their master: stop the former master before.
+
+    The slave stops, and starts again as master at the same address; its settings file is changed.
+    """
+    role = "SYNC_MASTER" if sync else "ASYNC_MASTER"
+    with told():
+        from mqbroker.client.blocking_net import BlockingNet, run
+
+        net = BlockingNet(random.Random(), servers.credentials, servers.tls)
+        try:
+            name_servers = servers.name_servers.split(";")
+            slave = slave_to_promote(run(members_of(net, name_servers, name)), broker_id)
+            for line in run(change_role(net, slave, role)):
+                click.echo(line)
+            master = run(wait_for_master(net, name_servers, slave))
+        finally:
+            run(net.close())
+    click.echo(f"{escape_controls(name)} at {master.address} is the master now; its log ends at {master.end}")
+
+
+def slave_to_promote(members: Sequence[Member], broker_id: int | None) -> Member:
+    """The slave that becomes master: the one wanted, or the only one. Raises Failure where that would lose messages, or
+    it is not clear."""
+    for member in members:
+        if member.broker_id == 0 and member.is_answering:
+            raise Failure(
+                f"the master at {member.address} answers: stop it first, so that it takes no message that the slave "
+                "would lack"
+            )
+    slaves = [member for member in members if member.broker_id and member.is_answering]
+    if not slaves:
+        raise Failure("no slave answers")
+    found = [member for member in slaves if broker_id in (None, member.broker_id)]
+    if len(found) != 1:
+        ids = ", ".join(f"{member.broker_id} (log end {member.end})" for member in slaves)
+        raise Failure(f"which slave is to be master? --id names it; there are: {ids}")
+    [slave] = found
+    ahead = [member for member in slaves if (member.end or 0) > (slave.end or 0)]
+    if ahead:
+        more = (ahead[0].end or 0) - (slave.end or 0)
+        raise Failure(f"the slave {ahead[0].broker_id} has {more} bytes more: make it the master")
+    if not slave.is_ours:
+        raise Failure(
+            f"the slave at {slave.address} is of the Java system: change brokerId and brokerRole in its file, and "
+            "restart it"
+        )
+    return slave
+
+
+async def change_role(net: Net, slave: Member, role: str) -> list[str]:
+    """Have a slave start again as master; returns what it remarks. Raises MQError."""
+    from mqbroker.remoting.client import succeeded
+    from mqbroker.wire.codes import RequestCode
+    from mqbroker.wire.command import RemotingCommand
+
+    body = f"brokerRole={role}\nbrokerId=0\n".encode()
+    command = RemotingCommand.request(RequestCode.UPDATE_BROKER_CONFIG, None, body)
+    remark = succeeded(await net.invoke(slave.address, command, TIMEOUT_MS)).remark
+    return [escape_controls(remark)] if remark else []
+
+
+async def wait_for_master(net: Net, name_servers: Sequence[str], slave: Member) -> Member:
+    """Return the slave as master, once name servers have it as that. Raises NoAnswer."""
+    from mqbroker.errors import MQError
+
+    deadline = net.now() + PROMOTED_SECONDS_MAX
+    while net.now() < deadline:
+        try:
+            members = await members_of(net, name_servers, slave.name)
+        except (MQError, Failure):  # it is unregistered meanwhile
+            members = []
+        for member in members:
+            if member.broker_id == 0 and member.address == slave.address and member.is_answering:
+                return member
+        await net.sleep(0.2)
+    raise NoAnswer(f"{slave.address} is not registered as master after {PROMOTED_SECONDS_MAX} s: its log says why")
 
 
 @ha.command()
@@ -149,7 +237,8 @@ def _member(name: str, broker_id: int, address: str, info: dict[str, str], maste
         return Member(name, broker_id, address, end, behind, "", True, True)
     _, known, why_not = (*shown.split(",", 2), "", "")[:3]
     state = f"does not follow: {why_not}" if why_not else FOLLOWS
-    return Member(name, broker_id, address, end, _number(known) if behind is None else behind, state, True, not why_not)
+    behind = _number(known) if behind is None else behind
+    return Member(name, broker_id, address, end, behind, state, True, not why_not, True)
 
 
 def lines(members: Sequence[Member], *, as_json: bool, on_terminal: bool) -> list[str]:

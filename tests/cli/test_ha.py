@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from mqbroker.cli import cli
 from mqbroker.cli.failures import Failure, NoAnswer
-from mqbroker.cli.ha import Member, lines, members_of
+from mqbroker.cli.ha import Member, lines, members_of, slave_to_promote
 from mqbroker.client.blocking_net import run
 from mqbroker.client.errors import NameServerUnreachable
 from mqbroker.errors import Unreachable
@@ -57,7 +57,7 @@ def test_a_master_and_its_slave() -> None:
     slave = {"commitLogMaxOffset": "900", "haMaster_10.0.0.1:10912": "900,50,"}
     assert shown(net(master, slave)) == [
         Member("a", 0, MASTER, 1000, None, "1 slave connected", True, True),
-        Member("a", 1, SLAVE, 900, 100, "follows", True, True),
+        Member("a", 1, SLAVE, 900, 100, "follows", True, True, True),
     ]
 
 
@@ -72,7 +72,9 @@ def test_a_slave_whose_master_is_away_says_what_it_knows() -> None:
     slave = {"commitLogMaxOffset": "900", "haMaster_": "900,50,no connection: refused, really"}
     master, member = shown(net(None, slave))
     assert (master.is_answering, master.state[:10]) == (False, "no answer:")
-    assert member == Member("a", 1, SLAVE, 900, 50, "does not follow: no connection: refused, really", True, False)
+    assert member == Member(
+        "a", 1, SLAVE, 900, 50, "does not follow: no connection: refused, really", True, False, True
+    )
 
 
 @pytest.mark.parametrize("value", ["", "-1", "1e3", "٣", "x" * 100_000, "0x10"])
@@ -109,6 +111,38 @@ def test_output_for_people_and_for_programs() -> None:
     assert (slave["broker_id"], slave["role"], slave["end"], slave["is_well"]) == (1, "slave", None, False)
 
 
+def slave(broker_id: int = 1, end: int | None = 900, *, is_ours: bool = True, is_answering: bool = True) -> Member:
+    return Member("a", broker_id, f"10.0.0.{broker_id}:1", end, None, "", is_answering, is_answering, is_ours)
+
+
+def test_the_only_slave_is_promoted_or_the_one_that_is_named() -> None:
+    dead = Member("a", 0, MASTER, None, None, "no answer", False, False)
+    assert slave_to_promote([dead, slave()], None) == slave()
+    assert slave_to_promote([slave(1), slave(2)], 2) == slave(2)
+    assert slave_to_promote([slave(1, 5), slave(2, None), slave(3, 4)], 1) == slave(1, 5)
+
+
+@pytest.mark.parametrize(
+    ("members", "broker_id", "says"),
+    [
+        (
+            [Member("a", 0, MASTER, 9, None, "", True, True), slave()],
+            None,
+            "the master at 10.0.0.1:10911 answers",
+        ),
+        ([], None, "no slave answers"),
+        ([slave(is_answering=False)], None, "no slave answers"),
+        ([slave(1), slave(2)], None, r"which slave is to be master\? --id names it; there are: 1 \(log end 900\), 2"),
+        ([slave(1)], 2, "which slave is to be master"),
+        ([slave(1), slave(2, 901)], 1, "the slave 2 has 1 bytes more: make it the master"),
+        ([slave(is_ours=False)], None, "is of the Java system: change brokerId and brokerRole in its file"),
+    ],
+)
+def test_what_might_lose_messages_is_not_done(members: list[Member], broker_id: int | None, says: str) -> None:
+    with pytest.raises(Failure, match=says):
+        slave_to_promote(members, broker_id)
+
+
 def test_where_nobody_answers_the_exit_code_says_so() -> None:
     done = CliRunner().invoke(cli, ["ha", "status", "-n", "127.0.0.1:1"])
     assert done.exit_code == NoAnswer.exit_code
@@ -136,7 +170,10 @@ def test_real_brokers(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     slave.wait_for_port()
 
     def status(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "mqbroker.cli", "ha", "status", "-n", name_server, *options]
+        return mq("status", *options)
+
+    def mq(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mqbroker.cli", "ha", *options, "-n", name_server]
         return subprocess.run(
             command, capture_output=True, text=True, env={"PYTHONPATH": SOURCE}, timeout=DEADLINE_SECONDS, check=False
         )
@@ -147,3 +184,15 @@ def test_real_brokers(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     assert second.split("\t")[3:] == ["slave", "0", "0", "follows"]
     assert [json.loads(line)["broker_id"] for line in status("--json").stdout.splitlines()] == [0, 1]
     assert status("b").returncode == 1
+
+    refused = mq("promote", "a")
+    assert refused.returncode == 1
+    assert "stop it first" in refused.stderr
+    assert master.stop() == 0
+    promoted = mq("promote", "a", "--sync")
+    assert promoted.returncode == 0, promoted.stderr
+    assert promoted.stdout.splitlines() == [
+        "changed until the next start: the broker was started without a settings file",
+        f"a at {second.split(chr(9))[2]} is the master now; its log ends at 0",
+    ]
+    assert [line.split("\t")[1:4:2] for line in status("a").stdout.splitlines()] == [["0", "master"]]

@@ -297,4 +297,32 @@ MISTAKES = [
         "            pass\n",
         (_PAIR,),
     ),
+    Mutation(
+        "start again though the broker was told to stop",
+        "broker/broker_service.py",
+        "        self._next_settings = None\n        return self._stop_parts()",
+        "        return self._stop_parts()",
+        (f"{_PAIR}::test_a_stop_while_the_role_changes_is_a_stop",),
+    ),
+    Mutation(
+        "take a role that does not agree with the id",
+        "broker/live_settings.py",
+        "        check_role(settings)\n",
+        "",
+        (f"{_PAIR}::test_a_role_and_an_id_that_do_not_agree_change_nothing",),
+    ),
+    Mutation(
+        "promote a slave beside a master that runs",
+        "cli/ha.py",
+        "if member.broker_id == 0 and member.is_answering:\n            raise",
+        "if False:\n            raise",
+        ("tests/cli/test_ha.py",),
+    ),
+    Mutation(
+        "promote a slave that has less than another",
+        "cli/ha.py",
+        "    if ahead:\n",
+        "    if False:\n",
+        ("tests/cli/test_ha.py",),
+    ),
 ]

@@ -27,7 +27,7 @@ from mqbroker.remoting.rate_limited_log import RateLimitedLog
 
 log = Logger()
 
-#: Links at a time; a connection beyond is closed.
+#: Links at a time. One more takes the place of the oldest that has reported nothing; else it is refused.
 LINKS_MAX = 64
 LINES_PER_MINUTE = 20
 WATCH_SECONDS = 1.0
@@ -136,6 +136,11 @@ class SlaveConnection(TwistedProtocol):
 
     def stopProducing(self) -> None:
         """The transport is gone; connectionLost follows."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the link is closed, or about to be."""
+        return self._is_closed
 
     # --- sending
 
@@ -278,12 +283,20 @@ class MasterFactory(ServerFactory):
         why = None
         if not self._is_allowed(host):
             why = "haWhiteRemoteAddresses does not have its address"
-        elif len(self.slaves.links) >= LINKS_MAX:
+        elif len(self.slaves.links) >= LINKS_MAX and not self._make_room():
             why = f"there are {LINKS_MAX} already"
         if why is not None:
             self.lines.say(LogLevel.warn, "a replication link from {peer} is refused: {why}", peer=peer, why=why)
             return None
         return SlaveConnection(self, peer)
+
+    def _make_room(self) -> bool:
+        """Close the oldest link that has reported nothing, as a slave does at once; False if there is none."""
+        silent = next((link for link in self.slaves.links if link.link.sent is None and not link.is_closed), None)
+        if silent is None:
+            return False
+        silent.close("it reports nothing, and others connect")
+        return True
 
     def connected(self, connection: SlaveConnection) -> None:
         self.slaves.links.append(connection)

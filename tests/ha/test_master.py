@@ -176,6 +176,22 @@ def test_so_many_links_and_no_more(master: MasterService, slave: Any) -> None:
     assert master.factory.buildProtocol(IPv4Address("TCP", "10.0.0.3", 1)) is None
 
 
+def test_links_that_report_nothing_keep_no_slave_out(master: MasterService, slave: Any) -> None:
+    slave(10_000)
+    transports = []
+    for _ in range(10_000):
+        connection = master.factory.buildProtocol(IPv4Address("TCP", "10.0.0.3", 1))
+        assert connection is not None
+        transports.append(Transport())
+        connection.makeConnection(transports[-1])
+        for link in [link for link in master.factory.slaves.links if link.is_closed]:
+            link.connectionLost()
+    _, transport = slave(9000)
+    assert transport.received() == [(9000, master.factory.log.read(9000, 1000))]
+    assert sum(not each.disconnecting for each in transports) == LINKS_MAX - 2
+    assert len(master.factory.slaves.states()) == 2
+
+
 def test_who_may_not_connect_is_refused(reactor: MemoryReactorClock, source: Log, logged: Logged) -> None:
     master = MasterService(reactor, Slaves(source), HaSettings(listen_port=1), lambda host: host == "10.0.0.2")
     assert master.factory.buildProtocol(IPv4Address("TCP", "10.0.0.3", 7)) is None

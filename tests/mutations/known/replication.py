@@ -325,4 +325,11 @@ MISTAKES = [
         "    if False:\n",
         ("tests/cli/test_ha.py",),
     ),
+    Mutation(
+        "let links that report nothing keep slaves out",
+        "ha/master.py",
+        "        if silent is None:\n",
+        "        if silent is not None or silent is None:\n",
+        (_MASTER,),
+    ),
 ]

@@ -49,9 +49,9 @@ _POOLS = {
 class RuntimeInfo:
     """Builds the table. `now` returns seconds since the epoch.
 
-    Keys that begin with "haSlave_" are not Java's: a slave's offset, and the bytes that it is behind. Nor are those
-    that begin with "haMaster_": a slave's own offset, the bytes that it is behind (empty if unknown), and why it does
-    not follow (empty if it does).
+    Keys that begin with "haSlave_" are not Java's: a slave's offset, and the bytes and seconds that it is behind. Nor
+    are those that begin with "haMaster_": a slave's own offset, the bytes that it is behind (empty if unknown), and
+    why it does not follow (empty if it does).
     """
 
     _store: MessageStore
@@ -130,7 +130,10 @@ class RuntimeInfo:
 
     def _replication(self) -> dict[str, str]:
         if self._follower is None:
-            return {f"haSlave_{slave.peer}": f"{slave.acknowledged},{slave.behind}" for slave in self._slaves.states()}
+            return {
+                f"haSlave_{slave.peer}": f"{slave.acknowledged},{slave.behind},{slave.behind_s:.0f}"
+                for slave in self._slaves.states()
+            }
         master = self._follower.status
         behind = "" if master.behind is None else str(master.behind)
         return {f"haMaster_{master.address}": f"{master.end},{behind},{master.why_not}"}

@@ -8,6 +8,8 @@ consumed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
+from typing import TypeVar
 
 import attrs
 from twisted.logger import Logger
@@ -19,10 +21,13 @@ from mqbroker.broker.topic_table import TopicTable
 from mqbroker.ha.divergence import log_bounds
 from mqbroker.remoting.client import RemotingClient, succeeded
 from mqbroker.wire.bodies import SubscriptionGroupWrapper, TopicConfigSerializeWrapper
+from mqbroker.wire.body import Body
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
 
 log = Logger()
+
+B = TypeVar("B", bound=Body)
 
 TIMEOUT_MS = 5_000
 
@@ -58,21 +63,16 @@ class SlaveSynchronize:
         #: The offsets taken over last from `_master`.
         self._before: Offsets = {}
         self._master = ""
+        #: Of the tables fetched last, by request: a large one takes long to decode.
+        self._digests: dict[RequestCode, bytes] = {}
 
     async def fetch(self, address: str) -> int:
         """Fetch all tables of the master at `address`; returns where its log ends. Raises MQError."""
         if address != self._master:
             self._master, self._before, self._waiting = address, {}, None
-        self._topics.follow(
-            TopicConfigSerializeWrapper.from_json(
-                await self._body(RequestCode.GET_ALL_TOPIC_CONFIG), dialect_bytes_max=None
-            )
-        )
-        self._groups.follow(
-            SubscriptionGroupWrapper.from_json(
-                await self._body(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG), dialect_bytes_max=None
-            )
-        )
+            self._digests.clear()
+        await self._copy(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigSerializeWrapper, self._topics.follow)
+        await self._copy(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupWrapper, self._groups.follow)
         offsets = decode_offsets(await self._body(RequestCode.GET_ALL_CONSUMER_OFFSET))
         delay = DelayOffsets.from_json(await self._body(RequestCode.GET_ALL_DELAY_OFFSET))
         # Asked last: all that the offsets refer to is below.
@@ -93,6 +93,14 @@ class SlaveSynchronize:
         self._offsets.persist()
         self._delay.follow(fetched.delay)
         self._delay.persist()
+
+    async def _copy(self, code: RequestCode, kind: type[B], follow: Callable[[B], None]) -> None:
+        """Fetch a table, and take it over unless it is the one of the last time."""
+        body = await self._body(code)
+        digest = sha256(body).digest()
+        if self._digests.get(code) != digest:
+            follow(kind.from_json(body, dialect_bytes_max=None))
+            self._digests[code] = digest
 
     async def _body(self, code: RequestCode) -> bytes:
         answer = await self._client.invoke_sync(self._master, RemotingCommand.request(code), TIMEOUT_MS)

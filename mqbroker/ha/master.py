@@ -82,11 +82,13 @@ class HaSettings:
 
 @attrs.frozen
 class SlaveStatus:
-    """State of one link. `acknowledged`: the slave has the log below this offset; `behind`: bytes that it lacks."""
+    """State of one link. `acknowledged`: the slave has the log below this offset; `behind`: bytes that it lacks;
+    `behind_s`: for how long it has not had the whole log, seconds."""
 
     peer: str
     acknowledged: int
     behind: int
+    behind_s: float
 
 
 @implementer(IPushProducer)
@@ -97,6 +99,8 @@ class SlaveConnection(TwistedProtocol):
         self.peer = peer
         self.link = MasterLink(factory.log.segment_bytes, factory.settings.piece_bytes_max)
         self.heard_at = self.wrote_at = factory.now()
+        #: When the slave was last seen to have the whole log.
+        self._complete_at = self.heard_at
         self._factory = factory
         self._is_paused = self._is_reading = self._is_closed = False
 
@@ -120,6 +124,7 @@ class SlaveConnection(TwistedProtocol):
         if is_new and self.link.sent is not None:
             log.info("slave {peer} connected, and gets the log from {n} on", peer=self.peer, n=self.link.sent)
         if has_grown:
+            self._note_progress(self.heard_at)
             self._factory.slaves.notify()
             self.send()
 
@@ -182,10 +187,20 @@ class SlaveConnection(TwistedProtocol):
     def look(self, now: float) -> None:
         """Send a heartbeat if one is due; close the link if nothing was received for too long."""
         settings = self._factory.settings
+        self._note_progress(now)
         if now - self.heard_at > settings.idle_s:
             self.close(f"nothing was heard from it for {settings.idle_s:.0f} s")
         elif self.link.sent is not None and not self._is_paused and now - self.wrote_at >= settings.heartbeat_s:
             self._write(b"")
+
+    def _note_progress(self, now: float) -> None:
+        if self.link.acknowledged >= self._factory.log.end:
+            self._complete_at = now
+
+    def status(self) -> SlaveStatus:
+        acknowledged = self.link.acknowledged
+        behind = self._factory.log.end - acknowledged
+        return SlaveStatus(self.peer, acknowledged, behind, self._factory.now() - self._complete_at if behind else 0.0)
 
     def close(self, why: str = "") -> None:
         """Close the link, and log `why`, if given."""
@@ -247,11 +262,7 @@ class Slaves:
 
     def states(self) -> list[SlaveStatus]:
         """The slaves that have reported their offset, in the order of connection."""
-        end = self.log.end
-        return [
-            SlaveStatus(connection.peer, connection.link.acknowledged, end - connection.link.acknowledged)
-            for connection in self._reported()
-        ]
+        return [connection.status() for connection in self._reported()]
 
 
 class MasterFactory(ServerFactory):
@@ -389,7 +400,8 @@ class MasterService(Service):
 
     def _report(self) -> None:
         for slave in self._slaves.states():
-            log.info("slave {peer} is {behind} bytes behind", peer=slave.peer, behind=slave.behind)
+            line = "slave {peer} is {behind} bytes and {seconds:.0f} s behind"
+            log.info(line, peer=slave.peer, behind=slave.behind, seconds=slave.behind_s)
 
     def _fire_if_drained(self) -> None:
         if self._slaves.are_complete:

@@ -251,5 +251,18 @@ def test_how_far_slaves_are_behind_is_logged_each_minute(
         connection.dataReceived(REPORT.pack(9600))
         unheard.heard_at = reactor.seconds()
         reactor.advance(1)
-    assert [line for line in logged.lines if "behind" in line] == ["slave 10.0.0.2:40000 is 400 bytes behind"]
-    assert master.factory.slaves.states() == [SlaveStatus("10.0.0.2:40000", 9600, 400)]
+    assert [line for line in logged.lines if "behind" in line] == ["slave 10.0.0.2:40000 is 400 bytes and 60 s behind"]
+    assert master.factory.slaves.states() == [SlaveStatus("10.0.0.2:40000", 9600, 400, 60.0)]
+
+
+def test_for_how_long_a_slave_is_behind(
+    reactor: MemoryReactorClock, master: MasterService, source: Log, slave: Any
+) -> None:
+    connection, _ = slave(10_000)
+    reactor.advance(5)
+    assert connection.status() == SlaveStatus("10.0.0.2:40000", 10_000, 0, 0.0)
+    source.data += b"new"
+    reactor.pump([1.0] * 3)
+    assert connection.status() == SlaveStatus("10.0.0.2:40000", 10_000, 3, 3.0)
+    connection.dataReceived(REPORT.pack(10_003))
+    assert connection.status() == SlaveStatus("10.0.0.2:40000", 10_003, 0, 0.0)

@@ -109,6 +109,19 @@ def test_tables_follow_and_older_ones_do_not(pair: Pair) -> None:
     assert slave.parts.topics.data_version == master.parts.topics.data_version
 
 
+def test_a_table_that_has_not_changed_is_not_taken_over_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = pair.master(), pair.slave()
+    pair.turn(12)
+    versions = []
+    monkeypatch.setattr(slave.parts.topics, "follow", lambda topics: versions.append(topics.data_version))
+    pair.turn(35)
+    assert versions == []
+    fill(master, 1)
+    pair.turn(35)
+    assert versions[-1] == master.parts.topics.data_version
+    assert len(versions) == len(set(versions))
+
+
 def test_a_topic_of_a_new_message_is_there_within_a_second(pair: Pair) -> None:
     master, slave = pair.master(), pair.slave()
     pair.turn(12)
@@ -259,7 +272,7 @@ def test_the_link_is_shown_at_both_ends(pair: Pair) -> None:
     fill(master)
     pair.turn(12)
     [shown] = [value for key, value in info(master).items() if key.startswith("haSlave_")]
-    assert shown == f"{master.store.log_end},0"
+    assert shown == f"{master.store.log_end},0,0"
     assert info(slave)[f"haMaster_{master.addresses[1]}"] == f"{master.store.log_end},0,"
     pair.network.blocked.update(master.addresses)
     pair.network.cut(*master.addresses)

@@ -36,8 +36,8 @@ from mqbroker.broker.requests.broker_admin import Save
 from mqbroker.broker.slave_synchronize import SlaveSynchronize
 from mqbroker.config import BrokerRole, BrokerSettings, TlsMode
 from mqbroker.config.changes import rewrite_conf
-from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable
-from mqbroker.ha.divergence import LogComparison
+from mqbroker.errors import AlreadyStarted, Refused, StoreLocked, StoreUnwritable
+from mqbroker.ha.divergence import Diverged, LogComparison
 from mqbroker.ha.master import HaSettings, MasterService, Slaves
 from mqbroker.ha.slave import SlaveService, SlaveSettings
 from mqbroker.remoting.client import Connector, RemotingClient, tcp_connector
@@ -53,6 +53,7 @@ from mqbroker.remoting.tls import ServerTls, tls_connector
 from mqbroker.store.disk import IDisk
 from mqbroker.store.flush import RUNNING_MAX
 from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.layout import StorePaths, put_aside
 from mqbroker.store.linux_aio import LinuxAio
 from mqbroker.store.message_store import MessageStore, open_store_in_turns
 from mqbroker.store.os_disk import OsDisk
@@ -118,6 +119,9 @@ class BrokerService(Service):
         self._stopping: Deferred[None] | None = None
         #: The settings to start again with, while it stops for that.
         self._next_settings: BrokerSettings | None = None
+        #: Called between the stop and the start.
+        self._before_next: Callable[[], None] | None = None
+        self._may_resync = settings.ha_resync_enable
 
     @property
     def ports(self) -> dict[str, int]:
@@ -224,10 +228,11 @@ class BrokerService(Service):
         raw = store.follow()
         client = self._make_client()
         self._stops.append(client.close)
-        comparison = LogComparison(raw, client)
+        comparison = LogComparison(raw, client, is_told=bool(self.settings.namesrv_addr))
         connector = self._connector or tcp_connector(self._reactor)
         settings = SlaveSettings.of(self.settings)
-        return _Follower(client, comparison, SlaveService(self._clock, raw, settings, connector, comparison.check))
+        service = SlaveService(self._clock, raw, settings, connector, lambda: self._compare(comparison))
+        return _Follower(client, comparison, service)
 
     def _follow_master(self, store: MessageStore, parts: Assembly, follower: _Follower) -> None:
         tables = SlaveSynchronize(
@@ -413,19 +418,48 @@ class BrokerService(Service):
         return self._assembly.adopt(settings)
 
     def _change_role(self, settings: BrokerSettings) -> None:
-        """Start again as a master or slave, in the next turn: who asked is answered before the parts stop."""
+        """Start again as a master or slave."""
+        self._plan_start(settings)
+
+    def _plan_start(self, settings: BrokerSettings) -> None:
+        """Stop and start again, in the next turn: who asked is answered before the parts stop."""
         is_planned = self._next_settings is not None
         # At the same address, also where any port was free.
         self._next_settings = attrs.evolve(settings, server=attrs.evolve(settings.server, listen_port=self.port))
         if not is_planned:
             self._clock.callLater(0, lambda: Deferred.fromCoroutine(self._start_again()))
 
+    async def _compare(self, comparison: LogComparison) -> None:
+        """Compare a slave's log with its master's; with haResyncEnable begin anew where they differ."""
+        try:
+            await comparison.check()
+        except Diverged as error:
+            if self._may_resync and self._next_settings is None:
+                log.warn("{why}: haResyncEnable=true, so this store is put aside and copied anew", why=str(error))
+                self._before_next = self._put_store_aside
+                self._plan_start(self.settings)
+            raise
+
+    def _put_store_aside(self) -> None:
+        store = self.settings.store
+        paths = StorePaths(store.store_path_root_dir, store.store_path_commit_log)
+        try:
+            moved = put_aside(self._disk, paths, f".diverged-{int(self._clock.seconds() * 1000)}")
+        except (OSError, StoreLocked) as error:
+            self._may_resync = False  # not again in this process: it would be tried each second
+            log.error("the store cannot be put aside: {why}", why=str(error))
+        else:
+            log.warn("put aside, to be deleted by hand: {paths}", paths=", ".join(moved))
+
     async def _start_again(self) -> None:
-        log.info("the broker stops, to start again in another role")
+        log.info("the broker stops, to start again")
         await self._stop_parts()
         settings, self._next_settings = self._next_settings, None
+        before, self._before_next = self._before_next, None
         if settings is None:  # it was stopped for good meanwhile
             return
+        if before is not None:
+            before()
         self.settings = settings
         try:
             await self.startService()

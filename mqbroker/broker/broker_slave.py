@@ -84,10 +84,12 @@ class BrokerSlave:
 
     def on_master(self, ha_address: str, address: str) -> None:
         """Called with the addresses of a master, for replication and for requests, as a name server knows them."""
+        is_new = bool(address) and address != self._comparison.master_addr
+        if is_new:  # known before the logs are compared
+            self._comparison.master_addr = address
         if not self._ha_master_address:
             self._service.follow(ha_address)
-        if address and address != self._comparison.master_addr:
-            self._comparison.master_addr = address
+        if is_new:
             self._fetch()
 
     def arrived(self, topic: str) -> None:

@@ -307,6 +307,7 @@ class BrokerSettings:
     ha_slave_fallbehind_max: int = whole(256 * MIB, 1, 2**31 - 1)
     ha_white_remote_addresses: str = text("")
     ha_master_address: str = text("", parse_optional_address, important=True)
+    ha_resync_enable: bool = boolean(False)
     in_sync_replicas: int = whole(2, 2, 64)
     offset_check_in_slave: bool = boolean(False)
     default_topic_queue_nums: int = whole(8, 1, 10_000)

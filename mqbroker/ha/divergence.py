@@ -44,16 +44,24 @@ async def log_bounds(client: RemotingClient, address: str) -> tuple[int, int]:
 
 
 class LogComparison:
-    """Compares a slave's log with that of the broker at `master_addr`; it does not while that is unknown."""
+    """Compares a slave's log with that of the broker at `master_addr`.
 
-    def __init__(self, raw: IComparedLog, client: RemotingClient) -> None:
-        self._raw, self._client = raw, client
+    :param is_told: name servers say where the master is: until then nothing is followed. Without them it never is
+        known, and nothing compared.
+    """
+
+    def __init__(self, raw: IComparedLog, client: RemotingClient, *, is_told: bool) -> None:
+        self._raw, self._client, self._is_told = raw, client, is_told
         self.master_addr = ""
 
     async def check(self) -> None:
         """Raises Diverged, MQError where the master does not answer, OSError where this log cannot be read."""
         last = self._raw.last_record()
-        if last is None or not self.master_addr:
+        if last is None:
+            return
+        if not self.master_addr:
+            if self._is_told:
+                raise MQError("no name server has said yet where the master is, whose log must be compared")
             return
         offset, record = last
         try:

@@ -55,6 +55,10 @@ _TABLES = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "dela
 _ROCKSDB = re.compile(r"CURRENT|MANIFEST-\d+|\d+\.sst")
 
 
+#: Tables in `config` that refer to messages by their offsets.
+_OFFSET_FILES = ("consumerOffset.json", "lmqConsumerOffset.json", "delayOffset.json")
+
+
 @attrs.frozen
 class StorePaths:
     """Paths of the parts of a store, as in the Java broker."""
@@ -95,6 +99,35 @@ class StorePaths:
     @property
     def lock(self) -> str:
         return os.path.join(self.root, "lock")
+
+
+def put_aside(disk: IDisk, paths: StorePaths, suffix: str) -> list[str]:
+    """Rename the log, what was made from it, and the offsets that refer to it, by adding `suffix`: the store is empty
+    then, but for topics and groups. Returns the new paths. Raises StoreLocked, OSError.
+
+    The log is renamed last: until then a start finds it, and builds the rest again.
+    """
+    config = os.path.join(paths.root, "config")
+    offsets = [os.path.join(config, name) for name in _OFFSET_FILES]
+    parts = [
+        paths.queue_ends,
+        paths.checkpoint,
+        paths.index,
+        paths.consume_queues,
+        paths.consume_queues_ext,
+        paths.removed_queues,
+        *(name for path in offsets for name in (path, path + ".bak")),
+        paths.commit_log,
+    ]
+    lock = disk.lock(paths.lock)
+    try:
+        moved = [path for path in parts if disk.exists(path)]
+        for path in moved:
+            disk.rename(path, path + suffix)
+            disk.sync_directory(os.path.dirname(path))
+    finally:
+        lock.release()
+    return [path + suffix for path in moved]
 
 
 def other_layout(disk: IDisk, root: str) -> str:

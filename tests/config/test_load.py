@@ -39,7 +39,14 @@ OWN = {
     # System properties of the Java broker.
     *("diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
     *("connectionsMax", "connectionsPerAddressMax", "unsentBytesMax", "vipPortEnable"),
-    *("haWhiteRemoteAddresses", "inSyncReplicas", "kernelSyncEnable", "unsyncedAgeMax", "rocketmq.acl.plain.file"),
+    *(
+        "haWhiteRemoteAddresses",
+        "haResyncEnable",
+        "inSyncReplicas",
+        "kernelSyncEnable",
+        "unsyncedAgeMax",
+        "rocketmq.acl.plain.file",
+    ),
     *(setting.key for setting in settings_of(TlsSettings)),
 }
 

@@ -50,8 +50,8 @@ class Master:
 NOT_THERE = Refused(ResponseCode.SYSTEM_ERROR, "can not find message by the offset")
 
 
-def compare(log: Log, master: Master, address: str = "10.0.0.1:10911") -> None:
-    comparison = LogComparison(log, cast(Any, master))
+def compare(log: Log, master: Master, address: str = "10.0.0.1:10911", *, is_told: bool = False) -> None:
+    comparison = LogComparison(log, cast(Any, master), is_told=is_told)
     comparison.master_addr = address
     run_now(comparison.check())
 
@@ -67,6 +67,12 @@ def test_nothing_to_compare_or_nobody_to_ask(log: Log, address: str) -> None:
     master = Master(b"other")
     compare(log, master, address)
     assert master.asked == []
+
+
+def test_a_master_that_name_servers_have_not_told_of_yet_is_not_followed() -> None:
+    compare(Log(0, None), Master(b""), "", is_told=True)
+    with pytest.raises(MQError, match="no name server has said yet"):
+        compare(Log(9, (3, b"record")), Master(b"record"), "", is_told=True)
 
 
 @pytest.mark.parametrize(

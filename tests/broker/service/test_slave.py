@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from mqbroker.broker.delay import DelayOffsets
 from mqbroker.config import BrokerRole
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import KVTable, SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -304,6 +306,7 @@ def test_a_slave_with_another_log_takes_nothing(pair: Pair, logged: Logged) -> N
     before = slave.log()
     pair.turn(130)
     assert slave.log() == before
+    assert not [line for line in logged.lines if "is followed from" in line]
     told = [line for line in logged.lines if "the two logs differ" in line]
     assert len(told) >= 2
     assert "nothing is taken from the master" in told[0]
@@ -325,6 +328,53 @@ def test_a_slave_that_is_ahead_takes_nothing(pair: Pair, logged: Logged) -> None
     pair.turn(20)
     assert slave.log() == before
     assert any("it has what the master never had" in line for line in logged.lines)
+
+
+def test_with_its_setting_a_slave_with_another_log_begins_anew(pair: Pair, logged: Logged) -> None:
+    other = pair.start("other")
+    fill(other, 3, b"other")
+    commit(other, 3)
+    pair.stop("other")
+    former = {path.name for path in (other.root / "commitlog").iterdir()}
+    master = pair.master()
+    fill(master, 20)
+    slave = pair.slave(root=other.root, ha_resync_enable=True)
+    pair.turn(30)
+    assert slave.log() == master.log()
+    assert slave.store.max_offset("T", 0) == 20
+    assert slave.parts.offsets.query("CG", "T", 0) is None
+    [aside] = slave.root.glob("commitlog.diverged-*")
+    assert {path.name for path in aside.iterdir()} >= former
+    assert len([line for line in logged.lines if "this store is put aside and copied anew" in line]) == 1
+    fill(master, 5)
+    pair.turn(2)
+    assert slave.log() == master.log()
+
+
+def test_a_store_that_cannot_be_put_aside_stays_as_it_is(
+    pair: Pair, logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = pair.start("other")
+    fill(other, 3, b"other")
+    pair.stop("other")
+    master = pair.master()
+    fill(master, 20)
+    disk = OsDisk()
+
+    rename = disk.rename
+
+    def refuse(old: str, new: str) -> None:
+        if ".diverged-" in new:
+            raise OSError(errno.EACCES, "Permission denied", old)
+        rename(old, new)
+
+    monkeypatch.setattr(disk, "rename", refuse)
+    slave = pair.slave(root=other.root, ha_resync_enable=True, disk=disk)
+    pair.turn(20)
+    monkeypatch.undo()
+    assert slave.store.max_offset("T", 0) == 3
+    assert len([line for line in logged.lines if "the store cannot be put aside: " in line]) == 1
+    assert len([line for line in logged.lines if "the two logs differ" in line]) >= 2
 
 
 # --- SYNC_MASTER

@@ -332,4 +332,25 @@ MISTAKES = [
         "        if silent is not None or silent is None:\n",
         (_MASTER,),
     ),
+    Mutation(
+        "follow a master before its address for the comparison is known",
+        "broker/broker_slave.py",
+        "        if is_new:  # known",
+        "        if False:  # known",
+        (_PAIR, _DIVERGENCE),
+    ),
+    Mutation(
+        "put a store aside that nobody wants to be",
+        "broker/broker_service.py",
+        "if self._may_resync and self._next_settings is None:",
+        "if self._next_settings is None:",
+        (_PAIR,),
+    ),
+    Mutation(
+        "rename the log before what was made from it",
+        "store/layout.py",
+        "moved = [path for path in parts if disk.exists(path)]",
+        "moved = [path for path in parts[::-1] if disk.exists(path)]",
+        ("tests/store/test_put_aside.py",),
+    ),
 ]

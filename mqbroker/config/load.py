@@ -271,7 +271,9 @@ _is_secret = re.compile("password|secret|credential|accesskey|token", re.IGNOREC
 
 def java_properties(settings: Any) -> str:
     """All keys of the Java broker as sorted `key=value` lines, as its clients expect them: those without effect here
-    have Java's default; secrets are left out."""
+    have Java's default; secrets, and what Java shows only where it is set, are left out."""
     shown = dict(line.split("=", 1) for line in show_settings(settings))
     table = _DEFAULTS | shown
+    if not table.get("haMasterAddress"):
+        table.pop("haMasterAddress", None)
     return "".join(f"{key}={table[key]}\n" for key in sorted(table) if not _is_secret(key))

@@ -88,6 +88,11 @@ def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "\nlistenPort=1\n" in text
 
 
+def test_the_masters_address_is_shown_where_it_is_set_as_java_does(tmp_path: Path) -> None:
+    assert "haMasterAddress" not in java_properties(make_settings(tmp_path))
+    assert "haMasterAddress=a:1\n" in java_properties(make_settings(tmp_path, ha_master_address="a:1"))
+
+
 # --- changed
 
 

@@ -204,7 +204,7 @@ class BrokerService(Service):
         for seconds, action in parts.periodic():
             self._every(seconds, action)
         self._save_offsets(parts)
-        parts.live.follow(self._change_role, "brokerRole", "brokerId")
+        parts.live.follow(self._plan_start, "brokerRole", "brokerId")
         if follower is None:
             self._serve_slaves(store, parts.slaves)
         if parts.acknowledgements is not None:
@@ -416,10 +416,6 @@ class BrokerService(Service):
         if self._read_tls is not None:
             self._read_tls()
         return self._assembly.adopt(settings)
-
-    def _change_role(self, settings: BrokerSettings) -> None:
-        """Start again as a master or slave."""
-        self._plan_start(settings)
 
     def _plan_start(self, settings: BrokerSettings) -> None:
         """Stop and start again, in the next turn: who asked is answered before the parts stop."""

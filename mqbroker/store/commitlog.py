@@ -445,8 +445,8 @@ class CommitLog:
 
     def _place_raw(self, size: int) -> tuple[int, int]:
         """The place of the next `size` bytes in the segment, made ready. Raises StoreUnwritable."""
-        if self.why_raw_refused:
-            raise self._refused()
+        if why := self.why_raw_refused:
+            raise StoreUnwritable(why)
         start = self.end - self._base
         stop, now = start + size, self._now_ms()
         assert self._transient is None

@@ -288,6 +288,9 @@ def test_a_disk_that_is_full_is_told_and_recovers(master: MessageStore, slave: B
     assert raw.why_refused
     assert 0 < raw.end < SEGMENT
     raw.restart()
+    with pytest.raises(StoreUnwritable, match="there is no room for the next segment"):
+        feed(raw, log[raw.end :], raw.end)
+    raw.restart()
     slave.disk.faults.room = None
     store.start()
     turns(slave.clock, 2.0)

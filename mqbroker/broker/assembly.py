@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+import attrs
 from twisted.internet.interfaces import IReactorTime
 
 from mqbroker.access.accounts import IAccessControl, NoAccessControl
@@ -51,7 +52,7 @@ from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.broker.transactions.transaction_checks import TransactionChecks
 from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.filter.bloom import BloomFilter
-from mqbroker.ha.acknowledgements import Acknowledgements
+from mqbroker.ha.acknowledgements import Acknowledgements, CountQuorum, IQuorum
 from mqbroker.ha.master import Slaves
 from mqbroker.ha.slave import SlaveService
 from mqbroker.remoting.connection import RemotingProtocol
@@ -70,6 +71,17 @@ HALVES_PROGRESS_SECONDS = 1.0
 STATS_SECONDS = 1.0
 
 
+@attrs.frozen(kw_only=True)
+class Replication:
+    """What a broker does beside others. `follower`: a slave's link to its master; None on a master. `make_quorum`: says
+    which slaves a SYNC_MASTER waits for; None for as many as inSyncReplicas says. `group_info`: what the runtime
+    information says of the broker's group."""
+
+    follower: SlaveService | None = None
+    make_quorum: Callable[[Slaves], IQuorum] | None = None
+    group_info: Callable[[], dict[str, str]] = dict
+
+
 class Assembly:
     """The parts of one broker.
 
@@ -77,7 +89,6 @@ class Assembly:
     :param store_host: the broker's address, encoded as in records.
     :param acl: access control; without it, everything is permitted.
     :param save_settings: writes changed settings to the broker's settings file; None if there is no file.
-    :param follower: a slave's link to its master; None on a master.
     """
 
     def __init__(
@@ -92,11 +103,12 @@ class Assembly:
         store_host: bytes,
         acl: AclFiles | None = None,
         save_settings: Save | None = None,
-        follower: SlaveService | None = None,
+        replication: Replication | None = None,
     ) -> None:
         """Load the tables. Raises StoreDamaged if one cannot be read."""
         now = clock.seconds
-        self.settings, self._store, self._acl, self._follower = settings, store, acl, follower
+        self.settings, self._store, self._acl = settings, store, acl
+        self._replication = replication = replication or Replication()
         self.live = live = LiveSettings(settings, now)
         self.stats = BrokerStats(store, live, now)
         self.topics = TopicTable(open_file("topics.json"), now, live)
@@ -118,13 +130,13 @@ class Assembly:
         self.slaves = Slaves(store.raw_log)
         self.acknowledgements: Acknowledgements | None = None
         if settings.store.broker_role is BrokerRole.SYNC_MASTER:
-            self.acknowledgements = Acknowledgements(
-                self.slaves,
-                clock,
-                settings.store.sync_flush_timeout_ms / 1000,
-                settings.ha_slave_fallbehind_max,
-                settings.in_sync_replicas - 1,
-            )
+            quorum: IQuorum
+            if replication.make_quorum is not None:
+                quorum = replication.make_quorum(self.slaves)
+            else:
+                quorum = CountQuorum(self.slaves, settings.ha_slave_fallbehind_max, settings.in_sync_replicas - 1)
+            timeout_s = settings.store.sync_flush_timeout_ms / 1000
+            self.acknowledgements = Acknowledgements(self.slaves, quorum, clock, timeout_s)
         delays_ms = parse_delay_levels(settings.store.message_delay_level)
         self.delay = DelayService(store, open_file("delayOffset.json"), clock, delays_ms, self.stats)
         self.half_queue = HalfQueue(store, self.offsets, clock, store_host, self.stats)
@@ -146,7 +158,7 @@ class Assembly:
         )
         self._serve_messages(table, clock, rng, store_host)
         self._serve_others(table, clock, store_host, save_settings)
-        if follower is not None:
+        if replication.follower is not None:
             refuse_changes(table)
 
     def _serve_messages(self, table: HandlerTable, clock: IReactorTime, rng: Random, store_host: bytes) -> None:
@@ -171,7 +183,7 @@ class Assembly:
             clock,
             self.stats.gets,
             moved,
-            self._follower is not None,
+            self._replication.follower is not None,
         )
         table.register_batch(RequestCode.PULL_MESSAGE, pull.pull, PULLS_AT_ONCE_MAX)
         transactions = EndTransactionRequests(store, self.half_queue, self.settings.store, rights)
@@ -194,6 +206,8 @@ class Assembly:
         tasks, calls = CooperativeTasks(clock), ClientCalls()
         queues = QueueStats(store, offsets, settings.broker_name, clock.seconds)
         own_addr = "{}:{}".format(*decode_host(store_host))
+        own = self._replication
+        info = RuntimeInfo(store, stats, self.delay, live, clock.seconds, self.slaves, own.follower, own.group_info)
         for family in (
             ClientRequests(consumers, producers, groups, topics, self.filters, self._rate_limit, live, self.rights),
             ConnectionRequests(consumers, producers, tasks),
@@ -206,9 +220,7 @@ class Assembly:
             OffsetAdminRequests(store, topics, offsets, consumers, queues, calls, tasks),
             QueueEntryRequests(store, consumers, self.filters, tasks),
             SettingsRequests(live, save_settings),
-            StatsRequests(
-                store, stats, RuntimeInfo(store, stats, self.delay, live, clock.seconds, self.slaves, self._follower)
-            ),
+            StatsRequests(store, stats, info),
             AclRequests(self._acl, settings, own_addr),
         ):
             table.serve(family, tasks.bounded)

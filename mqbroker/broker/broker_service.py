@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from random import Random
 from typing import Any, cast
@@ -28,7 +28,8 @@ from twisted.python.threadpool import ThreadPool
 
 from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.access.addresses import AddressPattern, parse_pattern
-from mqbroker.broker.assembly import Assembly
+from mqbroker.broker.assembly import Assembly, Replication
+from mqbroker.broker.broker_group import EPOCHS_FILE, BrokerGroup
 from mqbroker.broker.broker_slave import BrokerSlave
 from mqbroker.broker.fast_failure import FastFailure, TickingTurnClock, Turns
 from mqbroker.broker.name_servers import BrokerIdentity, OnMaster, Registration
@@ -36,10 +37,12 @@ from mqbroker.broker.requests.broker_admin import Save
 from mqbroker.broker.slave_synchronize import SlaveSynchronize
 from mqbroker.config import BrokerRole, BrokerSettings, TlsMode
 from mqbroker.config.changes import rewrite_conf
-from mqbroker.errors import AlreadyStarted, Refused, StoreLocked, StoreUnwritable
+from mqbroker.errors import AlreadyStarted, MQError, Refused, StoreLocked, StoreUnwritable
 from mqbroker.ha.divergence import Diverged, LogComparison
+from mqbroker.ha.etcd import EtcdClient, IEtcd
+from mqbroker.ha.in_sync import InSyncSet
 from mqbroker.ha.master import HaSettings, MasterService, Slaves
-from mqbroker.ha.slave import SlaveService, SlaveSettings
+from mqbroker.ha.slave import MasterConnection, SlaveService, SlaveSettings
 from mqbroker.remoting.client import Connector, RemotingClient, tcp_connector
 from mqbroker.remoting.draining import answered
 from mqbroker.remoting.handlers import HandlerTable
@@ -58,6 +61,7 @@ from mqbroker.store.linux_aio import LinuxAio
 from mqbroker.store.message_store import MessageStore, open_store_in_turns
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.syncs import AioSyncs, ISyncs, WorkerSyncs
+from mqbroker.store.truncation import cut_log
 from mqbroker.store.worker import IWorker, SerialWorker, ThreadWorker
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.record import encode_host
@@ -85,7 +89,11 @@ class _Follower:
 
 
 class BrokerService(Service):
-    """One broker. `started` fires when the first registration with the name servers has ended."""
+    """One broker. `started` fires when the first registration with the name servers has ended.
+
+    :param etcd: where a group of brokers elects its master; by default asked at etcdEndpoints.
+    :param steady: seconds of a clock that is never set; by default the reactor's.
+    """
 
     name = "mqbroker"
 
@@ -99,6 +107,8 @@ class BrokerService(Service):
         worker: IWorker | None = None,
         connector: Connector | None = None,
         files_max: int = sys.maxsize,
+        etcd: IEtcd | None = None,
+        steady: Callable[[], float] | None = None,
     ) -> None:
         self.settings = settings
         self._files_max = files_max
@@ -122,6 +132,22 @@ class BrokerService(Service):
         #: Called between the stop and the start.
         self._before_next: Callable[[], None] | None = None
         self._may_resync = settings.ha_resync_enable
+        #: What a replica does; None of a master.
+        self._slave: BrokerSlave | None = None
+        self._in_sync: InSyncSet | None = None
+        self._group: BrokerGroup | None = None
+        if settings.etcd_endpoints:
+            asked = etcd or EtcdClient(reactor, settings.etcd_endpoints)
+            self._group = BrokerGroup(
+                settings,
+                asked,
+                self._clock,
+                steady or self._clock.seconds,
+                self._change_role,
+                self._follow_elected,
+                self._plan_cut,
+            )
+            self.settings = self._group.settings(settings)
 
     @property
     def ports(self) -> dict[str, int]:
@@ -178,6 +204,12 @@ class BrokerService(Service):
             listening.pause()
         store = await opening
         self._stops.append(store.stop)
+        group = self._group
+        if group is not None:
+            group.load(self._file(EPOCHS_FILE, worker))
+            settings = self.settings = group.settings(settings)
+            if settings.store.broker_role is not BrokerRole.SLAVE:
+                await group.begin_epoch(store.log_min_offset, store.log_end)
         follower = self._make_follower(store) if settings.store.broker_role is BrokerRole.SLAVE else None
         parts = self._assembly = Assembly(
             table,
@@ -189,7 +221,11 @@ class BrokerService(Service):
             store_host=store_host,
             acl=acl,
             save_settings=self._saver(worker),
-            follower=None if follower is None else follower.service,
+            replication=Replication(
+                follower=None if follower is None else follower.service,
+                make_quorum=None if group is None else self._keep_in_sync,
+                group_info=dict if group is None else group.info,
+            ),
         )
         FastFailure(self._turns(), parts.live).watch(table)
         self._stops += [parts.topics.persist, parts.groups.persist, parts.offsets.persist, parts.filters.persist]
@@ -223,6 +259,21 @@ class BrokerService(Service):
             self._register(parts)
         else:
             self._follow_master(store, parts, follower)
+        if group is not None:
+            self._take_part(group)
+
+    def _keep_in_sync(self, slaves: Slaves) -> InSyncSet:
+        assert self._group is not None
+        in_sync = self._group.make_in_sync(slaves)
+        in_sync.start()
+        self._stops.append(in_sync.stop)
+        return in_sync
+
+    def _take_part(self, group: BrokerGroup) -> None:
+        if not group.member.running:
+            address = f"{self.settings.broker_ip1}:{self.port}"
+            group.member.join(address, f"{self.settings.broker_ip2}:{self.settings.ha_listen_port}")
+        group.serves()
 
     def _make_follower(self, store: MessageStore) -> _Follower:
         raw = store.follow()
@@ -231,26 +282,37 @@ class BrokerService(Service):
         comparison = LogComparison(raw, client, is_told=bool(self.settings.namesrv_addr))
         connector = self._connector or tcp_connector(self._reactor)
         settings = SlaveSettings.of(self.settings)
-        service = SlaveService(self._clock, raw, settings, connector, lambda: self._compare(comparison))
+
+        async def compare(connection: MasterConnection) -> None:
+            await self._compare(comparison.check() if self._group is None else self._group.compare(connection, raw))
+
+        service = SlaveService(self._clock, raw, settings, connector, compare)
         return _Follower(client, comparison, service)
 
     def _follow_master(self, store: MessageStore, parts: Assembly, follower: _Follower) -> None:
         tables = SlaveSynchronize(
             follower.client, parts.topics, parts.groups, parts.offsets, parts.delay, lambda: store.flushed
         )
-        slave = BrokerSlave(
+        slave = self._slave = BrokerSlave(
             self._clock,
             follower.service,
             follower.comparison,
             tables,
             parts.topics,
             self.settings.ha_master_address,
-            lambda: registration.refresh() if registration is not None else None,
+            lambda: registration.refresh() if registration is not None and self._group is None else None,
         )
         store.on_dispatch.append(lambda topic, *_: slave.arrived(topic))
         slave.start()
         self._stops.append(slave.stop)
-        registration = self._register(parts, slave.on_master)
+        self._stops.append(self._forget_slave)
+        if self._group is None:
+            registration = self._register(parts, slave.on_master)
+        else:  # etcd says who the master is
+            registration = self._register(parts)
+
+    def _forget_slave(self) -> None:
+        self._slave = None
 
     def _serve_slaves(self, store: MessageStore, slaves: Slaves) -> None:
         """Listen for slaves, if some may connect and the port is free. Raises BadAddress."""
@@ -259,7 +321,7 @@ class BrokerService(Service):
         if is_allowed is None:
             log.info("no slave can connect: aclEnable and tls.server.mode=enforcing need haWhiteRemoteAddresses")
             return
-        master = MasterService(self._reactor, slaves, HaSettings.of(self.settings), is_allowed)
+        master = MasterService(self._reactor, slaves, HaSettings.of(self.settings), is_allowed, self._group)
         try:
             master.startService()
         except CannotListenError as error:
@@ -390,7 +452,15 @@ class BrokerService(Service):
         identity = BrokerIdentity(address, settings.broker_name, settings.broker_cluster_name, settings.broker_id)
         ha_addr = "" if self._master is None else f"{settings.broker_ip2}:{self._master.port}"
         registration = Registration(
-            client, settings.namesrv_addr, identity, parts.topics, parts.live, self._clock, ha_addr, on_master
+            client,
+            settings.namesrv_addr,
+            identity,
+            parts.topics,
+            parts.live,
+            self._clock,
+            ha_addr,
+            on_master,
+            (lambda: True) if self._group is None else self._group.may_register,
         )
         parts.topics.on_change.append(registration.changed)
         parts.topics.announcers.append(registration.changes_registered)
@@ -415,7 +485,7 @@ class BrokerService(Service):
             return []
         if self._read_tls is not None:
             self._read_tls()
-        return self._assembly.adopt(settings)
+        return self._assembly.adopt(settings if self._group is None else self._group.settings(settings))
 
     def _plan_start(self, settings: BrokerSettings) -> None:
         """Stop and start again, in the next turn: who asked is answered before the parts stop."""
@@ -425,16 +495,37 @@ class BrokerService(Service):
         if not is_planned:
             self._clock.callLater(0, lambda: Deferred.fromCoroutine(self._start_again()))
 
-    async def _compare(self, comparison: LogComparison) -> None:
+    async def _compare(self, comparing: Awaitable[None]) -> None:
         """Compare a slave's log with its master's; with haResyncEnable begin anew where they differ."""
         try:
-            await comparison.check()
+            await comparing
         except Diverged as error:
             if self._may_resync and self._next_settings is None:
                 log.warn("{why}: haResyncEnable=true, so this store is put aside and copied anew", why=str(error))
                 self._before_next = self._put_store_aside
                 self._plan_start(self.settings)
             raise
+
+    def _change_role(self) -> None:
+        if self._starting is None or self._starting.called:  # else that is looked at when the start has ended
+            self._plan_start(self.settings)
+
+    def _follow_elected(self, ha_address: str, address: str) -> None:
+        if self._slave is not None:
+            self._slave.on_master(ha_address, address)
+
+    def _plan_cut(self, end: int) -> None:
+        """Cut the log back to `end` between a stop and a start."""
+        self._before_next = partial(self._cut_log, end)
+        self._plan_start(self.settings)
+
+    def _cut_log(self, end: int) -> None:
+        store = self.settings.store
+        paths = StorePaths(store.store_path_root_dir, store.store_path_commit_log)
+        try:
+            cut_log(self._disk, paths, store.mapped_file_size_commit_log, end)
+        except (OSError, MQError) as error:
+            log.error("the log cannot be cut back to {end}: {why}", end=end, why=str(error))
 
     def _put_store_aside(self) -> None:
         store = self.settings.store
@@ -459,6 +550,8 @@ class BrokerService(Service):
         self.settings = settings
         try:
             await self.startService()
+        except CancelledError:
+            return  # it is stopped, perhaps to start once more
         except Exception as error:
             log.critical("the broker cannot start again, and ends: {why}", why=str(error))
             self._reactor.stop()
@@ -473,7 +566,12 @@ class BrokerService(Service):
         If a stop or the cleanup of a failed start is under way, fires when that is complete.
         """
         self._next_settings = None
-        return self._stop_parts()
+        stopped = self._stop_parts()
+        if self._group is None:
+            return stopped
+        # Last: another broker may be elected as soon as the lease is given back.
+        member = self._group.member
+        return stopped.addCallback(lambda _: member.stopService())
 
     def _stop_parts(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
@@ -513,10 +611,17 @@ def _expect_cancelled(failure: Failure) -> None:
     failure.trap(CancelledError)  # type: ignore[no-untyped-call]
 
 
-def make_broker(settings: BrokerSettings, reactor: Any, rng: Random, files_max: int = sys.maxsize) -> BrokerService:
+def make_broker(
+    settings: BrokerSettings,
+    reactor: Any,
+    rng: Random,
+    files_max: int = sys.maxsize,
+    steady: Callable[[], float] | None = None,
+) -> BrokerService:
     """Make the broker described by `settings`, on the real disk.
 
     :param rng: chooses queues for messages whose producer chose none.
     :param files_max: with this many open files, no connection is accepted.
+    :param steady: see `BrokerService`.
     """
-    return BrokerService(settings, reactor, disk=OsDisk(), rng=rng, files_max=files_max)
+    return BrokerService(settings, reactor, disk=OsDisk(), rng=rng, files_max=files_max, steady=steady)

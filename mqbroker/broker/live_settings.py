@@ -75,6 +75,8 @@ class LiveSettings:
 def check_role(settings: BrokerSettings) -> None:
     """Raises BadSetting where a master has a slave's id, or a slave lacks what it needs."""
     why = settings.why_no_slave
+    if settings.etcd_endpoints:  # the role is the election's
+        return
     if settings.store.broker_role is not BrokerRole.SLAVE and settings.broker_id:
         why = "a master has brokerId=0; change both"
     if why:

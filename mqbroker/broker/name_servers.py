@@ -169,6 +169,7 @@ class NameServer:
 
     :param on_order_topics: called with the ordered topics when a response lists them.
     :param on_master: called with what a response says of a slave's master.
+    :param may_register: says no while another broker may have been elected master, whose entry must stay.
     """
 
     def __init__(
@@ -180,7 +181,9 @@ class NameServer:
         clock: IReactorTime,
         on_order_topics: Callable[[NameServer, frozenset[str]], None],
         on_master: OnMaster,
+        may_register: Callable[[], bool],
     ) -> None:
+        self._may_register = may_register
         self.address = address
         self.is_reachable: bool | None = None
         self._client = client
@@ -239,6 +242,8 @@ class NameServer:
             await self._ended()
             if give_up.active():
                 give_up.cancel()
+        if not self._may_register():
+            return
         try:
             await self._client.invoke_sync(self.address, self._requests.unregistration(), UNREGISTER_TIMEOUT_MS)
         except MQError as error:
@@ -262,6 +267,9 @@ class NameServer:
 
     async def _work(self) -> None:
         while (self._due or self._changes) and not self._is_stopped:
+            if not self._may_register():
+                self._retry_later()
+                return
             due, self._due = self._due, _Due.NOTHING
             try:
                 await self._register(due)
@@ -327,6 +335,7 @@ class Registration:
     :param ha_server_addr: the address for slaves; empty if the broker serves none.
     :param on_master: called with the master's addresses for replication and for requests, as responses to a slave
         have them; empty where they are unknown.
+    :param may_register: see `NameServer`.
     """
 
     def __init__(
@@ -339,6 +348,7 @@ class Registration:
         clock: IReactorTime,
         ha_server_addr: str = "",
         on_master: OnMaster = lambda ha_address, address: None,
+        may_register: Callable[[], bool] = lambda: True,
     ) -> None:
         self._topics = topics
         self._live = live
@@ -349,7 +359,7 @@ class Registration:
         requests = RegistrationRequests(identity, topics, live, clock, ha_server_addr)
         timeout_ms = live.current.register_broker_timeout_ms
         self._servers = [
-            NameServer(address, client, requests, timeout_ms, clock, self._set_order_topics, on_master)
+            NameServer(address, client, requests, timeout_ms, clock, self._set_order_topics, on_master, may_register)
             for address in addresses
         ]
         live.follow(self._permission_changed, "brokerPermission")

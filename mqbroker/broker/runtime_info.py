@@ -51,7 +51,8 @@ class RuntimeInfo:
 
     Keys that begin with "haSlave_" are not Java's: a slave's offset, and the bytes and seconds that it is behind. Nor
     are those that begin with "haMaster_": a slave's own offset, the bytes that it is behind (empty if unknown), and
-    why it does not follow (empty if it does).
+    why it does not follow (empty if it does). Those that begin with "group" are of brokers that elect their master:
+    the id in the group, the epoch, the ids of the in-sync replicas, and why it takes no part (empty if it does).
     """
 
     _store: MessageStore
@@ -61,6 +62,7 @@ class RuntimeInfo:
     _now: Callable[[], float]
     _slaves: Slaves
     _follower: SlaveService | None = None
+    _group: Callable[[], dict[str, str]] = dict
 
     def table(self) -> dict[str, str]:
         self._stats.collect()
@@ -74,6 +76,7 @@ class RuntimeInfo:
             **self._rates(),
             **self._disk(),
             **self._replication(),
+            **self._group(),
             **{
                 f"scheduleMessageOffset_{level}": f"{offset},{end}"
                 for level, (offset, end) in self._delay.progress().items()

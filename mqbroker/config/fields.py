@@ -131,6 +131,19 @@ def parse_addresses(text: str) -> tuple[str, ...]:
     return tuple(_parse_address(part.strip()) for part in text.split(";") if part.strip())
 
 
+def parse_urls(text: str) -> tuple[str, ...]:
+    """`http://host:port;http://host:port`, or with commas; an empty text gives an empty tuple."""
+    return tuple(_parse_url(part.strip()) for part in re.split("[;,]", text) if part.strip())
+
+
+def _parse_url(text: str) -> str:
+    found = re.fullmatch(r"https?://([^/]+)/?", text)
+    if found is None:
+        raise ValueError(f"{text!r} is no URL of etcd; write for example http://127.0.0.1:2379")
+    _parse_address(found[1])
+    return text.rstrip("/")
+
+
 def _parse_address(text: str) -> str:
     try:
         host, _ = split_address(text)

@@ -75,10 +75,11 @@ def load_broker_settings(
     faults.check(lambda: _check_ports(settings, given), "listenPort", "haListenPort")
     faults.check(lambda: _check_name_servers(settings, given), "namesrvAddr")
     faults.check(lambda: _check_slave(settings, given), "brokerRole", "brokerId", "namesrvAddr", "haMasterAddress")
+    faults.check(lambda: _check_group(settings, given), *_GROUP_KEYS)
     faults.check(lambda: _check_accounts(settings, given), "aclEnable", "rocketmqHome")
     faults.raise_any(given)
     _warn_of_unused(given, warn)
-    if store.broker_role is BrokerRole.SLAVE:
+    if store.broker_role is BrokerRole.SLAVE or settings.etcd_endpoints:
         return settings
     if settings.broker_id:
         why = "a slave has brokerRole=SLAVE"
@@ -251,6 +252,17 @@ def _check_name_servers(settings: BrokerSettings, given: Mapping[str, Given]) ->
 def _check_slave(settings: BrokerSettings, given: Mapping[str, Given]) -> None:
     if why := settings.why_no_slave:
         raise given["brokerRole"].bad(why)
+
+
+_GROUP_KEYS = (
+    *("etcdEndpoints", "brokerRole", "brokerId", "haMasterAddress", "haListenPort", "minInSyncReplicas"),
+    *("replicationFactor", "aclEnable", "tls.server.mode", "haWhiteRemoteAddresses"),
+)
+
+
+def _check_group(settings: BrokerSettings, given: Mapping[str, Given]) -> None:
+    if why := settings.why_no_group:
+        raise given["etcdEndpoints"].bad(why)
 
 
 def _check_accounts(settings: BrokerSettings, given: Mapping[str, Given]) -> None:

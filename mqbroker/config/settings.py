@@ -28,6 +28,7 @@ from mqbroker.config.fields import (
     parse_optional_path,
     parse_path,
     parse_relative_path,
+    parse_urls,
     settings_of,
     show_hours,
     text,
@@ -309,6 +310,13 @@ class BrokerSettings:
     ha_master_address: str = text("", parse_optional_address, important=True)
     ha_resync_enable: bool = boolean(False)
     in_sync_replicas: int = whole(2, 2, 64)
+    #: With them the brokers of one name elect their master.
+    etcd_endpoints: tuple[str, ...] = text((), parse_urls, important=True)
+    etcd_lease_ttl_seconds: int = whole(3, 2, 60)
+    min_in_sync_replicas: int = whole(2, 1, 64)
+    replication_factor: int = whole(3, 1, 64)
+    ha_max_time_slave_not_catchup_ms: int = long(3000, 500, unit="ms")
+    unclean_election_enable: bool = boolean(False)
     offset_check_in_slave: bool = boolean(False)
     default_topic_queue_nums: int = whole(8, 1, 10_000)
     auto_create_topic_enable: bool = boolean(True, important=True)
@@ -361,6 +369,25 @@ class BrokerSettings:
     server: NettySettings = attrs.field(factory=lambda: NettySettings(listen_port=BROKER_PORT))
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     client: ClientSettings = attrs.field(factory=ClientSettings)
+
+    @property
+    def why_no_group(self) -> str:
+        """Why a broker with these settings cannot be of a group that elects its master; empty if it can, or is not."""
+        if not self.etcd_endpoints:
+            return ""
+        if self.store.broker_role is not BrokerRole.SYNC_MASTER:
+            return "a group elects its master, which waits for its replicas; set brokerRole=SYNC_MASTER on each broker"
+        if self.broker_id <= 0:
+            return "a broker of a group needs a brokerId above 0, which none of the others has; set brokerId=1"
+        if self.ha_master_address:
+            return "etcd says who the master is; leave haMasterAddress out"
+        if not self.ha_listen_port:
+            return "the others must know the port for replication; set haListenPort"
+        if self.min_in_sync_replicas > self.replication_factor:
+            return "minInSyncReplicas is more than replicationFactor"
+        if (self.acl_enable or self.tls.mode is TlsMode.ENFORCING) and not self.ha_white_remote_addresses:
+            return "with aclEnable and tls.server.mode=enforcing no replica can connect; set haWhiteRemoteAddresses"
+        return ""
 
     @property
     def why_no_slave(self) -> str:

@@ -76,7 +76,8 @@ UNUSED: dict[str, UnusedKey] = (
 #: (key, value in lower case) -> why it is refused: the user would rely on a protection that does not exist here.
 REFUSED = {
     ("enableDLegerCommitLog", "true"): (
-        "DLedger replication is not served; use brokerRole=SYNC_MASTER, and slaves with brokerRole=SLAVE"
+        "DLedger replication is not served; brokers of one name elect their master with brokerRole=SYNC_MASTER, "
+        "brokerId=1 (2 and 3 on the others) and etcdEndpoints=http://HOST:2379"
     ),
     ("duplicationEnable", "true"): (
         "consumers would wait for messages that a slave has; leave it out (with it the Java broker gives consumers no "

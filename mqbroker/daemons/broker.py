@@ -44,11 +44,14 @@ class BrokerConsoleOptions(_Namesrv, ConsoleOptions):
 def serve(settings: BrokerSettings, reactor: Any) -> Served:
     """Make the broker's service."""
     # Imported late, so that a wrong setting is reported before the imports.
+    import time
+    from functools import partial
     from random import Random
 
     from mqbroker.broker.broker_service import make_broker
 
-    broker = make_broker(settings, reactor, Random(), files_for_connections())
+    steady = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    broker = make_broker(settings, reactor, Random(), files_for_connections(), steady)
 
     def boot_line() -> str:
         line = (

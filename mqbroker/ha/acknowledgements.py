@@ -7,7 +7,9 @@ Source of the conditions: CommitLog.submitReplicaRequest and HAService.isSlaveOK
 from __future__ import annotations
 
 from collections import deque
+from typing import Protocol
 
+import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
@@ -23,20 +25,46 @@ class SlaveTimedOut(MQError):
     """Too few slaves acknowledged the messages within syncFlushTimeout."""
 
 
+class IQuorum(Protocol):
+    """Says which slaves must have a message."""
+
+    def is_near(self, end: int) -> bool:
+        """Whether enough slaves are there to wait for, to have the log below `end` soon."""
+
+    def reached(self) -> int:
+        """Nothing above this offset is confirmed; -1 if nothing is."""
+
+    def confirm(self, begin: int, end: int) -> bool:
+        """Whether enough slaves have begin..end of the log."""
+
+
+@attrs.frozen
+class CountQuorum:
+    """Any `count` slaves, at most `behind_max` bytes (haSlaveFallbehindMax) behind."""
+
+    _slaves: Slaves
+    _behind_max: int
+    _count: int = 1
+
+    def is_near(self, end: int) -> bool:
+        reached = self.reached()
+        return reached >= 0 and end - reached < self._behind_max
+
+    def reached(self) -> int:
+        acknowledged = self._slaves.acknowledged(self._count)
+        return -1 if acknowledged is None else acknowledged
+
+    def confirm(self, begin: int, end: int) -> bool:
+        return self._slaves.confirm(begin, end, self._count)
+
+
 class Acknowledgements:
-    """Waits for acknowledgements of slaves.
+    """Waits for acknowledgements of slaves, for at most `timeout_s` (syncFlushTimeout)."""
 
-    :param timeout_s: syncFlushTimeout.
-    :param behind_max: haSlaveFallbehindMax, bytes.
-    :param count: how many slaves must have a message.
-    """
-
-    def __init__(self, slaves: Slaves, clock: IReactorTime, timeout_s: float, behind_max: int, count: int = 1) -> None:
-        self._slaves = slaves
-        self._count = count
+    def __init__(self, slaves: Slaves, quorum: IQuorum, clock: IReactorTime, timeout_s: float) -> None:
+        self._quorum = quorum
         self._clock = clock
         self._timeout_s = timeout_s
-        self._behind_max = behind_max
         #: (begin, end, deadline, waiter), in order of time, and so of `end`.
         self._waiting: deque[tuple[int, int, float, Deferred[None]]] = deque()
         self._timeout_call: IDelayedCall | None = None
@@ -48,10 +76,9 @@ class Acknowledgements:
         A slave that connects with these bytes does not confirm them: it may have others there. Fails with
         SlaveNotAvailable at once, or with SlaveTimedOut.
         """
-        if self._slaves.confirm(begin, end, self._count):
+        if self._quorum.confirm(begin, end):
             return succeed(None)
-        acknowledged = self._slaves.acknowledged(self._count)
-        if acknowledged is None or end - acknowledged >= self._behind_max:
+        if not self._quorum.is_near(end):
             return fail(SlaveNotAvailable("too few slaves are connected and near the end of the log"))
         waiter: Deferred[None] = Deferred()
         self._waiting.append((begin, end, self._clock.seconds() + self._timeout_s, waiter))
@@ -67,11 +94,11 @@ class Acknowledgements:
             self._timeout_call = None
 
     def _acknowledged(self) -> None:
-        acknowledged = self._slaves.acknowledged(self._count)
+        reached = self._quorum.reached()
         unconfirmed = []
-        while self._waiting and acknowledged is not None and self._waiting[0][1] <= acknowledged:
+        while self._waiting and self._waiting[0][1] <= reached:
             waiting = self._waiting.popleft()
-            if self._slaves.confirm(waiting[0], waiting[1], self._count):
+            if self._quorum.confirm(waiting[0], waiting[1]):
                 waiting[3].callback(None)
             else:
                 unconfirmed.append(waiting)

@@ -3,6 +3,11 @@
     slave to master    offset  8   the slave's log ends here
     master to slave    offset  8 | size  4 | data      the log's bytes from the offset on; a heartbeat has size 0
 
+Brokers of a group begin with a greeting, which Java's neither send nor understand:
+
+    slave to master    -2  8 | digest of the group's name  8 | epoch  8 | brokerId  8
+    master to slave    -2  8 | size  4 | the history of its log's epochs, and where the log ends, as JSON
+
 A slave whose log is empty reports 0, and gets the log from the beginning of the master's last segment on; any other
 gets it from the offset of its first report on. Source: HAConnection and HAClient of 4.9.7. Unlike there each report is
 checked: an offset that was not sent to this slave confirms nothing, and ends the link.
@@ -13,16 +18,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from struct import Struct
 
+import attrs
+
 from mqbroker.errors import MQError
 
 REPORT = Struct(">q")
 HEADER = Struct(">qi")
 #: Largest piece that a slave accepts; a master sends haTransferBatchSize, 32 KiB by default.
 PIECE_BYTES_MAX = 16 * 1024 * 1024
+#: Stands where an offset would, and is none.
+GREETING = -2
+_GREETING = Struct(">q8sqq")
 
 
 class BadPeer(MQError):
     """The other end of the link sent what it must not, or has another log; the text says which and what to do."""
+
+
+@attrs.frozen
+class Greeting:
+    """How a slave of a group begins: the group, the epoch whose master it takes the other end for, and its id."""
+
+    group: bytes
+    epoch: int
+    replica_id: int
+
+    def encode(self) -> bytes:
+        return _GREETING.pack(GREETING, self.group, self.epoch, self.replica_id)
 
 
 class MasterLink:
@@ -39,14 +61,18 @@ class MasterLink:
         self.start: int | None = None
         self.sent: int | None = None
         self.acknowledged = 0
+        #: How the slave began, if it is of a group.
+        self.greeting: Greeting | None = None
         self._segment_bytes = segment_bytes
         self._piece_bytes_max = piece_bytes_max
         self._unread = b""
 
     def receive(self, data: bytes, log_min: int, log_end: int) -> bool:
         """Read reports; returns whether `acknowledged` has grown, or the first report came. Raises BadPeer."""
-        data = self._unread + data
+        data = self._greet(self._unread + data)
         whole = len(data) - len(data) % REPORT.size
+        if self.sent is None and self.greeting is None and data.startswith(REPORT.pack(GREETING)):
+            whole = 0
         self._unread = data[whole:]
         before = self.sent, self.acknowledged
         for (offset,) in REPORT.iter_unpack(data[:whole]):
@@ -56,9 +82,20 @@ class MasterLink:
                 self._acknowledge(offset)
         return before != (self.sent, self.acknowledged)
 
+    def _greet(self, data: bytes) -> bytes:
+        """Take a greeting from the beginning of `data`, if it is one; returns the rest."""
+        is_first = self.sent is None and self.greeting is None
+        if not is_first or len(data) < _GREETING.size or not data.startswith(REPORT.pack(GREETING)):
+            return data
+        _, group, epoch, replica_id = _GREETING.unpack_from(data)
+        self.greeting = Greeting(group, epoch, replica_id)
+        return data[_GREETING.size :]
+
     def _begin(self, offset: int, log_min: int, log_end: int) -> None:
         if offset == 0:
-            self.start = self.sent = max(log_min, log_end - log_end % self._segment_bytes)
+            # A replica of a group may be elected one day, and has the whole log therefore.
+            last = log_min if self.greeting is not None else log_end - log_end % self._segment_bytes
+            self.start = self.sent = max(log_min, last)
             return
         if offset < 0:
             raise BadPeer(f"it reports the offset {offset}")
@@ -77,6 +114,10 @@ class MasterLink:
     def confirms(self, begin: int, end: int) -> bool:
         """Whether the slave has acknowledged begin..end of the log, all of which was sent over this link."""
         return self.start is not None and self.start <= begin and end <= self.acknowledged
+
+    def answer(self, history: bytes) -> bytes:
+        """The answer to the greeting."""
+        return HEADER.pack(GREETING, len(history)) + history
 
     def _acknowledge(self, offset: int) -> None:
         assert self.sent is not None
@@ -106,17 +147,22 @@ class SlaveLink:
 
     def __init__(self) -> None:
         self._unread = bytearray()
+        #: Whether the answer to a greeting comes next.
+        self.is_greeting = False
 
     def receive(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """The pieces that `data` completes: offset and bytes, none in a heartbeat. Raises BadPeer."""
+        """The pieces that `data` completes: offset and bytes, none in a heartbeat; the answer to a greeting with the
+        offset `GREETING`. Raises BadPeer."""
         unread = self._unread
         unread += data
         while len(unread) >= HEADER.size:
             offset, size = HEADER.unpack_from(unread)
-            if not 0 <= size <= PIECE_BYTES_MAX or offset < 0:
+            is_greeted = self.is_greeting and offset == GREETING
+            if not 0 <= size <= PIECE_BYTES_MAX or not (is_greeted or (offset >= 0 and not self.is_greeting)):
                 raise BadPeer(f"the master announces {size} bytes at {offset}")
             if len(unread) < HEADER.size + size:
                 return
             piece = bytes(unread[HEADER.size : HEADER.size + size])
             del unread[: HEADER.size + size]
+            self.is_greeting = False
             yield offset, piece

@@ -6,6 +6,7 @@ while a slave does not read, nothing is read from the log for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -22,7 +23,7 @@ from zope.interface import implementer
 
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import StoreError
-from mqbroker.ha.link import BadPeer, MasterLink
+from mqbroker.ha.link import BadPeer, Greeting, MasterLink
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 
 log = Logger()
@@ -80,6 +81,13 @@ class HaSettings:
         )
 
 
+class IGroup(Protocol):
+    """What the master of a group of brokers says to a replica that greets it."""
+
+    def answer(self, greeting: Greeting, log_end: int) -> bytes:
+        """The answer: the history of the log. Raises BadPeer where the replica is not of this group and epoch."""
+
+
 @attrs.frozen
 class SlaveStatus:
     """State of one link. `acknowledged`: the slave has the log below this offset; `behind`: bytes that it lacks;
@@ -99,8 +107,11 @@ class SlaveConnection(TwistedProtocol):
         self.peer = peer
         self.link = MasterLink(factory.log.segment_bytes, factory.settings.piece_bytes_max)
         self.heard_at = self.wrote_at = factory.now()
-        #: When the slave was last seen to have the whole log.
-        self._complete_at = self.heard_at
+        #: The slave has all that was in the log at this time; minus infinity until it had.
+        self.caught_up_at = -math.inf
+        self._connected_at = self.heard_at
+        #: Where the log ended when that was looked at last, and when.
+        self._mark = (factory.log.end, self.heard_at)
         self._factory = factory
         self._is_paused = self._is_reading = self._is_closed = False
 
@@ -115,9 +126,11 @@ class SlaveConnection(TwistedProtocol):
     def dataReceived(self, data: bytes) -> None:
         self.heard_at = self._factory.now()
         source = self._factory.log
-        is_new = self.link.sent is None
+        is_new, is_greeted = self.link.sent is None, self.link.greeting is not None
         try:
             has_grown = self.link.receive(data, source.start, source.end)
+            if not is_greeted and self.link.greeting is not None:
+                self._greet(self.link.greeting)
         except BadPeer as error:
             self.close(str(error))
             return
@@ -127,6 +140,14 @@ class SlaveConnection(TwistedProtocol):
             self._note_progress(self.heard_at)
             self._factory.slaves.notify()
             self.send()
+
+    def _greet(self, greeting: Greeting) -> None:
+        group = self._factory.group
+        if group is None:
+            raise BadPeer("it belongs to a group whose master is elected (etcdEndpoints), and this broker to none")
+        answer = group.answer(greeting, self._factory.log.end)
+        self._factory.slaves.close_former(self, greeting.replica_id)
+        cast(Any, self.transport).write(self.link.answer(answer))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._is_closed = True
@@ -194,13 +215,19 @@ class SlaveConnection(TwistedProtocol):
             self._write(b"")
 
     def _note_progress(self, now: float) -> None:
-        if self.link.acknowledged >= self._factory.log.end:
-            self._complete_at = now
+        end, marked_at = self._mark
+        if self.link.acknowledged >= end:
+            self.caught_up_at = marked_at
+            end = self._factory.log.end
+            self._mark = end, now
+            if self.link.acknowledged >= end:
+                self.caught_up_at = now
 
     def status(self) -> SlaveStatus:
         acknowledged = self.link.acknowledged
         behind = self._factory.log.end - acknowledged
-        return SlaveStatus(self.peer, acknowledged, behind, self._factory.now() - self._complete_at if behind else 0.0)
+        behind_s = self._factory.now() - max(self.caught_up_at, self._connected_at)
+        return SlaveStatus(self.peer, acknowledged, behind, behind_s if behind else 0.0)
 
     def close(self, why: str = "") -> None:
         """Close the link, and log `why`, if given."""
@@ -238,6 +265,20 @@ class Slaves:
         """Whether `count` slaves have acknowledged begin..end of the log, which was sent to them."""
         return sum(connection.link.confirms(begin, end) for connection in self.links) >= count
 
+    def replicas(self) -> dict[int, SlaveConnection]:
+        """The links to replicas of the group, by their id, over which the first report has come."""
+        return {
+            link.link.greeting.replica_id: link
+            for link in self._reported()
+            if link.link.greeting is not None and not link.is_closed
+        }
+
+    def close_former(self, link: SlaveConnection, replica_id: int) -> None:
+        """Close the other links to the replica: it has connected again."""
+        for other in list(self.links):
+            if other is not link and other.link.greeting is not None and other.link.greeting.replica_id == replica_id:
+                other.close("the same replica has connected again")
+
     def notify(self) -> None:
         """Call the listeners."""
         for listener in self.on_acknowledged:
@@ -269,6 +310,7 @@ class MasterFactory(ServerFactory):
     """Builds the connections to slaves.
 
     :param is_allowed: whether a slave may connect from an address, given without port.
+    :param group: of which this broker is the master; None without elections.
     """
 
     noisy = False
@@ -280,7 +322,9 @@ class MasterFactory(ServerFactory):
         now: Callable[[], float],
         is_allowed: Callable[[str], bool],
         on_disconnected: Callable[[], None],
+        group: IGroup | None = None,
     ) -> None:
+        self.group = group
         self.slaves, self.log, self.settings, self.now = slaves, slaves.log, settings, now
         self._is_allowed = is_allowed
         self._on_disconnected = on_disconnected
@@ -334,13 +378,18 @@ class MasterService(Service):
     """Listens for slaves, and sends them the log. `port` is the bound port while it runs."""
 
     def __init__(
-        self, reactor: Any, slaves: Slaves, settings: HaSettings, is_allowed: Callable[[str], bool] = lambda host: True
+        self,
+        reactor: Any,
+        slaves: Slaves,
+        settings: HaSettings,
+        is_allowed: Callable[[str], bool] = lambda host: True,
+        group: IGroup | None = None,
     ) -> None:
         self._clock = cast(IReactorTime, reactor)
         self._reactor = cast(IReactorTCP, reactor)
         self._slaves = slaves
         slaves.on_acknowledged.append(self._fire_if_drained)
-        self.factory = MasterFactory(slaves, settings, self._clock.seconds, is_allowed, self._fire_if_drained)
+        self.factory = MasterFactory(slaves, settings, self._clock.seconds, is_allowed, self._fire_if_drained, group)
         self.port = settings.listen_port
         self._listening: IListeningPort | None = None
         self._loops = [(LoopingCall(self._look), WATCH_SECONDS), (LoopingCall(self._report), REPORT_SECONDS)]

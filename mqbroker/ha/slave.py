@@ -24,7 +24,7 @@ from twisted.python.failure import Failure
 from mqbroker.config import BrokerSettings, FlushDiskType
 from mqbroker.errors import MQError, StoreBusy, StoreError
 from mqbroker.ha.divergence import Diverged
-from mqbroker.ha.link import REPORT, BadPeer, SlaveLink
+from mqbroker.ha.link import GREETING, REPORT, BadPeer, Greeting, SlaveLink
 from mqbroker.remoting.client import Connector
 from mqbroker.wire.names import split_address
 from mqbroker.wire.record import BadRecord
@@ -106,7 +106,7 @@ class _Ended:
 class MasterConnection(TwistedProtocol):
     """A connection to the master. `ended` fires when it is closed.
 
-    :param compare: compares the two logs; raises Diverged, MQError and OSError.
+    :param compare: compares the two logs, of a group by `greet`; raises Diverged, MQError and OSError.
     :param on_following: called when the slave has reported where its log ends.
     """
 
@@ -115,12 +115,15 @@ class MasterConnection(TwistedProtocol):
         raw: ISlaveLog,
         settings: SlaveSettings,
         now: Callable[[], float],
-        compare: Callable[[], Awaitable[None]],
+        compare: Callable[[MasterConnection], Awaitable[None]],
         on_following: Callable[[], None],
     ) -> None:
         self._raw, self._settings, self._now = raw, settings, now
         self._compare, self._on_following = compare, on_following
-        self._link: SlaveLink | None = None
+        self._link = SlaveLink()
+        self._is_reporting = False
+        #: Fired with the answer to a greeting.
+        self._answer: Deferred[bytes] | None = None
         self._reported = 0
         self._heard_at = self._wrote_at = now()
         self._why: _Ended | None = None
@@ -135,14 +138,21 @@ class MasterConnection(TwistedProtocol):
 
     async def _begin(self) -> None:
         self._raw.restart()
-        await self._compare()
+        await self._compare(self)
         if self._settings.reports_flushed:
             await self._raw.durable(self._raw.end)
         if self._why is None:
-            self._link = SlaveLink()
             self._heard_at = self._now()
+            self._is_reporting = True
             self._report(self._raw.end)
             self._on_following()
+
+    def greet(self, greeting: Greeting) -> Deferred[bytes]:
+        """Begin as a replica of a group; fires with what the master answers, once."""
+        self._link.is_greeting = True
+        answer = self._answer = Deferred()
+        cast(Any, self.transport).write(greeting.encode())
+        return answer
 
     def _not_begun(self, failure: Failure) -> None:
         error = failure.value
@@ -156,12 +166,15 @@ class MasterConnection(TwistedProtocol):
         self._heard_at = self._now()
         if self._why is not None:
             return
-        if self._link is None:
+        if not self._is_reporting and not self._link.is_greeting:
             self.close("it sends something before it was told where this log ends", DIVERGED_SECONDS)
             return
         try:
             for offset, piece in self._link.receive(data):
-                self._raw.append(offset, piece)
+                if offset == GREETING:
+                    self._greeted(piece)
+                else:
+                    self._raw.append(offset, piece)
         except (BadPeer, BadRecord) as error:
             self.close(str(error), DIVERGED_SECONDS)
         except StoreBusy as error:
@@ -169,7 +182,13 @@ class MasterConnection(TwistedProtocol):
         except StoreError as error:
             self.close(f"nothing can be appended: {error}", UNWRITABLE_SECONDS)
         else:
-            self._report_progress()
+            if self._is_reporting:
+                self._report_progress()
+
+    def _greeted(self, piece: bytes) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.callback(piece)
 
     def _report_progress(self) -> None:
         end = self._raw.flushed if self._settings.reports_flushed else self._raw.end
@@ -195,7 +214,7 @@ class MasterConnection(TwistedProtocol):
         now, settings = self._now(), self._settings
         if now - self._heard_at > settings.idle_s:
             self.close(f"nothing was heard from it for {settings.idle_s:.0f} s")
-        elif self._link is not None and self._why is None and now - self._wrote_at >= settings.heartbeat_s:
+        elif self._is_reporting and self._why is None and now - self._wrote_at >= settings.heartbeat_s:
             self._report(self._reported)
 
     def close(self, why: str, retry_s: float | None = None) -> None:
@@ -210,6 +229,9 @@ class MasterConnection(TwistedProtocol):
         self.ended.callback(self._why)
 
 
+Compare = Callable[[MasterConnection], Awaitable[None]]
+
+
 class SlaveService(Service):
     """Follows the master whose address `follow` was given last.
 
@@ -222,7 +244,7 @@ class SlaveService(Service):
         raw: ISlaveLog,
         settings: SlaveSettings,
         connector: Connector,
-        compare: Callable[[], Awaitable[None]],
+        compare: Compare,
     ) -> None:
         self._clock, self._raw, self._settings = clock, raw, settings
         self._connector, self._compare = connector, compare

@@ -56,7 +56,8 @@ _ROCKSDB = re.compile(r"CURRENT|MANIFEST-\d+|\d+\.sst")
 
 
 #: Tables in `config` that refer to messages by their offsets.
-_OFFSET_FILES = ("consumerOffset.json", "lmqConsumerOffset.json", "delayOffset.json")
+#: Tables that refer to the log.
+_OFFSET_FILES = ("consumerOffset.json", "lmqConsumerOffset.json", "delayOffset.json", "epochs.json")
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from mqbroker.ha.acknowledgements import Acknowledgements, SlaveNotAvailable, SlaveTimedOut
+from mqbroker.ha.acknowledgements import Acknowledgements, CountQuorum, SlaveNotAvailable, SlaveTimedOut
 from mqbroker.ha.link import MasterLink
 from mqbroker.ha.master import Slaves
 
@@ -25,7 +25,7 @@ class World:
     def __init__(self, count: int = 1) -> None:
         self.clock = Clock()
         self.slaves = Slaves(cast(Any, None))
-        self.acknowledgements = Acknowledgements(self.slaves, self.clock, 5.0, 1000, count)
+        self.acknowledgements = Acknowledgements(self.slaves, CountQuorum(self.slaves, 1000, count), self.clock, 5.0)
         self.results: dict[int, Any] = {}
 
     def connect(self, acknowledged: int) -> MasterLink:

@@ -95,7 +95,7 @@ class World:
 
         return Endpoint()
 
-    async def compare(self) -> None:
+    async def compare(self, connection: object) -> None:
         if not self.compares_at_once:
             self.comparing.append(Deferred())
             await self.comparing[-1]

@@ -1,0 +1,195 @@
+"""A broker's part in a group that elects its master: what outlives the stops and starts by which it changes its role.
+
+Each epoch's beginning is noted in `config/epochs.json` before the master of it serves anybody; a replica takes its
+master's history over before it takes anything of its log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+
+import attrs
+import orjson
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from mqbroker.config import BrokerRole, BrokerSettings
+from mqbroker.errors import MQError, StoreUnwritable
+from mqbroker.ha.divergence import Diverged
+from mqbroker.ha.election import GroupMember, GroupSettings, Role
+from mqbroker.ha.epochs import BadHistory, EpochHistory
+from mqbroker.ha.etcd import IEtcd
+from mqbroker.ha.in_sync import InSyncSet, InSyncSettings
+from mqbroker.ha.link import BadPeer, Greeting
+from mqbroker.ha.master import Slaves
+from mqbroker.ha.slave import ISlaveLog, MasterConnection
+from mqbroker.store.jsonfile import JsonFile
+
+log = Logger()
+
+EPOCHS_FILE = "epochs.json"
+
+
+class BrokerGroup:
+    """Knows which role the broker has, and the epochs of its log.
+
+    :param settings: as they were read: brokerId is the broker's id in its group.
+    :param on_role: called when the broker must start again in another role.
+    :param on_master: called with the master's addresses, for replication and for requests, when a replica is to follow.
+    :param cut: cuts the log back to an offset, and starts the broker again.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        etcd: IEtcd,
+        clock: IReactorTime,
+        steady: Callable[[], float],
+        on_role: Callable[[], None],
+        on_master: Callable[[str, str], None],
+        cut: Callable[[int], None],
+    ) -> None:
+        self._settings, self._clock = settings, clock
+        self._on_role, self._on_master, self._cut = on_role, on_master, cut
+        self.replica_id = settings.broker_id
+        own = GroupSettings(
+            cluster=settings.broker_cluster_name,
+            broker=settings.broker_name,
+            replica_id=settings.broker_id,
+            ttl_s=settings.etcd_lease_ttl_seconds,
+            is_unclean_allowed=settings.unclean_election_enable,
+        )
+        self._digest = sha256(own.prefix.encode()).digest()[:8]
+        self.member = GroupMember(etcd, clock, steady, own, self._role_changed)
+        self._history = EpochHistory()
+        self._file: JsonFile | None = None
+        self._in_sync: InSyncSet | None = None
+        #: The epoch as whose master the broker runs; 0 for a replica.
+        self._serves_epoch = 0
+
+    # --- the role
+
+    def settings(self, current: BrokerSettings) -> BrokerSettings:
+        """`current` with what the role says."""
+        is_master = self.member.role.is_master
+        role = BrokerRole.SYNC_MASTER if is_master else BrokerRole.SLAVE
+        return attrs.evolve(
+            current,
+            broker_id=0 if is_master else self.replica_id,
+            store=attrs.evolve(current.store, broker_role=role),
+        )
+
+    def may_register(self) -> bool:
+        """Whether name servers may be told that this broker runs: of a former master they must not hear any more."""
+        return not self._serves_epoch or self.member.is_master
+
+    def _role_changed(self, role: Role) -> None:
+        if (role.epoch if role.is_master else 0) != self._serves_epoch:
+            self._on_role()
+        elif role.master is not None:
+            self._on_master(role.master.ha_address, role.master.address)
+
+    def serves(self) -> None:
+        """Called when the broker has started: tell it what has changed meanwhile."""
+        self._role_changed(self.member.role)
+
+    # --- the epochs
+
+    def load(self, file: JsonFile) -> None:
+        """Read the epochs of the log. Raises StoreDamaged."""
+        self._file = file
+        self._history = file.load(EpochHistory.from_json) or EpochHistory()
+        self.member.known_epoch = self._history.last
+        self._serves_epoch = 0
+
+    async def begin_epoch(self, slaves_log_start: int, log_end: int) -> None:
+        """Note where the log ends, as the beginning of the epoch. Raises StoreUnwritable."""
+        epoch = self.member.role.epoch
+        if epoch > self._history.last:
+            await self._save(self._history.begin(epoch, log_end, slaves_log_start))
+        self._serves_epoch = epoch
+
+    async def _save(self, history: EpochHistory) -> None:
+        assert self._file is not None
+        if not await self._file.save(history.to_json):
+            raise StoreUnwritable(f"{self._file.path} cannot be written, and without it no epoch can begin")
+        self._history = history
+        self.member.known_epoch = history.last
+
+    # --- the master's side
+
+    def make_in_sync(self, slaves: Slaves) -> InSyncSet:
+        """The in-sync set of the epoch that begins."""
+        settings, role = self._settings, self.member.role
+        limits = InSyncSettings(
+            min_replicas=settings.min_in_sync_replicas,
+            replicas_max=settings.replication_factor,
+            lag_s=settings.ha_max_time_slave_not_catchup_ms / 1000,
+        )
+        epoch = role.epoch
+        made = self._in_sync = InSyncSet(
+            slaves,
+            self._clock,
+            limits,
+            self.replica_id,
+            role.in_sync,
+            slaves.log.end,
+            lambda: self.member.is_master and self.member.role.epoch == epoch,
+            self.member.propose,
+        )
+        self.member.on_in_sync = made.stands
+        return made
+
+    def answer(self, greeting: Greeting, log_end: int) -> bytes:
+        """See `IGroup`."""
+        if greeting.group != self._digest:
+            raise BadPeer("it is of another group (brokerClusterName and brokerName)")
+        if not self.member.is_master:
+            raise BadPeer("this broker is not the master any more")
+        if greeting.epoch != self._serves_epoch:
+            raise BadPeer(f"it follows epoch {greeting.epoch}, and this is epoch {self._serves_epoch}")
+        if greeting.replica_id == self.replica_id:
+            raise BadPeer(f"it has brokerId={greeting.replica_id}, as this broker")
+        return orjson.dumps({**orjson.loads(self._history.to_json()), "end": log_end})
+
+    # --- the replica's side
+
+    async def compare(self, connection: MasterConnection, raw: ISlaveLog) -> None:
+        """Agree with the master on the history of the log. Raises Diverged, MQError."""
+        greeting = Greeting(self._digest, self.member.role.epoch, self.replica_id)
+        answer = await connection.greet(greeting)
+        theirs, end = _read_answer(answer)
+        if theirs.last != greeting.epoch:
+            raise MQError(f"the master's log is of epoch {theirs.last}, not {greeting.epoch}")
+        if raw.end:
+            common = self._history.common_end(raw.end, theirs, end)
+            if common is None:
+                raise Diverged(
+                    "this log shares no epoch with its master's: it is not of this group; start this broker with an "
+                    "empty store, or with a copy of the master's"
+                )
+            if common < raw.end:
+                line = "this log has {n} bytes that the group never acknowledged: it is cut back to {end}"
+                log.warn(line, n=raw.end - common, end=common)
+                self._cut(common)
+                raise MQError(f"the log is cut back to {common} first")
+        if theirs != self._history:
+            await self._save(theirs)
+
+    # --- what people see
+
+    def info(self) -> dict[str, str]:
+        """What the runtime information says."""
+        role, member = self.member.role, self.member
+        in_sync = " ".join(map(str, sorted(role.in_sync)))
+        found = {"groupReplicaId": str(self.replica_id), "groupEpoch": str(role.epoch), "groupInSync": in_sync}
+        return {**found, "groupWhyNot": member.why_not}
+
+
+def _read_answer(data: bytes) -> tuple[EpochHistory, int]:
+    history = EpochHistory.from_json(data)
+    end = orjson.loads(data).get("end")
+    if type(end) is not int or end < 0:
+        raise BadHistory("the master does not say where its log ends")
+    return history, end

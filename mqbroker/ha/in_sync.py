@@ -1,0 +1,158 @@
+"""The in-sync set of a group, as its master keeps it: the replicas that have all that was acknowledged.
+
+A message is acknowledged when all of them have it, and at least minInSyncReplicas are there. The set stands in
+etcd, and any of its members may be elected, so it changes there first: while a change is under way, or its outcome
+unknown, the members before and after it count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mqbroker.ha.master import SlaveConnection, Slaves
+
+log = Logger()
+
+LOOK_SECONDS = 0.25
+#: A member without a link for so long is taken out: its process ended, or it was cut off.
+GONE_SECONDS = 1.0
+
+
+@attrs.frozen(kw_only=True)
+class InSyncSettings:
+    """minInSyncReplicas, replicationFactor and haMaxTimeSlaveNotCatchup (seconds)."""
+
+    min_replicas: int
+    replicas_max: int
+    lag_s: float
+
+
+class InSyncSet:
+    """Keeps the set while this broker is master of an epoch, and confirms what its members have.
+
+    :param me: this broker's id.
+    :param members: the members when the epoch began.
+    :param epoch_start: where the log ended then.
+    :param is_master: whether the lease is held: else nothing is confirmed.
+    :param propose: writes the set to etcd; fires whether it stands there now, and fails where that is not known.
+    """
+
+    def __init__(
+        self,
+        slaves: Slaves,
+        clock: IReactorTime,
+        settings: InSyncSettings,
+        me: int,
+        members: frozenset[int],
+        epoch_start: int,
+        is_master: Callable[[], bool],
+        propose: Callable[[frozenset[int]], Awaitable[bool]],
+    ) -> None:
+        self._slaves, self._clock, self._settings, self._me = slaves, clock, settings, me
+        self._is_master, self._propose = is_master, propose
+        self.members = members
+        #: Members of proposals that may stand in etcd already, or come to stand there.
+        self._possible: frozenset[int] = frozenset()
+        #: Replicas that are about to be taken in.
+        self._joining: frozenset[int] = frozenset()
+        self._acknowledged = dict.fromkeys(members, epoch_start)
+        #: When each member was last connected, and the time up to which it has the log.
+        self._seen_at = dict.fromkeys(members, clock.seconds())
+        self._close_at = dict(self._seen_at)
+        self._confirmed = epoch_start
+        self._proposing: Deferred[None] | None = None
+        self._was_master = True
+        self._loop = LoopingCall(self._look)
+        self._loop.clock = clock
+        slaves.on_acknowledged.append(self._note)
+
+    def start(self) -> None:
+        self._loop.start(LOOK_SECONDS, now=False)
+
+    def stop(self) -> None:
+        self._loop.stop()
+        if self._proposing is not None:
+            self._proposing.cancel()
+
+    # --- what is acknowledged
+
+    def is_near(self, end: int) -> bool:
+        return len(self.members) >= self._settings.min_replicas
+
+    def reached(self) -> int:
+        """Up to where all that count have the log; -1 while nothing may be confirmed."""
+        if not self._is_master() or len(self.members) < self._settings.min_replicas:
+            return -1
+        return self._held
+
+    def confirm(self, begin: int, end: int) -> bool:
+        return end <= self.reached()
+
+    @property
+    def _held(self) -> int:
+        others = (self.members | self._possible | self._joining) - {self._me}
+        return min((self._acknowledged.get(replica, 0) for replica in others), default=self._slaves.log.end)
+
+    def _note(self) -> None:
+        now = self._clock.seconds()
+        for replica, link in self._slaves.replicas().items():
+            # The replica's log is a part of this one: it was compared by epochs, and cut, before it reported.
+            self._acknowledged[replica] = link.link.acknowledged
+            self._seen_at[replica] = now
+            self._close_at[replica] = max(link.caught_up_at, self._close_at.get(replica, 0.0))
+        self._confirmed = max(self._confirmed, self.reached())
+
+    # --- who is in the set
+
+    def stands(self, members: frozenset[int]) -> None:
+        """Called with the set that etcd has, whenever its revision has changed: no earlier proposal can come to stand
+        any more."""
+        if members != self.members:
+            log.info("in-sync replicas are {members} now", members=sorted(members))
+        self.members, self._possible = members, frozenset()
+        self._slaves.notify()
+
+    def _look(self) -> None:
+        self._note()
+        is_master = self._is_master()
+        if is_master and not self._was_master:  # what waited meanwhile can be confirmed
+            self._slaves.notify()
+        self._was_master = is_master
+        wanted = self._wanted()
+        if is_master and wanted != self.members and self._proposing is None:
+            self._possible |= wanted
+            self._proposing = Deferred.fromCoroutine(self._change(wanted))
+            self._proposing.addErrback(self._not_changed)
+
+    async def _change(self, wanted: frozenset[int]) -> None:
+        try:
+            if await self._propose(wanted):
+                self.stands(wanted)
+        finally:
+            self._proposing = None
+
+    def _not_changed(self, failure: Failure) -> None:
+        """The outcome is unknown: those proposed count until etcd says otherwise."""
+        log.debug("the in-sync set may not have changed: {why}", why=failure.getErrorMessage())
+
+    def _wanted(self) -> frozenset[int]:
+        """The members that follow closely, and those that do again."""
+        links = self._slaves.replicas()
+        kept = {replica for replica in self.members if replica == self._me or self._keeps_up(replica, links)}
+        joining = [replica for replica in sorted(links) if replica not in kept and self._keeps_up(replica, links)]
+        # From now on they count, so that what they must have to be taken in grows no more without them.
+        self._joining = frozenset(joining[: max(0, self._settings.replicas_max - len(kept))])
+        return frozenset(kept | {new for new in self._joining if self._acknowledged[new] >= self._confirmed})
+
+    def _keeps_up(self, replica: int, links: dict[int, SlaveConnection]) -> bool:
+        now = self._clock.seconds()
+        if replica not in links and now - self._seen_at.get(replica, 0.0) > GONE_SECONDS:
+            return False
+        return now - self._close_at.get(replica, 0.0) <= self._settings.lag_s

@@ -1,0 +1,407 @@
+"""A group of brokers with a name server and etcd in memory. Each broker has a clock of its own, so that it can be stopped
+as by SIGSTOP; between two hosts either direction can be cut."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.interfaces import IProtocolFactory
+
+from mqbroker.broker.broker_service import BrokerService
+from mqbroker.config import BrokerRole, NamesrvSettings, NettySettings, TlsMode, TlsSettings
+from mqbroker.namesrv.namesrv_service import make_namesrv
+from mqbroker.store.disk import IDisk
+from mqbroker.store.message_store import MessageStore
+from mqbroker.store.os_disk import OsDisk
+from mqbroker.store.worker import InlineWorker
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand, encode_command
+from mqbroker.wire.record import Record, decode_records
+from tests.broker.bench import make_settings
+from tests.broker.service.running import Port, Reactor
+from tests.ha.etcd_model import EtcdModel, ModelClient
+from tests.remoting.link import CLIENT, SERVER, Endpoint, Link, Peer
+
+STEP_S = 0.05
+NAMESRV = "10.0.0.9:9876"
+PORT = 10_911
+ETCD = "etcd"
+
+
+class HostReactor(Reactor):
+    """The reactor of one host: what listens there can be reached at its address."""
+
+    def __init__(self, host: str, servers: dict[str, Any]) -> None:
+        super().__init__()
+        self._host, self._servers = host, servers
+
+    def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> Port:
+        made, address = super().listenTCP(port, factory, backlog, interface), f"{self._host}:{port}"
+        self._servers[address] = factory
+        stop = made.stopListening
+
+        def stop_listening() -> None:
+            if self._servers.get(address) is factory:
+                del self._servers[address]
+            stop()
+
+        made.stopListening = stop_listening  # type: ignore[method-assign]
+        return made
+
+
+@attrs.define
+class Wire:
+    """A connection between two hosts."""
+
+    origin: str
+    target: str
+    link: Link
+
+
+class Wires:
+    """Connections between hosts. `cut` holds the directions in which nothing moves: (from, to)."""
+
+    def __init__(self) -> None:
+        self.servers: dict[str, Any] = {}
+        self.wires: list[Wire] = []
+        self.cut: set[tuple[str, str]] = set()
+        self.frozen: set[str] = set()
+        self._asked: list[tuple[str, str, IProtocolFactory, Deferred[Any]]] = []
+
+    def connector(self, origin: str) -> Callable[[str, int], Endpoint]:
+        asked = self._asked
+
+        class From:
+            def connect(self, address: str, factory: IProtocolFactory) -> Deferred[Any]:
+                deferred: Deferred[Any] = Deferred()
+                asked.append((origin, address, factory, deferred))
+                return deferred
+
+        return lambda host, port: Endpoint(From(), f"{host}:{port}")  # type: ignore[arg-type]
+
+    def passes(self, origin: str, target: str) -> bool:
+        return (origin, target) not in self.cut and not self.frozen & {origin, target}
+
+    def pump(self, chunk: int = 1 << 30) -> None:
+        asked, self._asked[:] = list(self._asked), []
+        for origin, address, factory, deferred in asked:
+            target = address.partition(":")[0]
+            if deferred.called:
+                continue
+            if not (self.passes(origin, target) and self.passes(target, origin)):
+                self._asked.append((origin, address, factory, deferred))
+            elif (far := self.servers.get(address) and self.servers[address].buildProtocol(CLIENT)) is None:
+                deferred.errback(ConnectionRefusedError("nobody there"))
+            else:
+                near: Any = factory.buildProtocol(SERVER)
+                self.wires.append(Wire(origin, target, Link(near, far)))
+                deferred.callback(near)
+        self.wires = [wire for wire in self.wires if not wire.link.lost]
+        for wire in self.wires:
+            self._pump(wire, chunk)
+
+    def _pump(self, wire: Wire, chunk: int) -> None:
+        there, back = self.passes(wire.origin, wire.target), self.passes(wire.target, wire.origin)
+        link, moved = wire.link, True
+        while moved and not link.lost:
+            moved = (there and back and link._close()) or any(
+                [there and link._move(0, 1, chunk), back and link._move(1, 0, chunk)]
+            )
+        if not (there and back) and not link.lost:
+            self._close_one(wire)
+
+    def _close_one(self, wire: Wire) -> None:
+        """An end that closes hears so at once; the other one never does."""
+        for near, end in enumerate(wire.link.ends):
+            host = (wire.origin, wire.target)[near]
+            if end.closing is not None and host not in self.frozen:
+                wire.link.lost = True
+                wire.link.protocols[near].connectionLost(end.closing)
+                return
+
+    def lose(self, host: str) -> None:
+        """A process has ended: the others hear that, and nobody asks it anything."""
+        for address in [address for address in self.servers if address.startswith(f"{host}:")]:
+            del self.servers[address]
+        self._asked[:] = [asked for asked in self._asked if asked[0] != host]
+        for wire in self.wires:
+            if host in (wire.origin, wire.target) and not wire.link.lost:
+                dead = 0 if wire.origin == host else 1
+                protocols: list[Any] = list(wire.link.protocols)
+                protocols[dead] = Peer()
+                wire.link.protocols = (protocols[0], protocols[1])
+                wire.link.ends[dead].abortConnection()
+
+
+@attrs.define
+class Replica:
+    """One broker of the group."""
+
+    replica_id: int
+    host: str
+    root: Path
+    reactor: HostReactor
+    service: BrokerService
+    etcd: ModelClient
+    is_dead: bool = False
+    is_frozen: bool = False
+
+    @property
+    def parts(self) -> Any:
+        return self.service._assembly
+
+    @property
+    def is_running(self) -> bool:
+        return not self.is_dead and bool(self.service.running)
+
+    @property
+    def is_master(self) -> bool:
+        """Whether it serves as master."""
+        role = self.service.settings.store.broker_role
+        return self.is_running and role is BrokerRole.SYNC_MASTER and f"{self.host}:{PORT}" in self.service_servers
+
+    @property
+    def service_servers(self) -> dict[str, Any]:
+        return self.reactor._servers
+
+    @property
+    def store(self) -> MessageStore:
+        store: MessageStore = self.parts._store
+        return store
+
+    def log(self) -> tuple[int, bytes]:
+        """Where the log begins, and its bytes."""
+        raw, data = self.store.raw_log, b""
+        while raw.start + len(data) < raw.end:
+            offset = raw.start + len(data)
+            end = min(raw.end, offset - offset % raw.segment_bytes + raw.segment_bytes)
+            found: Any = raw.read(offset, end - offset)
+            if isinstance(found, Deferred):
+                read: list[bytes] = []
+                found.addCallback(read.append)
+                found = read[0]
+            data += bytes(found)
+        return raw.start, data
+
+    def records(self) -> dict[int, Record]:
+        """The records of the log by their offset."""
+        start, data = self.log()
+        found = {}
+        segment = self.store.raw_log.segment_bytes
+        for at in range(0, len(data), segment):
+            for record in decode_records(data[at : at + segment], verify=True):
+                found[record.physical_offset] = record
+        assert start % segment == 0
+        return found
+
+
+class Group:
+    """The brokers of one name, and what they need. `step` lets a moment pass everywhere."""
+
+    def __init__(self, root: Path, rng: Random | None = None, **changes: Any) -> None:
+        self.root, self.rng, self.changes = root, rng or Random(1), changes
+        root.mkdir(exist_ok=True)
+        self.wires, self.etcd = Wires(), EtcdModel(self.rng)
+        self.now = 0.0
+        self.chunk = 1 << 30
+        self.replicas: dict[int, Replica] = {}
+        self.clients: list[Client] = []
+        self._images = 0
+        self._ns_reactor = HostReactor("10.0.0.9", self.wires.servers)
+        settings = NamesrvSettings(
+            config_store_path=str(root / "x"),
+            kv_config_path=str(root / "kv.json"),
+            server=NettySettings(listen_port=9876),
+            tls=TlsSettings(mode=TlsMode.DISABLED),
+        )
+        self._namesrv = make_namesrv(settings, self._ns_reactor, InlineWorker())
+        self._namesrv.startService()
+
+    def start(self, replica_id: int, *, disk: IDisk | None = None) -> Replica:
+        """Start a broker; again with its store, if there was one."""
+        host = f"10.0.0.{replica_id}"
+        former = self.replicas.get(replica_id)
+        root = former.root if former is not None else self.root / f"broker{replica_id}"
+        changes = {"store": {}, **self.changes}
+        store = {
+            "mapped_file_size_commit_log": 64 * 1024,
+            "max_message_size": 16 * 1024,
+            "broker_role": BrokerRole.SYNC_MASTER,
+            **changes.pop("store"),
+        }
+        settings = attrs.evolve(
+            make_settings(root, store=store, vip_port_enable=False, **changes),
+            broker_ip1=host,
+            broker_ip2=host,
+            broker_id=replica_id,
+            etcd_endpoints=("http://10.0.0.8:2379",),
+            ha_listen_port=PORT + 1,
+            server=NettySettings(listen_port=PORT),
+            tls=TlsSettings(mode=TlsMode.DISABLED),
+            namesrv_addr=(NAMESRV,),
+        )
+        reactor = HostReactor(host, self.wires.servers)
+
+        def passes(way: str) -> bool:
+            return self.wires.passes(host, ETCD) if way == "out" else self.wires.passes(ETCD, host)
+
+        etcd = ModelClient(self.etcd, reactor, passes)
+        service = BrokerService(
+            settings,
+            reactor,
+            disk=disk or OsDisk(),
+            rng=Random(1),
+            worker=InlineWorker(),
+            connector=self.wires.connector(host),
+            etcd=etcd,
+            steady=lambda: self.now,
+        )
+        replica = self.replicas[replica_id] = Replica(replica_id, host, root, reactor, service, etcd)
+        service.startService()
+        return replica
+
+    def step(self) -> None:
+        self.now += STEP_S
+        self.etcd.clock.advance(STEP_S)
+        self.etcd.look()
+        self._ns_reactor.advance(STEP_S)
+        for replica in self.replicas.values():
+            if not (replica.is_dead or replica.is_frozen):
+                replica.reactor.advance(STEP_S)
+        for _ in range(3):
+            self.wires.pump(self.chunk)
+            for replica in self.replicas.values():
+                if not (replica.is_dead or replica.is_frozen):
+                    replica.reactor.advance(0)
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(round(seconds / STEP_S)):
+            self.step()
+
+    def wait_for(self, condition: Callable[[], object], seconds: float = 20.0) -> float:
+        """Let time pass until the condition holds; returns how much, in seconds."""
+        began = self.now
+        while not condition():
+            assert self.now - began < seconds, "it never came to be"
+            self.step()
+        return self.now - began
+
+    @property
+    def masters(self) -> list[Replica]:
+        """The brokers that take themselves for the master, with a lease."""
+        return [each for each in self.replicas.values() if each.is_master and self.member(each).is_master]
+
+    def master(self, seconds: float = 20.0) -> Replica:
+        """The master, once there is one."""
+        self.wait_for(lambda: self.masters, seconds)
+        [master] = self.masters
+        return master
+
+    def member(self, replica: Replica) -> Any:
+        assert replica.service._group is not None
+        return replica.service._group.member
+
+    def in_sync(self) -> set[int]:
+        """The in-sync set as etcd has it."""
+        import json
+
+        found = [item for key, item in self.etcd.items.items() if key.endswith("/state")]
+        return set(json.loads(found[0].value)["in_sync"]) if found else set()
+
+    def kill(self, replica_id: int) -> None:
+        """End a broker as SIGKILL does."""
+        replica = self.replicas[replica_id]
+        self._images += 1
+        image = self.root / f"image{self._images}-{replica_id}"
+        shutil.copytree(replica.root, image)
+        replica.is_dead, replica.root = True, image
+        replica.etcd._passes = lambda way: False
+        self.wires.lose(replica.host)
+
+    def stop(self, replica_id: int) -> None:
+        """Stop a broker in order."""
+        replica, done = self.replicas[replica_id], []
+        replica.service.stopService().addCallback(done.append)
+        self.wait_for(lambda: done)
+        replica.is_dead = True
+        replica.etcd._passes = lambda way: False
+        self.wires.lose(replica.host)
+
+    def freeze(self, replica_id: int) -> None:
+        """Stop a broker's process, as SIGSTOP does."""
+        replica = self.replicas[replica_id]
+        replica.is_frozen = True
+        self.wires.frozen.add(replica.host)
+
+    def thaw(self, replica_id: int) -> None:
+        """Let it go on: its clock jumps to the present."""
+        replica = self.replicas[replica_id]
+        replica.is_frozen = False
+        self.wires.frozen.discard(replica.host)
+        replica.reactor.advance(self._ns_reactor.seconds() - replica.reactor.seconds())
+
+    def client(self, replica: Replica) -> Client:
+        client = Client(self, replica)
+        self.clients.append(client)
+        return client
+
+    def close(self) -> None:
+        self.wires.cut.clear()
+        for replica in list(self.replicas.values()):
+            if replica.is_frozen:
+                self.thaw(replica.replica_id)
+        for replica in list(self.replicas.values()):
+            if replica.is_running:
+                self.stop(replica.replica_id)
+        self._namesrv.stopService()
+
+    def alive(self) -> Iterator[Replica]:
+        return iter([replica for replica in self.replicas.values() if not replica.is_dead])
+
+
+class Client:
+    """A raw connection to one broker, from a host of its own."""
+
+    HOST = "10.0.0.7"
+
+    def __init__(self, group: Group, replica: Replica) -> None:
+        self.group, self.replica = group, replica
+        self.peer = Peer()
+        self._opaque = self._seen = 0
+        far = group.wires.servers[f"{replica.host}:{PORT}"].buildProtocol(CLIENT)
+        self.link = Link(self.peer, far)
+        group.wires.wires.append(Wire(self.HOST, replica.host, self.link))
+
+    def tell(self, *commands: RemotingCommand) -> None:
+        for command in commands:
+            self._opaque += 1
+            command.opaque = self._opaque
+            self.peer.transport.write(encode_command(command))
+
+    def heard(self) -> list[RemotingCommand]:
+        """What came since the last time this was asked."""
+        commands = self.peer.answers[self._seen :]
+        self._seen += len(commands)
+        return commands
+
+    def ask(self, code: RequestCode, header: Any = None, body: bytes = b"", seconds: float = 10.0) -> RemotingCommand:
+        return self.send(RemotingCommand.request(code, header, body), seconds)
+
+    def send(self, command: RemotingCommand, seconds: float = 10.0) -> RemotingCommand:
+        """The answer to one command."""
+        found: list[RemotingCommand] = []
+        self.tell(command)
+
+        def is_there() -> bool:
+            found.extend(each for each in self.heard() if each.opaque == command.opaque)
+            return bool(found)
+
+        self.group.wait_for(is_there, seconds)
+        return found[0]

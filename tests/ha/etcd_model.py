@@ -1,0 +1,191 @@
+"""etcd as its documentation promises it, in memory, behind links that lose requests or answers.
+
+What a client is told: its request was done, was not done, or nothing: then it may have been done, or be done later still.
+Leases never expire early, and sometimes late; watches lag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import Clock
+
+from mqbroker.ha.etcd import TIMEOUT_SECONDS, Compare, EtcdError, KeyValue, Put, Snapshot
+
+
+@attrs.define
+class Lease:
+    ttl_s: int
+    expires_at: float
+
+
+class EtcdModel:
+    """One etcd, whose members are always as good as one. `clock` is its own."""
+
+    def __init__(self, rng: Random) -> None:
+        self.clock, self.rng = Clock(), rng
+        self.revision = 1
+        self.items: dict[str, KeyValue] = {}
+        self.leases: dict[int, Lease] = {}
+        self.is_down = False
+        #: Every state that was written, by key: (revision, value).
+        self.history: list[tuple[int, str, bytes]] = []
+        self._watches: list[tuple[str, int, Callable[[], None]]] = []
+        self._last_lease = 7000
+
+    def look(self) -> None:
+        """End the leases that have expired."""
+        for lease, held in list(self.leases.items()):
+            if held.expires_at <= self.clock.seconds():
+                self.revoke(lease)
+
+    def read(self, prefix: str) -> Snapshot:
+        return Snapshot(self.revision, {key: item for key, item in self.items.items() if key.startswith(prefix)})
+
+    def txn(self, compares: Sequence[Compare], puts: Sequence[Put]) -> int | None:
+        for compare in compares:
+            found = self.items.get(compare.key)
+            if (found.modified if found is not None else 0) != compare.modified:
+                return None
+        if any(put.lease and put.lease not in self.leases for put in puts):
+            raise EtcdError("etcdserver: requested lease not found")
+        self.revision += 1
+        for put in puts:
+            self._put(put)
+        return self.revision
+
+    def _put(self, put: Put) -> None:
+        before = self.items.get(put.key)
+        created = before.created if before is not None else self.revision
+        self.items[put.key] = KeyValue(put.value, created, self.revision, put.lease)
+        self.history.append((self.revision, put.key, put.value))
+        self._tell(put.key)
+
+    def put(self, key: str, value: bytes) -> None:
+        """What an administrator writes."""
+        self.revision += 1
+        self._put(Put(key, value))
+
+    def delete(self, key: str) -> None:
+        del self.items[key]
+        self.revision += 1
+        self._tell(key)
+
+    def grant(self, ttl_s: int) -> tuple[int, int]:
+        self._last_lease += 1
+        self.leases[self._last_lease] = Lease(ttl_s, 0.0)
+        self.keep_alive(self._last_lease)
+        return self._last_lease, ttl_s
+
+    def keep_alive(self, lease: int) -> int:
+        held = self.leases.get(lease)
+        if held is None:
+            return 0
+        late_s = self.rng.choice([0.0, 0.3, 0.5])
+        held.expires_at = max(held.expires_at, self.clock.seconds() + held.ttl_s + late_s)
+        return held.ttl_s
+
+    def revoke(self, lease: int) -> None:
+        self.leases.pop(lease, None)
+        for key in [key for key, item in self.items.items() if item.lease == lease]:
+            self.delete(key)
+
+    def _tell(self, key: str) -> None:
+        told = [watch for watch in self._watches if key.startswith(watch[0])]
+        for prefix, revision, on_change in told:
+            if self.revision > revision:
+                self.clock.callLater(self.rng.choice([0.01, 0.01, 0.4]), on_change)
+            assert prefix
+
+    def watch(self, prefix: str, revision: int, on_change: Callable[[], None]) -> Callable[[], None]:
+        entry = (prefix, revision, on_change)
+        self._watches.append(entry)
+        return lambda: self._watches.remove(entry)
+
+
+class ModelClient:
+    """An `IEtcd` of one broker.
+
+    :param clock: the broker's.
+    :param passes: says whether something gets through, "out" to etcd or "in" from it.
+    """
+
+    def __init__(self, model: EtcdModel, clock: IReactorTime, passes: Callable[[str], bool] = lambda way: True) -> None:
+        self.model, self._clock, self._passes = model, clock, passes
+        #: Requests take so long to etcd, seconds.
+        self.out_s = 0.005
+
+    def _ask(self, act: Callable[[], Any]) -> Deferred[Any]:
+        answer: Deferred[Any] = Deferred()
+
+        def arrive() -> None:
+            if self.model.is_down or not self._passes("out"):
+                return
+            try:
+                found = act()
+            except EtcdError as error:
+                found = error
+            self.model.clock.callLater(0.005, back, found)
+
+        def back(found: Any) -> None:
+            # The broker's own clock runs it, so that one that is stopped hears nothing.
+            if self._passes("in"):
+                self._clock.callLater(0, hear, found)
+
+        def hear(found: Any) -> None:
+            if answer.called:
+                return
+            if isinstance(found, EtcdError):
+                answer.errback(found)
+            else:
+                answer.callback(found)
+
+        def give_up() -> None:
+            if not answer.called:
+                answer.errback(EtcdError("no answer in time"))
+
+        self.model.clock.callLater(self.out_s, arrive)
+        timer = self._clock.callLater(TIMEOUT_SECONDS, give_up)
+
+        def ended(result: Any) -> Any:
+            if timer.active():
+                timer.cancel()
+            return result
+
+        return answer.addBoth(ended)
+
+    async def read(self, prefix: str) -> Snapshot:
+        found: Snapshot = await self._ask(lambda: self.model.read(prefix))
+        return found
+
+    async def txn(self, compares: Sequence[Compare], puts: Sequence[Put]) -> int | None:
+        found: int | None = await self._ask(lambda: self.model.txn(compares, puts))
+        return found
+
+    async def grant(self, ttl_s: int) -> tuple[int, int]:
+        found: tuple[int, int] = await self._ask(lambda: self.model.grant(ttl_s))
+        return found
+
+    async def keep_alive(self, lease: int) -> int:
+        found: int = await self._ask(lambda: self.model.keep_alive(lease))
+        return found
+
+    async def revoke(self, lease: int) -> None:
+        await self._ask(lambda: self.model.revoke(lease))
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def watch(self, prefix: str, revision: int, on_change: Callable[[], None]) -> Deferred[None]:
+        def tell() -> None:
+            if self._passes("in") and not ended.called:
+                self._clock.callLater(0, on_change)
+
+        stop = self.model.watch(prefix, revision, tell)
+        ended: Deferred[None] = Deferred(lambda _: stop())
+        return ended

@@ -46,7 +46,7 @@ class EpochHistory:
             raise BadHistory(f"epoch {number} cannot follow epoch {self.last}")
         epochs = (*self.epochs, Epoch(number, start))
         ends = [epoch.start for epoch in epochs[1:]]
-        kept = [epoch for epoch, end in zip(epochs, [*ends, OFFSET_MAX], strict=True) if end > log_min]
+        kept = [epoch for epoch, end in zip(epochs, [*ends, OFFSET_MAX], strict=True) if end >= log_min]
         return EpochHistory(tuple(kept))
 
     def common_end(self, end: int, other: EpochHistory, other_end: int) -> int | None:

@@ -556,7 +556,7 @@ class BrokerService(Service):
             log.critical("the broker cannot start again, and ends: {why}", why=str(error))
             self._reactor.stop()
         else:
-            log.info("the broker is started with brokerRole={role}", role=settings.store.broker_role.value)
+            log.info("the broker is started with brokerRole={role}", role=self.settings.store.broker_role.value)
 
     # --- stop
 

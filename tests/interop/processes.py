@@ -164,6 +164,10 @@ class Process(Output):
         """SIGSTOP: it does nothing any more, and its connections stay open."""
         self._popen.send_signal(signal.SIGSTOP)
 
+    def resume(self) -> None:
+        """SIGCONT, after `suspend`."""
+        self._popen.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL: no goodbye, nothing flushed."""
         if self.running:

@@ -55,7 +55,7 @@ class LiveSettings:
         """Apply all changes, by key. Raises NotChangeable and BadSetting with nothing changed."""
         before = values_of(self.current)
         settings = change_settings(self.current, changes, self.changeable)
-        check_role(settings)
+        check_role(self.current, settings)
         changed = differing_values(self.current, settings)
         self.current = settings
         self.data_version = self.data_version.next(int(self._now() * 1000))
@@ -72,11 +72,14 @@ class LiveSettings:
         return [key for key in differ if key not in changeable]
 
 
-def check_role(settings: BrokerSettings) -> None:
-    """Raises BadSetting where a master has a slave's id, or a slave lacks what it needs."""
-    why = settings.why_no_slave
-    if settings.etcd_endpoints:  # the role is the election's
+def check_role(current: BrokerSettings, settings: BrokerSettings) -> None:
+    """Raises BadSetting where a master has a slave's id, a slave lacks what it needs, or the role is not to be chosen."""
+    if current.etcd_endpoints:
+        if (current.broker_id, current.store.broker_role) != (settings.broker_id, settings.store.broker_role):
+            why = "with etcdEndpoints the master is elected; stop this one, and another takes its place"
+            raise BadSetting("brokerRole", "the request", None, why)
         return
+    why = settings.why_no_slave
     if settings.store.broker_role is not BrokerRole.SLAVE and settings.broker_id:
         why = "a master has brokerId=0; change both"
     if why:

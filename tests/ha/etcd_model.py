@@ -1,7 +1,7 @@
 """etcd as its documentation promises it, in memory, behind links that lose requests or answers.
 
-What a client is told: its request was done, was not done, or nothing: then it may have been done, or be done later still.
-Leases never expire early, and sometimes late; watches lag.
+What a client is told: its request was done, was not done, or nothing: then it may have been done, or be done later
+still. Leases never expire early, and sometimes late; watches lag.
 """
 
 from __future__ import annotations
@@ -135,22 +135,14 @@ class ModelClient:
         def back(found: Any) -> None:
             # The broker's own clock runs it, so that one that is stopped hears nothing.
             if self._passes("in"):
-                self._clock.callLater(0, hear, found)
+                self._clock.callLater(0, end, found)
 
-        def hear(found: Any) -> None:
-            if answer.called:
-                return
-            if isinstance(found, EtcdError):
-                answer.errback(found)
-            else:
-                answer.callback(found)
-
-        def give_up() -> None:
+        def end(found: Any) -> None:
             if not answer.called:
-                answer.errback(EtcdError("no answer in time"))
+                (answer.errback if isinstance(found, EtcdError) else answer.callback)(found)
 
         self.model.clock.callLater(self.out_s, arrive)
-        timer = self._clock.callLater(TIMEOUT_SECONDS, give_up)
+        timer = self._clock.callLater(TIMEOUT_SECONDS, end, EtcdError("no answer in time"))
 
         def ended(result: Any) -> Any:
             if timer.active():

@@ -36,7 +36,7 @@ def history(*epochs: tuple[int, int]) -> EpochHistory:
         ([], 150, [(1, 0)], 300, None),
     ],
 )
-def test_where_two_logs_part(ours: list, our_end: int, theirs: list, their_end: int, common: int | None) -> None:  # type: ignore[type-arg]
+def test_where_two_logs_part(ours: list, our_end: int, theirs: list, their_end: int, common: int | None) -> None:
     assert history(*ours).common_end(our_end, history(*theirs), their_end) == common
     assert history(*theirs).common_end(their_end, history(*ours), our_end) == common
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pytest_twisted import ensureDeferred
-from twisted.internet import reactor
+from twisted.internet import reactor as _reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
@@ -17,6 +17,7 @@ from twisted.web.server import NOT_DONE_YET, Request, Site
 from mqbroker.ha.etcd import ANSWER_BYTES_MAX, Compare, EtcdClient, EtcdError, KeyValue, Put, Snapshot
 
 Answer = Callable[[Request], Any]
+reactor: Any = _reactor
 
 
 class Gateway(Resource):
@@ -40,7 +41,7 @@ class World:
 
     def __init__(self, answer: Answer) -> None:
         self.gateway = Gateway(answer)
-        self.port: Any = reactor.listenTCP(0, Site(self.gateway), interface="127.0.0.1")  # type: ignore[attr-defined]
+        self.port: Any = reactor.listenTCP(0, Site(self.gateway), interface="127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port.getHost().port}"
         self.client = EtcdClient(reactor, [self.url])
 
@@ -217,5 +218,5 @@ async def test_a_watch_is_ended() -> None:
 def later() -> Deferred[None]:
     """Fires after the reactor's next turns."""
     done: Deferred[None] = Deferred()
-    reactor.callLater(0.01, done.callback, None)  # type: ignore[attr-defined]
+    reactor.callLater(0.01, done.callback, None)
     return done

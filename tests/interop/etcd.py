@@ -1,4 +1,4 @@
-"""An etcd of three members on free ports, from the binary on the path: Debian's package etcd-server, or a build with Go."""
+"""An etcd of three members on free ports: the binary on the path (Debian's etcd-server, or built with Go)."""
 
 import shutil
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""A group of three brokers with an etcd of three members, under load from the Java producer, while any of them is killed
-or suspended: nothing that was acknowledged is missing.
+"""A group of three brokers with an etcd of three members, under load from the Java producer, while any of them is
+killed or suspended: nothing that was acknowledged is missing.
 
 What happens comes from a seed, printed; MQBROKER_FAILOVER_SEED chooses another, MQBROKER_FAILOVER_ROUNDS how many times
 something happens.

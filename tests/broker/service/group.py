@@ -1,8 +1,9 @@
-"""A group of brokers with a name server and etcd in memory. Each broker has a clock of its own, so that it can be stopped
-as by SIGSTOP; between two hosts either direction can be cut."""
+"""A group of brokers with a name server and etcd in memory. Each broker has a clock of its own, so that it can be
+stopped as by SIGSTOP; between two hosts either direction can be cut."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,7 +53,7 @@ class HostReactor(Reactor):
                 del self._servers[address]
             stop()
 
-        made.stopListening = stop_listening  # type: ignore[method-assign]
+        made.stopListening = stop_listening
         return made
 
 
@@ -319,8 +320,6 @@ class Group:
 
     def in_sync(self) -> set[int]:
         """The in-sync set as etcd has it."""
-        import json
-
         found = [item for key, item in self.etcd.items.items() if key.endswith("/state")]
         return set(json.loads(found[0].value)["in_sync"]) if found else set()
 
@@ -336,8 +335,9 @@ class Group:
 
     def stop(self, replica_id: int) -> None:
         """Stop a broker in order."""
-        replica, done = self.replicas[replica_id], []
-        replica.service.stopService().addCallback(done.append)
+        replica = self.replicas[replica_id]
+        done: list[object] = []
+        replica.service.stopService().addBoth(lambda result: done.append(result))
         self.wait_for(lambda: done)
         replica.is_dead = True
         replica.etcd._passes = lambda way: False

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mqbroker.wire.codes import ResponseCode
+from mqbroker.namesrv.namesrv_service import ExpiryService
+from mqbroker.wire.bodies import KVTable
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.headers import UpdateConsumerOffsetRequestHeader
 from tests.broker.bench import send_command
 from tests.broker.service.group import Group
 
@@ -49,3 +52,153 @@ def test_another_is_elected_when_the_master_dies(group: Group) -> None:
     group.start(master.replica_id)
     group.wait_for(lambda: group.in_sync() == {1, 2, 3})
     assert len({replica.log() for replica in group.alive()}) == 1
+
+
+def test_a_master_that_dies_is_missing_for_five_seconds_at_most(group: Group) -> None:
+    started(group)
+    for _ in range(3):
+        master = group.master()
+        group.kill(master.replica_id)
+        new = group.wait_for(lambda: [each for each in group.masters if each is not master])  # noqa: B023
+        assert new <= 5.0
+        assert registered(group) == f"{group.master().host}:10911"
+        group.start(master.replica_id)
+        group.wait_for(lambda: group.in_sync() == {1, 2, 3})
+
+
+def registered(group: Group) -> str | None:
+    """The master's address as the name server has it."""
+    [routes] = [child._routes for child in group._namesrv._children if isinstance(child, ExpiryService)]
+    found = routes.cluster_info().broker_addr_table
+    return found["broker-a"].broker_addrs.get(0) if "broker-a" in found else None
+
+
+def test_a_former_master_cuts_back_what_nobody_acknowledged(group: Group) -> None:
+    started(group)
+    master = group.master()
+    assert group.client(master).send(send_command("T", b"all have it")).code == ResponseCode.SUCCESS
+    others = [each for each in group.alive() if each is not master]
+    for other in others:
+        group.wires.cut |= {(master.host, other.host), (other.host, master.host)}
+    client = group.client(master)
+    client.tell(*[send_command("T", b"only here %d" % n) for n in range(5)])
+    group.wait(0.3)
+    end = master.store.log_end
+    assert end > others[0].store.log_end
+    group.kill(master.replica_id)
+    group.wires.cut.clear()
+    new = group.master()
+    assert group.client(new).send(send_command("T", b"later")).code == ResponseCode.SUCCESS
+    group.start(master.replica_id)
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3})
+    again = group.replicas[master.replica_id]
+    assert [record.body for record in again.records().values()] == [b"all have it", b"later"]
+    assert len({replica.log() for replica in group.alive()}) == 1
+    assert again.store.max_offset("T", 0) == 2
+
+
+def test_a_master_that_is_cut_off_from_etcd_acknowledges_nothing_when_another_is_elected(group: Group) -> None:
+    started(group)
+    master = group.master()
+    client = group.client(master)
+    group.wires.cut |= {(master.host, "etcd"), ("etcd", master.host)}
+    group.wait_for(lambda: not group.member(master).is_master)
+    answer = client.send(send_command("T", b"too late"))
+    assert answer.code != ResponseCode.SUCCESS
+    group.wait_for(lambda: group.masters and group.masters[0] is not master)
+    group.wires.cut.clear()
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3})
+    assert registered(group) == f"{group.master().host}:10911"
+
+
+def test_a_suspended_master_is_not_registered_again_when_it_goes_on(group: Group) -> None:
+    started(group)
+    master = group.master()
+    group.freeze(master.replica_id)
+    group.wait_for(lambda: [each for each in group.masters if each is not master])
+    new = next(each for each in group.masters if each is not master)
+    group.wait(40)
+    group.thaw(master.replica_id)
+    for _ in range(60):
+        group.step()
+        assert registered(group) == f"{new.host}:10911"
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3})
+
+
+def test_a_stop_in_order_hands_over_at_once(group: Group) -> None:
+    started(group)
+    master = group.master()
+    group.stop(master.replica_id)
+    assert group.wait_for(lambda: group.masters) < 1.5
+
+
+def test_below_the_minimum_nothing_is_acknowledged_and_then_again(group: Group) -> None:
+    started(group)
+    master = group.master()
+    others = [each.replica_id for each in group.alive() if each is not master]
+    for other in others:
+        group.kill(other)
+    group.wait(6)
+    assert group.in_sync() == {master.replica_id}
+    assert group.client(master).send(send_command("T", b"alone")).code == ResponseCode.SLAVE_NOT_AVAILABLE
+    group.start(others[0])
+    group.wait_for(lambda: len(group.in_sync()) == 2)
+    assert group.client(master).send(send_command("T", b"two")).code == ResponseCode.SUCCESS
+
+
+def test_a_new_replica_gets_the_whole_log(group: Group) -> None:
+    started(group, 1, 2)
+    body = b"x" * 9000
+    for _ in range(20):
+        assert group.client(group.master()).send(send_command("T", body)).code == ResponseCode.SUCCESS
+    group.start(3)
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3})
+    assert group.replicas[3].log() == group.master().log()
+    assert group.replicas[3].log()[0] == 0
+
+
+def test_a_log_that_is_not_of_the_group_is_left_alone(group: Group, tmp_path: Path) -> None:
+    other = Group(tmp_path / "other", min_in_sync_replicas=1)
+    other.start(3)
+    assert other.client(other.master()).send(send_command("T", b"another")).code == ResponseCode.SUCCESS
+    other.stop(3)
+    root = other.replicas[3].root
+    (root / "config" / "epochs.json").unlink()
+    other.close()
+    started(group, 1, 2)
+    group.client(group.master()).send(send_command("T", b"one"))
+    root.rename(tmp_path / "group" / "broker3")
+    stranger = group.start(3)
+    group.wait(10)
+    assert group.in_sync() == {1, 2}
+    assert "shares no epoch" in stranger.service._slave._service.status.why_not  # type: ignore[union-attr]
+    assert [record.body for record in stranger.records().values()] == [b"another"]
+
+
+def test_the_runtime_information_shows_the_group(group: Group) -> None:
+    started(group)
+    table = KVTable.from_json(group.client(group.master()).ask(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+    assert (table["groupEpoch"], table["groupInSync"], table["groupWhyNot"]) == ("1", "1 2 3", "")
+    assert table["groupReplicaId"] == str(group.master().replica_id)
+
+
+def test_consumer_offsets_are_kept_over_a_failover(group: Group) -> None:
+    started(group)
+    master = group.master()
+    for n in range(4):
+        group.client(master).send(send_command("T", b"%d" % n))
+    header = UpdateConsumerOffsetRequestHeader(consumer_group="CG", topic="T", queue_id=0, commit_offset=3)
+    group.client(master).ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    group.wait(11)  # replicas fetch them each 10 s
+    group.kill(master.replica_id)
+    assert group.master().parts.offsets.query("CG", "T", 0) == 3
+
+
+def test_a_role_cannot_be_changed_by_hand(group: Group) -> None:
+    started(group)
+    before = group.master()
+    answer = group.client(before).ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerRole=SLAVE\nbrokerId=7\n")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "etcdEndpoints" in (answer.remark or "")
+    group.wait(3)
+    assert group.master() is before

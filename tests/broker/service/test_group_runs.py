@@ -1,14 +1,15 @@
 """A group of three through whatever happens to it, each run from one seed.
 
-Brokers are killed, stopped, and held as by SIGSTOP; links between them and to etcd are cut, either way alone, too; etcd is
-away, loses answers, and lets leases expire late. MQBROKER_SEEDS chooses how many runs there are; a failure names its seed
-and what was done.
+Brokers are killed, stopped, and held as by SIGSTOP; links between them and to etcd are cut, either way alone, too; etcd
+is away, loses answers, and lets leases expire late. MQBROKER_SEEDS chooses how many runs there are; a failure names its
+seed and what was done.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
@@ -16,16 +17,19 @@ import pytest
 
 from mqbroker.config import FlushDiskType
 from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.record import Record
 from tests.broker.bench import send_command
-from tests.broker.service.group import ETCD, Client, Group
+from tests.broker.service.group import ETCD, Client, Group, Replica
 
 SEEDS = int(os.environ.get("MQBROKER_SEEDS", "30"))
 FIRST_SEED = int(os.environ.get("MQBROKER_FIRST_SEED", "0"))
 STEPS_MAX = 30
 MIN_IN_SYNC = 2
+HOSTS = [f"10.0.0.{number}" for number in (1, 2, 3)]
 #: What may happen, and how often.
 STEPS = {
-    "send": 14, "wait": 6, "kill": 2, "stop": 1, "start": 4, "freeze": 2, "thaw": 3,
+    "send": 14, "pause": 6, "kill": 2, "stop": 1, "start": 4, "freeze": 2, "thaw": 3,
     "cut": 2, "cut one way": 2, "cut etcd": 2, "etcd down": 1, "heal": 4, "slow etcd": 1,
 }  # fmt: skip
 #: Codes that promise nothing of the replicas; the message may be stored.
@@ -62,19 +66,19 @@ class Run:
             for answer in client.heard():
                 self.hear(answer, bodies.pop(answer.opaque))
 
-    def hear(self, answer: object, body: bytes) -> None:
-        code = answer.code  # type: ignore[attr-defined]
+    def hear(self, answer: RemotingCommand, body: bytes) -> None:
+        code = answer.code
         if code != ResponseCode.SUCCESS:
             assert code in NO_PROMISE, answer
             return
-        offset = int(answer.ext_fields["msgId"][-16:], 16)  # type: ignore[attr-defined]
+        offset = int(answer.ext_fields["msgId"][-16:], 16)
         holders = [replica for replica in self.group.replicas.values() if self.has(replica, offset, body)]
         assert len(holders) >= MIN_IN_SYNC
         assert self.acknowledged.setdefault(offset, body) == body
 
-    def has(self, replica: object, offset: int, body: bytes) -> bool:
-        """Whether a broker's log, or that of its files, has the message: a read of the store that it ran with last."""
-        raw = replica.store._commit_log  # type: ignore[attr-defined]
+    def has(self, replica: Replica, offset: int, body: bytes) -> bool:
+        """Whether a broker's log has the message; of one that was killed the log as it was then."""
+        raw = replica.store._commit_log
         if not raw.min_offset <= offset < raw.end:
             return False
         at = offset - raw.min_offset
@@ -84,59 +88,67 @@ class Run:
 
     def step(self) -> str:
         """Do one thing; returns what."""
-        rng, group = self.rng, self.group
-        [what] = rng.choices(list(STEPS), list(STEPS.values()))
-        alive = [each for each in group.replicas.values() if not each.is_dead]
-        running = [each for each in alive if not each.is_frozen]
-        dead = [each for each in group.replicas.values() if each.is_dead]
-        told = what
-        if what == "send":
-            masters = [each for each in running if each.is_master]
-            for master in masters:
-                self.send(master)
-        elif what == "kill" and alive:
-            victim = rng.choice(alive)
-            told = f"kill {victim.replica_id}"
-            if victim.is_frozen:
-                group.thaw(victim.replica_id)
-            group.kill(victim.replica_id)
-        elif what == "stop" and running and not group.wires.cut and not group.etcd.is_down:
-            victim = rng.choice(running)
-            told = f"stop {victim.replica_id}"
-            group.stop(victim.replica_id)
-        elif what == "start" and dead:
-            group.start(dead[0].replica_id)
-            told = f"start {dead[0].replica_id}"
-        elif what == "freeze" and running:
-            victim = rng.choice(running)
-            group.freeze(victim.replica_id)
-            told = f"freeze {victim.replica_id}"
-        elif what == "thaw":
-            for each in alive:
-                if each.is_frozen:
-                    group.thaw(each.replica_id)
-        elif what.startswith("cut"):
-            told = self.cut(what)
-        elif what == "etcd down":
-            group.etcd.is_down = True
-        elif what == "slow etcd":
-            for each in alive:
-                each.etcd.out_s = rng.choice([0.005, 0.4, 1.5])
-        elif what == "heal":
-            self.heal()
-        seconds = rng.choice([0, 0.1, 0.5, 2, 4, 7])
+        [what] = self.rng.choices(list(STEPS), list(STEPS.values()))
+        told = getattr(self, what.replace(" ", "_"))() or ""
+        seconds = self.rng.choice([0, 0.1, 0.5, 2, 4, 7])
         self.wait(seconds)
-        return f"{told} ({seconds} s)"
+        return f"{what} {told}({seconds} s)"
 
-    def cut(self, what: str) -> str:
-        hosts = [f"10.0.0.{n}" for n in (1, 2, 3)]
-        near, far = self.rng.sample(hosts, 2)
-        if what == "cut etcd":
-            far = ETCD
-        ways = [(near, far), (far, near)]
-        chosen = ways if what == "cut" or self.rng.random() < 0.3 else [self.rng.choice(ways)]
-        self.group.wires.cut.update(chosen)
-        return f"cut {chosen}"
+    def choose(self, found: Iterable[Replica]) -> list[Replica]:
+        """One of them, if there is one."""
+        among = list(found)
+        return [self.rng.choice(among)] if among else []
+
+    def running(self) -> list[Replica]:
+        return [each for each in self.group.alive() if not each.is_frozen]
+
+    def send(self) -> None:
+        for master in self.running():
+            if master.is_master:
+                self.send_to(master)
+
+    def pause(self) -> None:
+        """Let time pass."""
+
+    def kill(self) -> str:
+        for victim in self.choose(self.group.alive()):
+            if victim.is_frozen:
+                self.group.thaw(victim.replica_id)
+            self.group.kill(victim.replica_id)
+            return f"{victim.replica_id} "
+        return ""
+
+    def stop(self) -> str:
+        if self.group.wires.cut or self.group.etcd.is_down:
+            return ""
+        for victim in self.choose(self.running()):
+            self.group.stop(victim.replica_id)
+            return f"{victim.replica_id} "
+        return ""
+
+    def start(self) -> str:
+        for dead in [each for each in self.group.replicas.values() if each.is_dead][:1]:
+            self.group.start(dead.replica_id)
+            return f"{dead.replica_id} "
+        return ""
+
+    def freeze(self) -> str:
+        for victim in self.choose(self.running()):
+            self.group.freeze(victim.replica_id)
+            return f"{victim.replica_id} "
+        return ""
+
+    def thaw(self) -> None:
+        for each in self.group.alive():
+            if each.is_frozen:
+                self.group.thaw(each.replica_id)
+
+    def etcd_down(self) -> None:
+        self.group.etcd.is_down = True
+
+    def slow_etcd(self) -> None:
+        for each in self.group.alive():
+            each.etcd.out_s = self.rng.choice([0.005, 0.4, 1.5])
 
     def heal(self) -> None:
         self.group.wires.cut.clear()
@@ -144,8 +156,24 @@ class Run:
         for replica in self.group.alive():
             replica.etcd.out_s = 0.005
 
-    def send(self, master: object) -> None:
-        client = self.group.client(master)  # type: ignore[arg-type]
+    def cut(self) -> str:
+        near, far = self.rng.sample(HOSTS, 2)
+        return self.cut_ways([(near, far), (far, near)])
+
+    def cut_one_way(self) -> str:
+        near, far = self.rng.sample(HOSTS, 2)
+        return self.cut_ways([(near, far)])
+
+    def cut_etcd(self) -> str:
+        ways = [(host := self.rng.choice(HOSTS), ETCD), (ETCD, host)]
+        return self.cut_ways(self.rng.choice([ways, ways[:1], ways[1:]]))
+
+    def cut_ways(self, ways: list[tuple[str, str]]) -> str:
+        self.group.wires.cut.update(ways)
+        return f"{ways} "
+
+    def send_to(self, master: Replica) -> None:
+        client = self.group.client(master)
         commands = []
         for _ in range(self.rng.randint(1, 8)):
             self.sent += 1
@@ -167,7 +195,7 @@ class Run:
         while not (group.masters and group.in_sync() == {1, 2, 3}):
             assert group.now - began < 120, [group.member(each).why_not for each in group.alive()]
             self.wait(0.5)
-        self.send(group.master())
+        self.send_to(group.master())
         self.wait(15)
         logs = {replica.log() for replica in group.alive()}
         assert len(logs) == 1
@@ -188,8 +216,8 @@ class Run:
                 assert masters.setdefault(state["epoch"], who) == who
 
 
-def body_of(record: object) -> bytes | None:
-    return None if record is None else record.body  # type: ignore[attr-defined, no-any-return]
+def body_of(record: Record | None) -> bytes | None:
+    return None if record is None else record.body
 
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))

@@ -307,7 +307,7 @@ MISTAKES = [
     Mutation(
         "take a role that does not agree with the id",
         "broker/live_settings.py",
-        "        check_role(settings)\n",
+        "        check_role(self.current, settings)\n",
         "",
         (f"{_PAIR}::test_a_role_and_an_id_that_do_not_agree_change_nothing",),
     ),

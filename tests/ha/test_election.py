@@ -1,0 +1,303 @@
+"""One broker's part in the election of its group's master, with etcd in memory."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+
+from mqbroker.ha.election import UNCLEAN_SECONDS, GroupError, GroupMember, GroupSettings, GroupState, Member, Role
+from mqbroker.ha.etcd import EtcdError
+from tests.ha.etcd_model import EtcdModel, ModelClient
+
+PREFIX = "/mqbroker/C/B/"
+STATE = f"{PREFIX}state"
+
+
+class World:
+    """Members of a group that only note which roles they get."""
+
+    def __init__(self) -> None:
+        self.etcd = EtcdModel(Random(1))
+        self.members: dict[int, GroupMember] = {}
+        self.roles: dict[int, list[Role]] = {}
+        self.clients: dict[int, ModelClient] = {}
+        self.clocks: dict[int, Clock] = {}
+        self.now = 0.0
+        self.frozen: set[int] = set()
+
+    def join(self, replica_id: int, *, known_epoch: int = 0, place: int = 0, **settings: Any) -> GroupMember:
+        """Add a member, found here under its id or another `place`."""
+        place = place or replica_id
+        clock = self.clocks[place] = Clock()
+        etcd = self.clients[place] = ModelClient(self.etcd, clock)
+        chosen = {"cluster": "C", "broker": "B", "replica_id": replica_id, "ttl_s": 3, **settings}
+        roles = self.roles[place] = []
+        member = GroupMember(etcd, clock, lambda: self.now, GroupSettings(**chosen), roles.append)
+        member.known_epoch = known_epoch
+        member.join(f"10.0.0.{replica_id}:10911", f"10.0.0.{replica_id}:10912")
+        self.members[place] = member
+        return member
+
+    def turn(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.05)):
+            self.now += 0.05
+            self.etcd.clock.advance(0.05)
+            self.etcd.look()
+            for replica_id, clock in self.clocks.items():
+                if replica_id not in self.frozen:
+                    clock.advance(0.05)
+            for _ in range(3):
+                self.etcd.clock.advance(0)
+                for replica_id, clock in self.clocks.items():
+                    if replica_id not in self.frozen:
+                        clock.advance(0)
+
+    def lose(self, replica_id: int) -> None:
+        """A member whose process has ended."""
+        self.clients[replica_id]._passes = lambda way: False
+        self.frozen.add(replica_id)
+
+    @property
+    def masters(self) -> list[int]:
+        return [number for number, member in self.members.items() if member.is_master and number not in self.frozen]
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.etcd.items[STATE].value)
+        return found
+
+    def wait_for_master(self, other_than: int = 0) -> int:
+        for _ in range(200):
+            if self.masters and self.masters != [other_than]:
+                [master] = self.masters
+                return master
+            self.turn(0.05)
+        raise AssertionError([member.why_not for member in self.members.values()])
+
+
+def group(*replicas: int, in_sync: set[int] | None = None) -> World:
+    """A group whose first replica is master of epoch 1."""
+    world = World()
+    for replica_id in replicas:
+        world.join(replica_id)
+        world.turn(1)
+    assert world.masters == [replicas[0]]
+    proposed = Deferred.fromCoroutine(world.members[replicas[0]].propose(frozenset(in_sync or replicas)))
+    world.turn(1)
+    assert proposed.result is True
+    return world
+
+
+def test_the_first_is_master_and_the_others_follow_it() -> None:
+    world = group(1, 2, 3)
+    assert world.state() | {"lease": 0} == {
+        "cluster": "C", "broker": "B", "epoch": 1, "master": 1, "lease": 0, "in_sync": [1, 2, 3],
+    }  # fmt: skip
+    assert world.roles[2][-1].master == Member(1, "10.0.0.1:10911", "10.0.0.1:10912")
+    assert [member.why_not for member in world.members.values()] == ["", "", ""]
+
+
+def test_another_is_elected_when_the_lease_has_expired_and_not_before() -> None:
+    world = group(1, 2, 3)
+    expires_at = world.etcd.leases[world.state()["lease"]].expires_at
+    world.lose(1)
+    began = world.now
+    new = world.wait_for_master(1)
+    assert world.etcd.clock.seconds() >= expires_at
+    assert world.now - began <= 4.5
+    assert new in (2, 3)
+    state = world.state()
+    assert (state["epoch"], state["master"], state["in_sync"]) == (2, new, [2, 3])
+
+
+def test_only_one_of_those_in_sync_is_elected() -> None:
+    world = group(1, 2, 3, in_sync={1, 3})
+    world.lose(1)
+    assert world.wait_for_master(1) == 3
+    other = group(1, 2, 3, in_sync={1, 3})
+    other.lose(1)
+    other.lose(3)
+    other.turn(60)
+    assert not other.masters
+    assert other.members[2].why_not == "there is no master, and this broker is not in sync: it waits for one of [1, 3]"
+
+
+def test_unclean_election_waits_and_says_so() -> None:
+    world = World()
+    for replica_id in (1, 2):
+        world.join(replica_id, is_unclean_allowed=True)
+        world.turn(1)
+    world.lose(1)
+    world.turn(UNCLEAN_SECONDS)
+    assert not world.masters
+    world.turn(6)
+    assert world.masters == [2]
+    assert world.state()["in_sync"] == [2]
+
+
+def test_a_master_without_its_lease_is_none_before_another_is_elected() -> None:
+    world = group(1, 2, 3)
+    world.clients[1]._passes = lambda way: False
+    while not (elected := [number for number in world.masters if number != 1]):
+        world.turn(0.05)
+    assert not world.members[1].is_master
+    assert elected
+    world.clients[1]._passes = lambda way: True
+    world.turn(3)
+    assert world.roles[1][-1].master == Member(elected[0], f"10.0.0.{elected[0]}:10911", f"10.0.0.{elected[0]}:10912")
+
+
+def test_one_that_was_suspended_is_no_master_when_it_goes_on() -> None:
+    world = group(1, 2, 3)
+    world.frozen.add(1)
+    world.wait_for_master(1)
+    world.frozen.discard(1)
+    assert world.members[1].role.is_master  # it has not heard of it
+    assert not world.members[1].is_master
+
+
+def test_a_lease_that_was_lost_makes_no_master_of_the_next_one() -> None:
+    world = group(1)
+    world.etcd.revoke(world.state()["lease"])
+    while world.members[1].role.is_master:
+        assert world.state()["epoch"] == 1
+        world.turn(0.05)
+        if world.members[1]._lease != world.state()["lease"]:
+            assert not world.members[1].is_master
+    world.turn(3)
+    assert world.state()["epoch"] == 2
+    assert world.masters == [1]
+
+
+def test_a_stop_gives_the_lease_back() -> None:
+    world = group(1, 2)
+    stopped = world.members[1].stopService()
+    world.turn(1)
+    assert stopped.called
+    assert world.masters == [2]
+    assert world.members[1].stopService().called  # once more
+
+
+def test_two_of_one_id_do_not_both_take_part() -> None:
+    world = group(1, 2)
+    again = world.join(2, place=22)
+    world.turn(10)
+    assert "a broker at 10.0.0.2:10911 runs with brokerId=2" in again.why_not
+    assert world.roles[22] == []
+    assert world.members[2].why_not == ""
+    world.lose(2)
+    world.turn(6)
+    assert again.why_not == ""  # it takes its place
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"", "holds no state of a group"),
+        (b"\0" * 1_000_000, "holds no state of a group"),
+        (b"[]", "holds no state"),
+        (b"{}", "holds no state"),
+        (b'{"cluster":"C","broker":"B","epoch":-1,"master":1,"lease":1,"in_sync":[1]}', "holds no state"),
+        (b'{"cluster":"C","broker":"B","epoch":1e3,"master":1,"lease":1,"in_sync":[1]}', "holds no state"),
+        (b'{"cluster":"C","broker":"B","epoch":1,"master":1,"lease":1,"in_sync":[]}', "holds no state"),
+        (b'{"cluster":"C","broker":"B","epoch":1,"master":1,"lease":1,"in_sync":["1"]}', "holds no state"),
+        (b'{"cluster":"C","broker":"B","epoch":9223372036854775808,"master":1,"lease":1,"in_sync":[1]}', "holds no"),
+        (json.dumps({"epoch": 1, "master": 1, "lease": 1, "in_sync": list(range(1, 1000))}).encode(), "holds no"),
+        (b'{"cluster":"C","broker":"Z","epoch":1,"master":1,"lease":1,"in_sync":[1]}', "is of C/Z"),
+    ],
+)
+def test_what_others_wrote_under_our_keys_is_told_and_nothing_is_done(value: bytes, why: str) -> None:
+    world = group(1, 2)
+    good = world.etcd.items[STATE].value
+    world.etcd.put(STATE, value)
+    world.turn(20)
+    for member in world.members.values():
+        assert why in member.why_not
+    assert world.etcd.items[STATE].value == value
+    assert world.masters == [1]  # as before
+    world.etcd.put(STATE, good)
+    world.turn(2)
+    assert [member.why_not for member in world.members.values()] == ["", ""]
+    assert world.masters == [1]
+
+
+def test_garbage_as_a_member_is_told() -> None:
+    world = group(1, 2)
+    item = world.etcd.items[f"{PREFIX}members/1"]
+    world.etcd.items[f"{PREFIX}members/1"] = type(item)(b"{}", item.created, item.modified, item.lease)
+    world.turn(3)
+    assert "an id or address is missing" in world.members[2].why_not
+
+
+def test_a_group_whose_state_is_gone_is_not_founded_anew() -> None:
+    world = group(1, 2)
+    world.etcd.delete(STATE)
+    world.turn(10)
+    assert STATE not in world.etcd.items
+    assert "is gone from etcd" in world.members[2].why_not
+    late = world.join(3, known_epoch=1)
+    world.turn(10)
+    assert "etcd has nothing at" in late.why_not
+    assert STATE not in world.etcd.items
+
+
+def test_an_etcd_from_an_old_backup_elects_nobody_who_knows_better() -> None:
+    world = group(1, 2)
+    world.lose(1)
+    world.members[2].known_epoch = 5
+    world.turn(20)
+    assert not world.masters
+    assert "restored from an old backup" in world.members[2].why_not
+
+
+def test_a_proposal_of_a_former_master_changes_nothing() -> None:
+    world = group(1, 2)
+    world.frozen.add(1)
+    world.wait_for_master(1)
+    before = world.etcd.items[STATE]
+    world.frozen.discard(1)
+    proposed = Deferred.fromCoroutine(world.members[1].propose(frozenset([1])))
+    world.turn(1)
+    assert proposed.result is False
+    assert world.etcd.items[STATE] == before
+
+
+def test_etcd_that_is_away_is_told_once_and_comes_back() -> None:
+    world = group(1, 2)
+    world.etcd.is_down = True
+    world.turn(2)
+    assert world.masters == [1]  # its lease stands
+    world.turn(3)
+    assert world.masters == []
+    assert world.members[1].role.is_master  # nobody else is
+    world.etcd.is_down = False
+    world.turn(5)
+    assert len(world.masters) == 1
+
+
+def test_a_proposal_that_etcd_does_not_answer_fails() -> None:
+    world = group(1, 2)
+    world.etcd.is_down = True
+    proposed = Deferred.fromCoroutine(world.members[1].propose(frozenset([1])))
+    failed: list[Any] = []
+    proposed.addErrback(failed.append)
+    world.turn(2)
+    assert failed[0].check(EtcdError)
+
+
+def test_names_cannot_reach_another_groups_keys() -> None:
+    other = GroupSettings(cluster="C/B", broker="../x", replica_id=1, ttl_s=3)
+    assert other.prefix == "/mqbroker/C%2FB/..%2Fx/"
+
+
+def test_states_and_members_are_read_as_written() -> None:
+    state = GroupState("C", "B", 3, 1, 77, frozenset({3, 1}))
+    assert GroupState.from_json(state.to_json()) == state
+    member = Member(2, "10.0.0.2:1", "10.0.0.2:2")
+    assert Member.from_json(member.to_json()) == member
+    with pytest.raises(GroupError):
+        Member.from_json(b"{")

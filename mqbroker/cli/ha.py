@@ -31,7 +31,8 @@ class Member:
     """One broker. `end`: where its log ends; `behind`: the bytes that a slave lacks; None if unknown.
 
     `is_answering`: whether it answered; `is_well`: it answered, and follows if it is a slave. `is_ours`: it says how
-    its links are.
+    its links are. `epoch`, `in_sync`: what brokers that elect their master say: the epoch, and the ids of the in-sync
+    replicas; None and empty of others.
     """
 
     name: str
@@ -43,6 +44,8 @@ class Member:
     is_answering: bool
     is_well: bool
     is_ours: bool = False
+    epoch: int | None = None
+    in_sync: tuple[int, ...] = ()
 
     @property
     def role(self) -> str:
@@ -84,6 +87,11 @@ def slave_to_promote(members: Sequence[Member], broker_id: int | None) -> Member
     """The slave that becomes master: the one wanted, or the only one. Raises Failure where that would lose messages, or
     it is not clear."""
     for member in members:
+        if member.epoch is not None:
+            raise Failure(
+                "these brokers elect their master by etcd: stop the master, and another takes its place; if none does, "
+                "the state that `mq ha status` shows says why"
+            )
         if member.broker_id == 0 and member.is_answering:
             raise Failure(
                 f"the master at {member.address} answers: stop it first, so that it takes no message that the slave "
@@ -145,7 +153,7 @@ async def wait_for_master(net: Net, name_servers: Sequence[str], slave: Member) 
 def status(name: str | None, as_json: bool, servers: Servers) -> None:
     """Show the brokers called NAME, or all: the end of each log, and how far slaves are behind.
 
-    Exits with 1 if a slave does not follow, and with 3 if a broker does not answer.
+    Exits with 1 if a slave does not follow or a replica is not in sync, and with 3 if a broker does not answer.
     """
     with told():
         from mqbroker.client.blocking_net import BlockingNet, run
@@ -185,7 +193,7 @@ async def members_of(net: Net, name_servers: Sequence[str], name: str | None) ->
                 continue
             if broker_id == 0:
                 master_end = _number(info.get("commitLogMaxOffset"))
-            members.append(_member(broker_name, broker_id, address, info, master_end))
+            members.append(_in_group(_member(broker_name, broker_id, address, info, master_end), info))
     return members
 
 
@@ -239,6 +247,20 @@ def _member(name: str, broker_id: int, address: str, info: dict[str, str], maste
     state = f"does not follow: {why_not}" if why_not else FOLLOWS
     behind = _number(known) if behind is None else behind
     return Member(name, broker_id, address, end, behind, state, True, not why_not, True)
+
+
+def _in_group(member: Member, info: dict[str, str]) -> Member:
+    """The broker with what it says of its group, if it elects its master."""
+    epoch = _number(info.get("groupEpoch"))
+    if epoch is None:
+        return member
+    in_sync = tuple(int(text) for text in info.get("groupInSync", "").split() if _number(text) is not None)
+    own, why_not = _number(info.get("groupReplicaId")), info.get("groupWhyNot", "")
+    state = f"replica {own}, epoch {epoch}, {'in sync' if own in in_sync else 'not in sync'}; {member.state}"
+    if why_not:
+        state = f"takes no part: {why_not}; {state}"
+    is_well = member.is_well and not why_not and own in in_sync
+    return attrs.evolve(member, state=state.removesuffix("; "), is_well=is_well, epoch=epoch, in_sync=in_sync)
 
 
 def lines(members: Sequence[Member], *, as_json: bool, on_terminal: bool) -> list[str]:

@@ -104,8 +104,8 @@ class EtcdClient:
 
     def __init__(self, reactor: Any, endpoints: Sequence[str]) -> None:
         self._clock = cast(IReactorTime, reactor)
+        # It sends no POST twice: a transaction may have been done though nothing was answered.
         self._pool = HTTPConnectionPool(reactor)  # type: ignore[no-untyped-call]
-        self._pool.retryAutomatically = False  # a transaction must not be sent twice
         self._agent = Agent(reactor, connectTimeout=TIMEOUT_SECONDS, pool=self._pool)  # type: ignore[no-untyped-call]
         self._endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
         self._current = 0

@@ -61,6 +61,23 @@ def test_a_master_and_its_slave() -> None:
     ]
 
 
+def test_brokers_that_elect_their_master_say_who_is_in_sync() -> None:
+    group = {"groupEpoch": "7", "groupInSync": "1 x 3", "groupWhyNot": ""}
+    master = {"commitLogMaxOffset": "9", "haSlave_x": "9,0,0", "groupReplicaId": "3", **group}
+    out = {"commitLogMaxOffset": "5", "haMaster_x": "5,,", "groupReplicaId": "2", **group, "groupWhyNot": "no answer"}
+    found = shown(net(master, out))
+    assert [member.state for member in found] == [
+        "replica 3, epoch 7, in sync; 1 slave connected",
+        "takes no part: no answer; replica 2, epoch 7, not in sync; follows",
+    ]
+    assert [(member.is_well, member.epoch, member.in_sync) for member in found] == [
+        (True, 7, (1, 3)),
+        (False, 7, (1, 3)),
+    ]
+    with pytest.raises(Failure, match="elect their master by etcd: stop the master"):
+        slave_to_promote(found, None)
+
+
 def test_brokers_of_java_say_less() -> None:
     assert shown(net({"commitLogMaxOffset": "1000"}, {"commitLogMaxOffset": "1200"})) == [
         Member("a", 0, MASTER, 1000, None, "", True, True),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqbroker.ha.link import HEADER, PIECE_BYTES_MAX, REPORT, BadPeer, MasterLink, SlaveLink
+from mqbroker.ha.link import GREETING, HEADER, PIECE_BYTES_MAX, REPORT, BadPeer, Greeting, MasterLink, SlaveLink
 
 GOLDEN = Path(__file__).parents[3] / "shared/golden"
 SEGMENT = 1024
@@ -155,3 +155,44 @@ def test_the_recorded_link_of_java() -> None:
         sent += sender.header(found[1]) + log[found[0] : found[0] + found[1]]
     begun = stream.index(HEADER.pack(0, 32 * 1024))
     assert stream[begun:].startswith(bytes(sent))
+
+
+GROUP = Greeting(b"groupABC", 7, 2)
+
+
+@given(st.integers(1, 60))
+def test_a_replica_greets_is_answered_and_then_reports(step: int) -> None:
+    near, far = MasterLink(SEGMENT, 100), SlaveLink()
+    far.is_greeting = True
+    data = GROUP.encode()
+    for at in range(0, len(data), step):
+        assert near.receive(data[at : at + step], 1024, 5000) is False
+    assert near.greeting == GROUP
+    assert near.next_piece(5000) is None
+    answer = near.answer(b"history") + near.answer(b"")
+    found = [piece for at in range(0, 19, step) for piece in far.receive(answer[at : min(19, at + step)])]
+    assert found == [(GREETING, b"history")]
+    assert near.receive(REPORT.pack(0), 1024, 5000)
+    assert near.next_piece(5000) == (1024, 100)  # the whole log, not its last segment
+    assert list(far.receive(near.header(3) + b"abc")) == [(1024, b"abc")]
+
+
+def test_a_greeting_comes_first_and_once() -> None:
+    link = master(0, 0, 5000)
+    with pytest.raises(BadPeer, match="the offset -2"):
+        link.receive(GROUP.encode(), 0, 5000)
+    link = MasterLink(SEGMENT, 100)
+    link.receive(GROUP.encode(), 0, 5000)
+    with pytest.raises(BadPeer, match="the offset -2"):
+        link.receive(GROUP.encode(), 0, 5000)
+
+
+@pytest.mark.parametrize("header", [HEADER.pack(GREETING, -1), HEADER.pack(0, 1), HEADER.pack(GREETING, 1 << 30)])
+def test_what_is_no_answer_to_a_greeting(header: bytes) -> None:
+    link = SlaveLink()
+    link.is_greeting = True
+    with pytest.raises(BadPeer):
+        list(link.receive(header))
+    plain = SlaveLink()
+    with pytest.raises(BadPeer):
+        list(plain.receive(HEADER.pack(GREETING, 0)))

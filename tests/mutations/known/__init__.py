@@ -1,8 +1,15 @@
 """Mistakes that message systems have made, ready to be made again: each must turn the tests red."""
 
-from tests.mutations.known import broker, log, network, queues, replication
+from tests.mutations.known import broker, failover, log, network, queues, replication
 from tests.mutations.mutation import SOURCE, Mutation
 
 __all__ = ["KNOWN", "SOURCE", "Mutation"]
 
-KNOWN = [*log.MISTAKES, *queues.MISTAKES, *broker.MISTAKES, *network.MISTAKES, *replication.MISTAKES]
+KNOWN = [
+    *log.MISTAKES,
+    *queues.MISTAKES,
+    *broker.MISTAKES,
+    *network.MISTAKES,
+    *replication.MISTAKES,
+    *failover.MISTAKES,
+]

@@ -73,7 +73,7 @@ class LiveSettings:
 
 
 def check_role(current: BrokerSettings, settings: BrokerSettings) -> None:
-    """Raises BadSetting where a master has a slave's id, a slave lacks what it needs, or the role is not to be chosen."""
+    """Raises BadSetting where a master has a slave's id, a slave lacks what it needs, or the role is elected."""
     if current.etcd_endpoints:
         if (current.broker_id, current.store.broker_role) != (settings.broker_id, settings.store.broker_role):
             why = "with etcdEndpoints the master is elected; stop this one, and another takes its place"

@@ -595,9 +595,7 @@ def test_what_a_group_needs_is_told(broker: Loader, more: str, why: str) -> None
     assert why in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "value", ["10.0.0.8:2379", "http://", "http://x", "ftp://x:1", "http://x:1/v3", "http://a b:1"]
-)
+@pytest.mark.parametrize("value", ["a:2379", "http://", "http://x", "ftp://x:1", "http://x:1/v3", "http://a b:1"])
 def test_endpoints_that_are_no_urls_are_refused(broker: Loader, value: str) -> None:
     with pytest.raises(BadSetting, match="etcdEndpoints"):
         broker(GROUP.replace("http://10.0.0.8:2379", value))

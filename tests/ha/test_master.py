@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 
 from mqbroker.errors import StoreBusy, StoreError
-from mqbroker.ha.link import HEADER, REPORT
+from mqbroker.ha.link import GREETING, HEADER, REPORT, BadPeer, Greeting
 from mqbroker.ha.master import (
     DRAIN_SECONDS_MAX,
     LINKS_MAX,
@@ -266,3 +266,64 @@ def test_for_how_long_a_slave_is_behind(
     assert connection.status() == SlaveStatus("10.0.0.2:40000", 10_000, 3, 3.0)
     connection.dataReceived(REPORT.pack(10_003))
     assert connection.status() == SlaveStatus("10.0.0.2:40000", 10_003, 0, 0.0)
+
+
+class OneGroup:
+    """A group that knows replicas of epoch 7."""
+
+    def answer(self, greeting: Greeting, log_end: int) -> bytes:
+        if greeting.epoch != 7:
+            raise BadPeer("another epoch")
+        return b"history to %d" % log_end
+
+
+@pytest.mark.parametrize("group", [None, OneGroup()])
+def test_a_greeting_that_is_not_for_this_broker_ends_the_link(
+    reactor: MemoryReactorClock, source: Log, group: OneGroup | None
+) -> None:
+    service = MasterService(reactor, Slaves(source), HaSettings(listen_port=10912), group=group)
+    service.startService()
+    connection, transport = greeted(service, Greeting(b"x" * 8, 6, 2))
+    assert transport.disconnecting
+    assert not transport.value()
+    assert connection.is_closed
+
+
+def greeted(service: MasterService, greeting: Greeting) -> tuple[SlaveConnection, Transport]:
+    connection = service.factory.buildProtocol(IPv4Address("TCP", "10.0.0.2", 40000))
+    assert connection is not None
+    transport = Transport()
+    connection.makeConnection(transport)
+    connection.dataReceived(greeting.encode())
+    return connection, transport
+
+
+def test_a_replica_that_connects_again_takes_its_former_links_place(reactor: MemoryReactorClock, source: Log) -> None:
+    slaves = Slaves(source)
+    service = MasterService(reactor, slaves, HaSettings(listen_port=10912), group=OneGroup())
+    service.startService()
+    first, transport = greeted(service, Greeting(b"x" * 8, 7, 2))
+    assert transport.received() == [(GREETING, b"history to 10000")]
+    assert slaves.replicas() == {}  # it has reported nothing yet
+    first.dataReceived(REPORT.pack(500))
+    assert slaves.replicas() == {2: first}
+    other, _ = greeted(service, Greeting(b"x" * 8, 7, 3))
+    second, _ = greeted(service, Greeting(b"x" * 8, 7, 2))
+    assert (first.is_closed, other.is_closed) == (True, False)
+    second.dataReceived(REPORT.pack(10_000))
+    assert slaves.replicas() == {2: second}
+
+
+def test_when_a_slave_had_all_that_there_was(reactor: MemoryReactorClock, source: Log, slave: Any) -> None:
+    connection, _ = slave(9_000)
+    assert connection.caught_up_at < 0
+    reactor.advance(1)
+    connection.dataReceived(REPORT.pack(10_000))
+    assert connection.caught_up_at == reactor.seconds()
+    # Under load it never has the whole log, and is close behind all the same.
+    for step in range(5):
+        source.data += bytes(1000)
+        reactor.advance(0.5)
+        connection.link.sent = source.end
+        connection.dataReceived(REPORT.pack(10_500 + 1000 * step))
+    assert reactor.seconds() - 1 <= connection.caught_up_at < reactor.seconds()

@@ -103,11 +103,11 @@ class BrokerGroup:
         self.member.known_epoch = self._history.last
         self._serves_epoch = 0
 
-    async def begin_epoch(self, slaves_log_start: int, log_end: int) -> None:
+    async def begin_epoch(self, log_min: int, log_end: int) -> None:
         """Note where the log ends, as the beginning of the epoch. Raises StoreUnwritable."""
         epoch = self.member.role.epoch
         if epoch > self._history.last:
-            await self._save(self._history.begin(epoch, log_end, slaves_log_start))
+            await self._save(self._history.begin(epoch, log_end, log_min))
         self._serves_epoch = epoch
 
     async def _save(self, history: EpochHistory) -> None:

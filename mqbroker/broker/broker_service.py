@@ -27,17 +27,18 @@ from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from mqbroker.access.acl_files import AclFiles, acl_places
-from mqbroker.access.addresses import AddressPattern, parse_pattern
 from mqbroker.broker.assembly import Assembly, Replication
 from mqbroker.broker.broker_group import EPOCHS_FILE, BrokerGroup
 from mqbroker.broker.broker_slave import BrokerSlave
 from mqbroker.broker.fast_failure import FastFailure, TickingTurnClock, Turns
 from mqbroker.broker.name_servers import BrokerIdentity, OnMaster, Registration
+from mqbroker.broker.ports import allowed_slaves, vip_port
+from mqbroker.broker.replica_store import cut_store_back, put_store_aside
 from mqbroker.broker.requests.broker_admin import Save
 from mqbroker.broker.slave_synchronize import SlaveSynchronize
-from mqbroker.config import BrokerRole, BrokerSettings, TlsMode
+from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.config.changes import rewrite_conf
-from mqbroker.errors import AlreadyStarted, MQError, Refused, StoreLocked, StoreUnwritable
+from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable
 from mqbroker.ha.divergence import Diverged, LogComparison
 from mqbroker.ha.etcd import EtcdClient, IEtcd
 from mqbroker.ha.in_sync import InSyncSet
@@ -56,12 +57,10 @@ from mqbroker.remoting.tls import ServerTls, tls_connector
 from mqbroker.store.disk import IDisk
 from mqbroker.store.flush import RUNNING_MAX
 from mqbroker.store.jsonfile import JsonFile
-from mqbroker.store.layout import StorePaths, put_aside
 from mqbroker.store.linux_aio import LinuxAio
 from mqbroker.store.message_store import MessageStore, open_store_in_turns
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.syncs import AioSyncs, ISyncs, WorkerSyncs
-from mqbroker.store.truncation import cut_log
 from mqbroker.store.worker import IWorker, SerialWorker, ThreadWorker
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.record import encode_host
@@ -72,8 +71,6 @@ log = Logger()
 FILE_RETRY_SECONDS = 5.0
 #: How long accepted requests may take when the broker stops.
 DRAIN_SECONDS_MAX = 5.0
-#: Offset from the listen port of the port that Java clients use with `vipChannelEnabled`.
-VIP_PORT_OFFSET = -2
 #: Makes producers try another broker, and consumers retry.
 STOPPING = Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now. The broker is stopping")
 DISK_THREADS = 3
@@ -200,16 +197,11 @@ class BrokerService(Service):
             store_host=store_host,
             log_syncs=None if self._worker else self._make_log_syncs(),
         )
-        if not opening.called:
+        if self._group is not None or not opening.called:
             listening.pause()
         store = await opening
         self._stops.append(store.stop)
-        group = self._group
-        if group is not None:
-            group.load(self._file(EPOCHS_FILE, worker))
-            settings = self.settings = group.settings(settings)
-            if settings.store.broker_role is not BrokerRole.SLAVE:
-                await group.begin_epoch(store.log_min_offset, store.log_end)
+        settings = await self._take_role(store, worker)
         follower = self._make_follower(store) if settings.store.broker_role is BrokerRole.SLAVE else None
         parts = self._assembly = Assembly(
             table,
@@ -221,11 +213,7 @@ class BrokerService(Service):
             store_host=store_host,
             acl=acl,
             save_settings=self._saver(worker),
-            replication=Replication(
-                follower=None if follower is None else follower.service,
-                make_quorum=None if group is None else self._keep_in_sync,
-                group_info=dict if group is None else group.info,
-            ),
+            replication=self._replication(follower),
         )
         FastFailure(self._turns(), parts.live).watch(table)
         self._stops += [parts.topics.persist, parts.groups.persist, parts.offsets.persist, parts.filters.persist]
@@ -259,8 +247,26 @@ class BrokerService(Service):
             self._register(parts)
         else:
             self._follow_master(store, parts, follower)
-        if group is not None:
-            self._take_part(group)
+        self._take_part()
+
+    def _replication(self, follower: _Follower | None) -> Replication:
+        group = self._group
+        return Replication(
+            follower=None if follower is None else follower.service,
+            make_quorum=None if group is None else self._keep_in_sync,
+            group_info=dict if group is None else group.info,
+        )
+
+    async def _take_role(self, store: MessageStore, worker: IWorker) -> BrokerSettings:
+        """The settings; in a group, of the role that the broker has now, and of a master the epoch is noted."""
+        group = self._group
+        if group is None:
+            return self.settings
+        group.load(self._file(EPOCHS_FILE, worker))
+        settings = self.settings = group.settings(self.settings)
+        if settings.store.broker_role is not BrokerRole.SLAVE:
+            await group.begin_epoch(store.log_min_offset, store.log_end)
+        return settings
 
     def _keep_in_sync(self, slaves: Slaves) -> InSyncSet:
         assert self._group is not None
@@ -269,7 +275,10 @@ class BrokerService(Service):
         self._stops.append(in_sync.stop)
         return in_sync
 
-    def _take_part(self, group: BrokerGroup) -> None:
+    def _take_part(self) -> None:
+        group = self._group
+        if group is None:
+            return
         if not group.member.running:
             address = f"{self.settings.broker_ip1}:{self.port}"
             group.member.join(address, f"{self.settings.broker_ip2}:{self.settings.ha_listen_port}")
@@ -516,27 +525,12 @@ class BrokerService(Service):
 
     def _plan_cut(self, end: int) -> None:
         """Cut the log back to `end` between a stop and a start."""
-        self._before_next = partial(self._cut_log, end)
+        self._before_next = partial(cut_store_back, self._disk, self.settings.store, end)
         self._plan_start(self.settings)
 
-    def _cut_log(self, end: int) -> None:
-        store = self.settings.store
-        paths = StorePaths(store.store_path_root_dir, store.store_path_commit_log)
-        try:
-            cut_log(self._disk, paths, store.mapped_file_size_commit_log, end)
-        except (OSError, MQError) as error:
-            log.error("the log cannot be cut back to {end}: {why}", end=end, why=str(error))
-
     def _put_store_aside(self) -> None:
-        store = self.settings.store
-        paths = StorePaths(store.store_path_root_dir, store.store_path_commit_log)
-        try:
-            moved = put_aside(self._disk, paths, f".diverged-{int(self._clock.seconds() * 1000)}")
-        except (OSError, StoreLocked) as error:
+        if not put_store_aside(self._disk, self.settings.store, int(self._clock.seconds() * 1000)):
             self._may_resync = False  # not again in this process: it would be tried each second
-            log.error("the store cannot be put aside: {why}", why=str(error))
-        else:
-            log.warn("put aside, to be deleted by hand: {paths}", paths=", ".join(moved))
 
     async def _start_again(self) -> None:
         log.info("the broker stops, to start again")
@@ -584,23 +578,6 @@ class BrokerService(Service):
         done: Deferred[None] = Deferred()
         self._stopping.addCallback(lambda _: done.callback(None))
         return done
-
-
-def vip_port(settings: BrokerSettings) -> int | None:
-    """The second port, which serves the same requests; None if there is none."""
-    port = settings.server.listen_port + VIP_PORT_OFFSET
-    return port if settings.vip_port_enable and port > 0 else None
-
-
-def allowed_slaves(settings: BrokerSettings) -> AddressPattern | None:
-    """The addresses from which slaves may connect: all, unless the broker is protected. None if none may.
-
-    A link has neither accounts nor TLS. Raises BadAddress.
-    """
-    if settings.ha_white_remote_addresses:
-        return parse_pattern(settings.ha_white_remote_addresses)
-    is_protected = settings.acl_enable or settings.tls.mode is TlsMode.ENFORCING
-    return None if is_protected else parse_pattern("*")
 
 
 def _expect_nothing(seconds: float) -> None:

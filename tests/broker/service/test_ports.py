@@ -10,7 +10,8 @@ from twisted.internet.address import IPv4Address
 from twisted.python.failure import Failure
 
 from mqbroker.access.addresses import BadAddress
-from mqbroker.broker.broker_service import BrokerService, make_broker, vip_port
+from mqbroker.broker.broker_service import BrokerService, make_broker
+from mqbroker.broker.ports import vip_port
 from mqbroker.config import TlsMode, TlsSettings
 from mqbroker.wire.codes import RequestCode
 from tests.broker.bench import make_settings

@@ -314,14 +314,8 @@ class BrokerService(Service):
         store.on_dispatch.append(lambda topic, *_: slave.arrived(topic))
         slave.start()
         self._stops.append(slave.stop)
-        self._stops.append(self._forget_slave)
-        if self._group is None:
-            registration = self._register(parts, slave.on_master)
-        else:  # etcd says who the master is
-            registration = self._register(parts)
-
-    def _forget_slave(self) -> None:
-        self._slave = None
+        # In a group etcd says who the master is.
+        registration = self._register(parts, slave.on_master if self._group is None else None)
 
     def _serve_slaves(self, store: MessageStore, slaves: Slaves) -> None:
         """Listen for slaves, if some may connect and the port is free. Raises BadAddress."""
@@ -451,7 +445,7 @@ class BrokerService(Service):
             on_closed=on_closed,
         )
 
-    def _register(self, parts: Assembly, on_master: OnMaster = lambda ha_address, address: None) -> Registration | None:
+    def _register(self, parts: Assembly, on_master: OnMaster | None = None) -> Registration | None:
         settings = self.settings
         if not settings.namesrv_addr:
             self.started.callback(None)
@@ -468,7 +462,7 @@ class BrokerService(Service):
             parts.live,
             self._clock,
             ha_addr,
-            on_master,
+            on_master or (lambda ha_address, address: None),
             (lambda: True) if self._group is None else self._group.may_register,
         )
         parts.topics.on_change.append(registration.changed)
@@ -569,6 +563,7 @@ class BrokerService(Service):
 
     def _stop_parts(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
+        self._slave = None
         starting, self._starting = self._starting, None
         if starting is not None and not starting.called:
             starting.addErrback(_expect_cancelled)

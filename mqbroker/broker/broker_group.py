@@ -14,6 +14,7 @@ import orjson
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.errors import MQError, StoreUnwritable
 from mqbroker.ha.divergence import Diverged
@@ -25,6 +26,7 @@ from mqbroker.ha.link import BadPeer, Greeting
 from mqbroker.ha.master import Slaves
 from mqbroker.ha.slave import ISlaveLog, MasterConnection
 from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.message_store import MessageStore
 
 log = Logger()
 
@@ -140,6 +142,14 @@ class BrokerGroup:
         )
         self.member.on_in_sync = made.stands
         return made
+
+    def settle(self, store: MessageStore, offsets: OffsetTable) -> None:
+        """Keep what refers to the log from being ahead of what stays of it."""
+        if self._serves_epoch and self._in_sync is not None:
+            in_sync = self._in_sync
+            store.replicated = lambda: in_sync.confirmed
+        elif not self._serves_epoch:
+            offsets.lower_to(store.max_offset)
 
     def answer(self, greeting: Greeting, log_end: int) -> bytes:
         """See `IGroup`."""

@@ -247,7 +247,7 @@ class BrokerService(Service):
             self._register(parts)
         else:
             self._follow_master(store, parts, follower)
-        self._take_part()
+        self._take_part(store, parts)
 
     def _replication(self, follower: _Follower | None) -> Replication:
         group = self._group
@@ -275,10 +275,11 @@ class BrokerService(Service):
         self._stops.append(in_sync.stop)
         return in_sync
 
-    def _take_part(self) -> None:
+    def _take_part(self, store: MessageStore, parts: Assembly) -> None:
         group = self._group
         if group is None:
             return
+        group.settle(store, parts.offsets)
         if not group.member.running:
             address = f"{self.settings.broker_ip1}:{self.port}"
             group.member.join(address, f"{self.settings.broker_ip2}:{self.settings.ha_listen_port}")

@@ -99,7 +99,8 @@ class DelayService:
         return durable.addCallback(lambda _: self.persist())
 
     def snapshot(self) -> DelayOffsets:
-        return DelayOffsets(dict(self._offsets))
+        """The offsets for slaves: up to messages that are settled."""
+        return DelayOffsets(dict(self._kept))
 
     def follow(self, master: DelayOffsets) -> None:
         """Replace the offsets by those of a master, which delivers."""
@@ -115,9 +116,9 @@ class DelayService:
         }
 
     def persist(self) -> Deferred[bool]:
-        """Write the offsets if any moved, up to messages that are on the disk; fires True when they are written.
+        """Write the offsets if any moved, up to messages that are settled; fires True when they are written.
 
-        Later offsets wait for the next call: messages lost in a power cut must be delivered again.
+        Later offsets wait for the next call: messages lost in a power cut, or cut off, must be delivered again.
         """
         self._keep_candidate()
         if self._candidate is None and self._moved:
@@ -127,7 +128,7 @@ class DelayService:
         return self._file.save_changes(lambda: DelayOffsets(self._kept).to_json())
 
     def _keep_candidate(self) -> None:
-        if self._candidate is not None and self._candidate[1] <= self._store.flushed:
+        if self._candidate is not None and self._candidate[1] <= self._store.settled:
             self._kept, _ = self._candidate
             self._candidate = None
             self._file.is_dirty = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -95,6 +96,18 @@ class OffsetTable:
                     continue
                 own[queue_id] = offset
                 self._file.is_dirty = True
+
+    def lower_to(self, max_of: Callable[[str, int], int]) -> None:
+        """Lower what is above the end of its queue: messages that were cut off have been consumed.
+
+        :param max_of: the next offset of a topic's queue.
+        """
+        for key, queues in self._offsets.items():
+            topic = key.partition("@")[0]
+            for queue_id, offset in queues.items():
+                if (end := max_of(topic, queue_id)) < offset:
+                    queues[queue_id] = end
+                    self._file.is_dirty = True
 
     def _make_room(self, more: int, is_own: bool = False) -> None:
         """Count offsets about to be added. Raises Refused if there are too many."""

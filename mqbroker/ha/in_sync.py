@@ -83,6 +83,11 @@ class InSyncSet:
 
     # --- what is acknowledged
 
+    @property
+    def confirmed(self) -> int:
+        """Whoever is elected has the log below this offset."""
+        return self._confirmed
+
     def is_near(self, end: int) -> bool:
         return len(self.members) >= self._settings.min_replicas
 

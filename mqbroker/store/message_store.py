@@ -113,6 +113,8 @@ class MessageStore:
             parts.failed_reads,
             parts.entry_repair.repair,
         )
+        #: Returns the offset below which other brokers have the log that must have it.
+        self.replicated: Callable[[], int] = lambda: sys.maxsize
         #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once each
         #: queue that got messages in a turn, once they can be got.
         self.on_dispatch: list[DispatchListener] = parts.cq_dispatcher.listeners
@@ -262,6 +264,11 @@ class MessageStore:
     def flushed(self) -> int:
         """The log is on disk below this offset."""
         return self._log_flusher.flushed
+
+    @property
+    def settled(self) -> int:
+        """Below this offset the log stays as it is whatever happens: it is on disk here, and where it must be."""
+        return min(self.flushed, self.replicated())
 
     @property
     def index_end(self) -> tuple[int, int]:

@@ -6,7 +6,7 @@ The store is left as a machine crash would leave it that lost the end of the log
 from __future__ import annotations
 
 from mqbroker.errors import StoreError
-from mqbroker.store.checkpoint import CheckpointFile, decode_checkpoint
+from mqbroker.store.checkpoint import FORMER, CheckpointFile, decode_checkpoint
 from mqbroker.store.disk import IDisk
 from mqbroker.store.layout import StorePaths, remove_last_first
 from mqbroker.store.recovery import load_segments
@@ -34,6 +34,11 @@ def _cut(disk: IDisk, paths: StorePaths, segment_bytes: int, end: int) -> None:
             raise StoreError(f"the log begins at {segments.first_offset}, and cannot be cut to {end}")
         # The file of another start of the machine: nothing derived from the log is taken as whole.
         disk.write(paths.abort, b"")
+        # A queue that loses all its messages goes on where the master's is, not where it was.
+        for path in (paths.queue_ends, paths.queue_ends + FORMER):
+            if disk.exists(path):
+                disk.remove(path)
+        disk.sync_directory(paths.root)
         if disk.exists(paths.checkpoint):
             kept = CheckpointFile(disk, paths.checkpoint, decode_checkpoint(disk.read(paths.checkpoint)))
             kept.forget_queues_above(end)

@@ -58,6 +58,19 @@ def test_what_is_below_stays(bench: Bench, kept: int) -> None:
     assert reopened(bench)[1][-1] == b"99"
 
 
+def test_a_queue_without_a_message_left_begins_anew(bench: Bench) -> None:
+    ends = filled(bench)
+    store = bench.open()
+    store.append([message(queue_id=5), message(queue_id=5)])
+    store.dispatch_now()
+    stop(store)
+    cut_log(bench.disk, paths_of(bench), bench.settings().mapped_file_size_commit_log, ends[-1])
+    store = bench.open()
+    assert store.max_offset("T", 5) == 0
+    assert store.append([message(queue_id=5)])[0][1] == 0
+    stop(store)
+
+
 def test_all_of_it(bench: Bench) -> None:
     filled(bench)
     cut_log(bench.disk, paths_of(bench), bench.settings().mapped_file_size_commit_log, 0)

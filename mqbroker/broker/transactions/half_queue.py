@@ -304,7 +304,7 @@ class HalfQueue:
     # Progress
 
     def save_progress(self) -> None:
-        """Commit the progress of both queues to the offset table, as far as it is synced."""
+        """Commit the progress of both queues to the offset table, as far as it is settled."""
         if self._is_loaded:
             self._commit_candidate()
             if self._candidate is None:
@@ -313,7 +313,7 @@ class HalfQueue:
 
     def _commit_candidate(self) -> None:
         candidate = self._candidate
-        if candidate is None or self._store.flushed < candidate.log_end:
+        if candidate is None or self._store.settled < candidate.log_end:
             return
         self._candidate = None
         half, op, _ = candidate

@@ -12,7 +12,7 @@ from mqbroker.wire.bodies import KVTable
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.headers import UpdateConsumerOffsetRequestHeader
 from tests.broker.bench import send_command
-from tests.broker.service.group import Group
+from tests.broker.service.group import Group, Replica
 
 
 @pytest.fixture
@@ -95,6 +95,43 @@ def test_a_former_master_cuts_back_what_nobody_acknowledged(group: Group) -> Non
     assert [record.body for record in again.records().values()] == [b"all have it", b"later"]
     assert len({replica.log() for replica in group.alive()}) == 1
     assert again.store.max_offset("T", 0) == 2
+
+
+def isolate(group: Group, master: Replica) -> None:
+    """Cut a broker off from the others and from etcd."""
+    others = [each.host for each in group.replicas.values() if each is not master] + ["etcd"]
+    group.wires.cut |= {way for host in others for way in ((host, master.host), (master.host, host))}
+
+
+def test_offsets_of_what_was_cut_off_are_lowered(group: Group) -> None:
+    started(group)
+    master = group.master()
+    assert group.client(master).send(send_command("T", b"all have it")).code == ResponseCode.SUCCESS
+    isolate(group, master)
+    group.client(master).tell(*[send_command("T", b"%d" % n) for n in range(3)])
+    group.wait(0.2)
+    master.parts.offsets.commit("CG", "T", 0, master.store.max_offset("T", 0))
+    assert master.parts.offsets.query("CG", "T", 0) == 4
+    group.wait_for(lambda: [each for each in group.masters if each is not master])
+    group.wires.cut.clear()
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3})
+    assert master.parts.offsets.query("CG", "T", 0) == 1
+
+
+def test_a_delayed_message_is_delivered_though_the_delivery_was_cut_off(group: Group) -> None:
+    started(group)
+    master = group.master()
+    command = send_command("T", b"later", properties="DELAY\x011")
+    assert group.client(master).send(command).code == ResponseCode.SUCCESS
+    isolate(group, master)
+    group.wait(3)
+    assert master.store.max_offset("T", 0) == 1  # delivered, where nobody else has it
+    group.kill(master.replica_id)
+    assert not (master.root / "config" / "delayOffset.json").exists()
+    group.wires.cut.clear()
+    new = group.master()
+    group.wait(2)
+    assert [record.body for record in new.records().values() if record.topic == "T"] == [b"later"]
 
 
 def test_a_master_that_is_cut_off_from_etcd_acknowledges_nothing_when_another_is_elected(group: Group) -> None:

@@ -16,6 +16,7 @@ from random import Random
 import pytest
 
 from mqbroker.config import FlushDiskType
+from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.record import Record
@@ -26,11 +27,12 @@ SEEDS = int(os.environ.get("MQBROKER_SEEDS", "30"))
 FIRST_SEED = int(os.environ.get("MQBROKER_FIRST_SEED", "0"))
 STEPS_MAX = 30
 MIN_IN_SYNC = 2
+SEGMENT_BYTES = 64 * 1024
 HOSTS = [f"10.0.0.{number}" for number in (1, 2, 3)]
 #: What may happen, and how often.
 STEPS = {
-    "send": 14, "pause": 6, "kill": 2, "stop": 1, "start": 4, "freeze": 2, "thaw": 3,
-    "cut": 2, "cut one way": 2, "cut etcd": 2, "etcd down": 1, "heal": 4, "slow etcd": 1,
+    "send": 14, "consume": 6, "pause": 6, "kill": 2, "stop": 1, "start": 4, "freeze": 2, "thaw": 3,
+    "cut": 2, "cut one way": 2, "cut etcd": 2, "etcd down": 1, "heal": 5, "slow etcd": 1, "isolate": 3,
 }  # fmt: skip
 #: Codes that promise nothing of the replicas; the message may be stored.
 NO_PROMISE = {
@@ -49,6 +51,9 @@ class Run:
         self.group.chunk = self.rng.choice([1 << 30, 1 << 30, 700])
         self.sent = 0
         self.acknowledged: dict[int, bytes] = {}
+        #: Of the messages with a delay, which are delivered to their topic later.
+        self.delayed: set[bytes] = set()
+        self.consumed: set[bytes] = set()
         self.clients: list[tuple[Client, dict[int, bytes]]] = []
         for replica_id in (1, 2, 3):
             self.group.start(replica_id)
@@ -77,13 +82,14 @@ class Run:
         assert self.acknowledged.setdefault(offset, body) == body
 
     def has(self, replica: Replica, offset: int, body: bytes) -> bool:
-        """Whether a broker's log has the message; of one that was killed the log as it was then."""
-        raw = replica.store._commit_log
-        if not raw.min_offset <= offset < raw.end:
+        """Whether a broker's log has the message, of one that was killed as it was then."""
+        base = offset - offset % SEGMENT_BYTES
+        path = replica.root / "commitlog" / f"{base:020d}"
+        if not path.exists():
             return False
-        at = offset - raw.min_offset
-        segment = raw.segments[at // raw.segment_bytes]
-        found = bytes(segment.view[at % raw.segment_bytes :][:20_000])
+        with path.open("rb") as file:
+            file.seek(offset - base)
+            found = file.read(20_000)
         return body in found[: int.from_bytes(found[:4], "big")]
 
     def step(self) -> str:
@@ -109,6 +115,20 @@ class Run:
 
     def pause(self) -> None:
         """Let time pass."""
+
+    def consume(self) -> None:
+        """Read what a consumer that starts now gets, from whoever takes itself for the master, and commit that."""
+        for master in self.running():
+            if master.is_master:
+                self.consume_at(master)
+
+    def consume_at(self, master: Replica) -> None:
+        offsets, store = master.parts.offsets, master.store
+        begin, end = offsets.query("CG", "T", 0) or 0, store.max_offset("T", 0)
+        placed = [entry[0] for entry in queue_entries(store, begin, end)]
+        records = master.records()
+        self.consumed |= {records[offset].body for offset in placed}
+        offsets.commit("CG", "T", 0, end)
 
     def kill(self) -> str:
         for victim in self.choose(self.group.alive()):
@@ -164,6 +184,17 @@ class Run:
         near, far = self.rng.sample(HOSTS, 2)
         return self.cut_ways([(near, far)])
 
+    def isolate(self) -> str:
+        """Cut a master off from all others and from etcd, and let it take messages and serve consumers all the same."""
+        for master in self.group.masters[:1]:
+            others = [host for host in [*HOSTS, ETCD] if host != master.host]
+            self.cut_ways([way for host in others for way in ((host, master.host), (master.host, host))])
+            self.send_to(master)
+            self.wait(self.rng.choice([0.1, 1.5, 2.5]))
+            self.consume_at(master)
+            return f"{master.replica_id} "
+        return ""
+
     def cut_etcd(self) -> str:
         ways = [(host := self.rng.choice(HOSTS), ETCD), (ETCD, host)]
         return self.cut_ways(self.rng.choice([ways, ways[:1], ways[1:]]))
@@ -178,7 +209,10 @@ class Run:
         for _ in range(self.rng.randint(1, 8)):
             self.sent += 1
             body = b"<%06d>" % self.sent + b"x" * self.rng.choice([0, 100, 9000])
-            commands.append(send_command("T", body))
+            level = self.rng.choice([0, 0, 0, 1, 2])
+            if level:
+                self.delayed.add(body)
+            commands.append(send_command("T", body, properties=f"DELAY\x01{level}" if level else ""))
         client.tell(*commands)
         self.clients.append((client, {command.opaque: command.body for command in commands}))
 
@@ -205,6 +239,11 @@ class Run:
         ends = {replica.store.max_offset("T", 0) for replica in group.alive()}
         assert len(ends) == 1
         self.check_epochs()
+        delivered = {record.body for record in records.values() if record.topic == "T"}
+        acknowledged = set(self.acknowledged.values())
+        assert not acknowledged - delivered
+        self.consume_at(group.master())
+        assert not acknowledged - self.consumed
 
     def check_epochs(self) -> None:
         """Each epoch had one master."""
@@ -214,6 +253,12 @@ class Run:
                 state = json.loads(value)
                 who = (state["master"], state["lease"])
                 assert masters.setdefault(state["epoch"], who) == who
+
+
+def queue_entries(store: MessageStore, begin: int, end: int) -> list[tuple[int, ...]]:
+    """The entries begin..end of the queue."""
+    [queue] = [queue for queue in store._queues if (queue.topic, queue.queue_id) == ("T", 0)] or [None]
+    return [] if queue is None else [queue.entry_from_disk(offset) for offset in range(begin, end)]
 
 
 def body_of(record: Record | None) -> bytes | None:

@@ -195,6 +195,27 @@ MISTAKES = [
         (_TRUNCATION,),
     ),
     Mutation(
+        "go on with the numbers of messages that were cut off",
+        "store/truncation.py",
+        "            if disk.exists(path):\n                disk.remove(path)\n",
+        "            pass\n",
+        (_TRUNCATION,),
+    ),
+    Mutation(
+        "keep offsets of messages that were cut off",
+        "broker/broker_group.py",
+        "            offsets.lower_to(store.max_offset)\n",
+        "            pass\n",
+        (_GROUP,),
+    ),
+    Mutation(
+        "note deliveries of delayed messages that replicas may lack",
+        "broker/broker_group.py",
+        "            store.replicated = lambda: in_sync.confirmed\n",
+        "            pass\n",
+        (_GROUP,),
+    ),
+    Mutation(
         "give a new replica of a group the last segment only",
         "ha/link.py",
         "last = log_min if self.greeting is not None else log_end - log_end % self._segment_bytes",

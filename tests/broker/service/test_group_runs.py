@@ -23,7 +23,7 @@ from mqbroker.wire.record import Record
 from tests.broker.bench import send_command
 from tests.broker.service.group import ETCD, Client, Group, Replica
 
-SEEDS = int(os.environ.get("MQBROKER_SEEDS", "30"))
+SEEDS = int(os.environ.get("MQBROKER_SEEDS", "300"))
 FIRST_SEED = int(os.environ.get("MQBROKER_FIRST_SEED", "0"))
 STEPS_MAX = 30
 MIN_IN_SYNC = 2

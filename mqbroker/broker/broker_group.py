@@ -19,7 +19,7 @@ from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.errors import MQError, StoreUnwritable
 from mqbroker.ha.divergence import Diverged
 from mqbroker.ha.election import GroupMember, GroupSettings, Role
-from mqbroker.ha.epochs import BadHistory, EpochHistory
+from mqbroker.ha.epochs import BadHistory, Epoch, EpochHistory
 from mqbroker.ha.etcd import IEtcd
 from mqbroker.ha.in_sync import InSyncSet, InSyncSettings
 from mqbroker.ha.link import BadPeer, Greeting
@@ -107,14 +107,15 @@ class BrokerGroup:
 
     async def begin_epoch(self, log_min: int, log_end: int) -> None:
         """Note where the log ends, as the beginning of the epoch. Raises StoreUnwritable."""
-        epoch = self.member.role.epoch
-        if epoch > self._history.last:
-            await self._save(self._history.begin(epoch, log_end, log_min))
-        self._serves_epoch = epoch
+        role = self.member.role
+        if role.epoch > self._history.last:
+            await self._save(self._history.begin(Epoch(role.epoch, log_end, role.lease), log_min))
+        self._serves_epoch = role.epoch
 
     async def _save(self, history: EpochHistory) -> None:
         assert self._file is not None
-        if not await self._file.save(history.to_json):
+        # Twice: the copy that is read where the file is damaged must not be an older history.
+        if not (await self._file.save(history.to_json) and await self._file.save(history.to_json)):
             raise StoreUnwritable(f"{self._file.path} cannot be written, and without it no epoch can begin")
         self._history = history
         self.member.known_epoch = history.last
@@ -129,7 +130,7 @@ class BrokerGroup:
             replicas_max=settings.replication_factor,
             lag_s=settings.ha_max_time_slave_not_catchup_ms / 1000,
         )
-        epoch = role.epoch
+        epoch = self._serves_epoch
         made = self._in_sync = InSyncSet(
             slaves,
             self._clock,

@@ -516,7 +516,7 @@ class BrokerService(Service):
 
     def _follow_elected(self, ha_address: str, address: str) -> None:
         if self._slave is not None:
-            self._slave.on_master(ha_address, address)
+            self._slave.on_master(ha_address, address, is_elected=True)
 
     def _plan_cut(self, end: int) -> None:
         """Cut the log back to `end` between a stop and a start."""

@@ -82,14 +82,15 @@ class BrokerSlave:
             self._fetching.cancel()
         return self._service.stopService()
 
-    def on_master(self, ha_address: str, address: str) -> None:
-        """Called with the addresses of a master, for replication and for requests, as a name server knows them."""
+    def on_master(self, ha_address: str, address: str, *, is_elected: bool = False) -> None:
+        """Called with the addresses of a master, for replication and for requests, as a name server knows them, or when
+        it is elected."""
         is_new = bool(address) and address != self._comparison.master_addr
         if is_new:  # known before the logs are compared
             self._comparison.master_addr = address
         if not self._ha_master_address:
-            self._service.follow(ha_address)
-        if is_new:
+            self._service.follow(ha_address, at_once=is_elected)
+        if is_new or is_elected:
             self._fetch()
 
     def arrived(self, topic: str) -> None:

@@ -93,10 +93,11 @@ class Member:
 
 @attrs.frozen
 class Role:
-    """What this broker is to be. `epoch` 0: it is not known yet. `master`: whom to follow; None if there is nobody, or
-    it is this broker. `in_sync`: the replicas in sync as etcd has them."""
+    """What this broker is to be. `epoch` 0: it is not known yet. `lease`: with which its master was elected. `master`:
+    whom to follow; None if there is nobody, or it is this broker. `in_sync`: the replicas in sync as etcd has them."""
 
     epoch: int = 0
+    lease: int = 0
     is_master: bool = False
     master: Member | None = None
     in_sync: frozenset[int] = frozenset()
@@ -315,10 +316,10 @@ class GroupMember(Service):
         is_master = state.master == self._settings.replica_id and state.lease == self._lease
         if is_master or master is not None:
             self._without_master_since = None
-            self._set_role(Role(state.epoch, is_master, None if is_master else master, state.in_sync))
+            self._set_role(Role(state.epoch, state.lease, is_master, None if is_master else master, state.in_sync))
             self._say("")
             return
-        self._set_role(Role(state.epoch, False, None, state.in_sync))
+        self._set_role(Role(state.epoch, state.lease, False, None, state.in_sync))
         await self._stand(state, found)
 
     async def _enter(self, found: Snapshot, own: KeyValue | None) -> None:

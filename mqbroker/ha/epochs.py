@@ -22,10 +22,12 @@ class BadHistory(MQError):
 
 @attrs.frozen
 class Epoch:
-    """`start`: where the log of its master ended when it was elected."""
+    """`start`: where the log of its master ended when it was elected. `lease`: the master's in etcd, by which epochs of
+    other groups, and of one that was founded anew, differ."""
 
     number: int
     start: int
+    lease: int
 
 
 @attrs.frozen
@@ -39,12 +41,12 @@ class EpochHistory:
         """The newest epoch; 0 if there is none."""
         return self.epochs[-1].number if self.epochs else 0
 
-    def begin(self, number: int, start: int, log_min: int = 0) -> EpochHistory:
+    def begin(self, new: Epoch, log_min: int = 0) -> EpochHistory:
         """This history and a new epoch, without the epochs whose part of the log lies below `log_min`. Raises
         BadHistory if it is not new."""
-        if number <= self.last:
-            raise BadHistory(f"epoch {number} cannot follow epoch {self.last}")
-        epochs = (*self.epochs, Epoch(number, start))
+        if new.number <= self.last:
+            raise BadHistory(f"epoch {new.number} cannot follow epoch {self.last}")
+        epochs = (*self.epochs, new)
         ends = [epoch.start for epoch in epochs[1:]]
         kept = [epoch for epoch, end in zip(epochs, [*ends, OFFSET_MAX], strict=True) if end >= log_min]
         return EpochHistory(tuple(kept))
@@ -62,21 +64,21 @@ class EpochHistory:
         return min(end, self.epochs[following].start) if following < len(self.epochs) else end
 
     def to_json(self) -> bytes:
-        return orjson.dumps({"epochs": [[epoch.number, epoch.start] for epoch in self.epochs]})
+        return orjson.dumps({"epochs": [attrs.astuple(epoch) for epoch in self.epochs]})
 
     @classmethod
     def from_json(cls, data: bytes) -> EpochHistory:
         """Raises BadHistory."""
         try:
             rows = orjson.loads(data)["epochs"]
-            epochs = tuple(Epoch(number, start) for number, start in rows[: EPOCHS_MAX + 1])
+            epochs = tuple(Epoch(*row) for row in rows[: EPOCHS_MAX + 1])
         except (ValueError, TypeError, KeyError) as error:
             raise BadHistory(f"it is not a history of epochs: {error!r}") from None
-        last = Epoch(0, 0)
+        last = Epoch(0, 0, 0)
         for epoch in epochs:
-            if not (type(epoch.number) is int is type(epoch.start)):
-                raise BadHistory("an epoch, or where it begins, is not a whole number")
-            if not (last.number < epoch.number <= OFFSET_MAX and last.start <= epoch.start <= OFFSET_MAX):
+            if not all(type(value) is int and 0 <= value <= OFFSET_MAX for value in attrs.astuple(epoch)):
+                raise BadHistory("an epoch, where it begins or its lease is no whole number")
+            if not (last.number < epoch.number and last.start <= epoch.start):
                 raise BadHistory(
                     f"epoch {epoch.number} from {epoch.start} on follows {last.number} from {last.start} on"
                 )

@@ -268,8 +268,12 @@ class SlaveService(Service):
         behind = None if self.master_end is None else max(0, self.master_end - end)
         return MasterStatus(self.address, end, behind, self._why_not)
 
-    def follow(self, address: str) -> None:
-        """Follow the master at `address`, from now on; no effect if it is empty, or followed already."""
+    def follow(self, address: str, *, at_once: bool = False) -> None:
+        """Follow the master at `address`, from now on; no effect if it is empty, or the same as before, except that
+        with `at_once` the next attempt to connect does not wait."""
+        if address and address == self.address and at_once and self._connection is None:
+            self._attempts = 0
+            self._wake()
         if not address or address == self.address:
             return
         self.address, self._attempts = address, 0

@@ -36,7 +36,7 @@ class EtcdModel:
         #: Every state that was written, by key: (revision, value).
         self.history: list[tuple[int, str, bytes]] = []
         self._watches: list[tuple[str, int, Callable[[], None]]] = []
-        self._last_lease = 7000
+        self._last_lease = rng.randrange(1 << 40)
 
     def look(self) -> None:
         """End the leases that have expired."""

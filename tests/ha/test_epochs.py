@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 from mqbroker.ha.epochs import EPOCHS_MAX, BadHistory, Epoch, EpochHistory
 
 
+def epoch(number: int, start: int, lease: int = 0) -> Epoch:
+    return Epoch(number, start, lease or 100 + number)
+
+
 def history(*epochs: tuple[int, int]) -> EpochHistory:
-    return EpochHistory(tuple(Epoch(number, start) for number, start in epochs))
+    return EpochHistory(tuple(epoch(number, start) for number, start in epochs))
 
 
 @pytest.mark.parametrize(
@@ -42,28 +46,28 @@ def test_where_two_logs_part(ours: list, our_end: int, theirs: list, their_end: 
 
 
 def test_a_new_epoch_follows_the_others() -> None:
-    assert EpochHistory().begin(1, 0).begin(4, 100).epochs == (Epoch(1, 0), Epoch(4, 100))
+    assert EpochHistory().begin(epoch(1, 0)).begin(epoch(4, 100)).epochs == (epoch(1, 0), epoch(4, 100))
     assert EpochHistory().last == 0
     with pytest.raises(BadHistory, match="epoch 1 cannot follow epoch 1"):
-        history((1, 0)).begin(1, 100)
+        history((1, 0)).begin(epoch(1, 100))
 
 
 def test_epochs_of_deleted_segments_are_forgotten() -> None:
-    kept = history((1, 0), (2, 100), (3, 200)).begin(4, 300, log_min=150)
-    assert [epoch.number for epoch in kept.epochs] == [2, 3, 4]
+    kept = history((1, 0), (2, 100), (3, 200)).begin(epoch(4, 300), log_min=150)
+    assert [each.number for each in kept.epochs] == [2, 3, 4]
     # One without a message may be all that a former master has.
-    assert [epoch.number for epoch in history((1, 0)).begin(2, 0).epochs] == [1, 2]
+    assert [each.number for each in history((1, 0)).begin(epoch(2, 0)).epochs] == [1, 2]
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        *(b"", b"\0", b"[]", b"{}", b'{"epochs":1}', b'{"epochs":[1]}', b'{"epochs":[[1]]}', b'{"epochs":[[1,2,3]]}'),
-        *(b'{"epochs":[["1",0]]}', b'{"epochs":[[1,0.5]]}', b'{"epochs":[[true,0]]}', b'{"epochs":[[0,0]]}'),
-        *(b'{"epochs":[[2,0],[1,5]]}', b'{"epochs":[[1,5],[2,0]]}', b'{"epochs":[[1,-1]]}'),
-        b'{"epochs":[[1,9223372036854775808]]}',
-        b'{"epochs":[[null,0]]}',
-        json.dumps({"epochs": [[n + 1, n] for n in range(EPOCHS_MAX + 1)]}).encode(),
+        *(b"", b"\0", b"[]", b"{}", b'{"epochs":1}', b'{"epochs":[1]}', b'{"epochs":[[1]]}', b'{"epochs":[[1,0]]}'),
+        *(b'{"epochs":[[1,2,3,4]]}', b'{"epochs":[["1",0,1]]}', b'{"epochs":[[1,0.5,1]]}', b'{"epochs":[[true,0,1]]}'),
+        *(b'{"epochs":[[2,0,1],[1,5,1]]}', b'{"epochs":[[1,5,1],[2,0,1]]}', b'{"epochs":[[1,-1,1]]}'),
+        *(b'{"epochs":[[0,0,1]]}', b'{"epochs":[[1,9223372036854775808,1]]}', b'{"epochs":[[null,0,1]]}'),
+        *(b'{"epochs":[[1,0,-1]]}', b'{"epochs":[[1,0,[]]]}', b'{"epochs":{"a":1}}', b'{"epochs":["abc"]}'),
+        json.dumps({"epochs": [[n + 1, n, 1] for n in range(EPOCHS_MAX + 1)]}).encode(),
     ],
 )
 def test_what_is_no_history(data: bytes) -> None:
@@ -76,5 +80,10 @@ def test_a_history_is_read_as_it_was_written(steps: list[tuple[int, int]]) -> No
     made, number, start = EpochHistory(), 0, 0
     for more, further in steps:
         number, start = number + more, min(start + further, (1 << 63) - 1)
-        made = made.begin(number, start)
+        made = made.begin(epoch(number, start, further + 1))
     assert EpochHistory.from_json(made.to_json()) == made
+
+
+def test_epochs_of_other_groups_are_not_shared() -> None:
+    other = EpochHistory((epoch(1, 0, 7),))
+    assert history((1, 0)).common_end(100, other, 100) is None

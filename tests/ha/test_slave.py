@@ -322,3 +322,19 @@ def test_a_stop_ends_the_connection_and_all_attempts(world: World, state: str) -
     assert done == [None]
     assert not world.clock.getDelayedCalls()
     assert len(world.attempts) == 1
+
+
+def test_a_master_that_is_elected_again_is_tried_at_once(world: World) -> None:
+    for _ in range(4):
+        world.attempts[-1][3].errback(ConnectionRefusedError())
+        world.wait(5)
+    count = len(world.attempts)
+    world.attempts[-1][3].errback(ConnectionRefusedError())
+    world.service.follow(ADDRESS)
+    assert len(world.attempts) == count
+    world.service.follow(ADDRESS, at_once=True)
+    assert len(world.attempts) == count + 1
+    connection, _ = world.accept()
+    world.service.follow(ADDRESS, at_once=True)
+    assert connection.transport.connected
+    assert len(world.attempts) == count + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -195,7 +196,7 @@ def test_a_new_replica_gets_the_whole_log(group: Group) -> None:
 
 
 def test_a_log_that_is_not_of_the_group_is_left_alone(group: Group, tmp_path: Path) -> None:
-    other = Group(tmp_path / "other", min_in_sync_replicas=1)
+    other = Group(tmp_path / "other", Random(2), min_in_sync_replicas=1)
     other.start(3)
     assert other.client(other.master()).send(send_command("T", b"another")).code == ResponseCode.SUCCESS
     other.stop(3)
@@ -239,3 +240,20 @@ def test_a_role_cannot_be_changed_by_hand(group: Group) -> None:
     assert "etcdEndpoints" in (answer.remark or "")
     group.wait(3)
     assert group.master() is before
+
+
+def test_a_history_whose_file_is_damaged_is_read_from_its_copy(group: Group) -> None:
+    started(group)
+    master = group.master()
+    group.kill(master.replica_id)
+    new = group.master()
+    group.wait(1)
+    group.stop(new.replica_id)
+    path = new.root / "config" / "epochs.json"
+    wanted = path.read_bytes()
+    assert b"[2," in wanted
+    assert path.with_name("epochs.json.bak").read_bytes() == wanted
+    path.write_bytes(b"\0" * len(wanted))
+    again = group.start(new.replica_id)
+    assert again.service._group is not None
+    assert again.service._group._history.last == 2

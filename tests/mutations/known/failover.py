@@ -155,7 +155,7 @@ MISTAKES = [
     Mutation(
         "serve as master before the epoch is noted",
         "broker/broker_group.py",
-        "        if epoch > self._history.last:\n",
+        "        if role.epoch > self._history.last:\n",
         "        if False:\n",
         (_GROUP,),
     ),
@@ -176,8 +176,15 @@ MISTAKES = [
     Mutation(
         "begin an epoch that was there already",
         "ha/epochs.py",
-        "        if number <= self.last:\n",
+        "        if new.number <= self.last:\n",
         "        if False:\n",
+        (_EPOCHS,),
+    ),
+    Mutation(
+        "take an epoch of another group for one of this",
+        "ha/epochs.py",
+        "        others = set(other.epochs)\n",
+        "        others = {attrs.evolve(each, lease=own.lease) for each in other.epochs for own in self.epochs}\n",
         (_EPOCHS,),
     ),
     Mutation(

@@ -123,7 +123,7 @@ class BrokerGroup:
     # --- the master's side
 
     def make_in_sync(self, slaves: Slaves) -> InSyncSet:
-        """The in-sync set of the epoch that begins."""
+        """Keep the in-sync set of the epoch that begins."""
         settings, role = self._settings, self.member.role
         limits = InSyncSettings(
             min_replicas=settings.min_in_sync_replicas,
@@ -142,7 +142,15 @@ class BrokerGroup:
             self.member.propose,
         )
         self.member.on_in_sync = made.stands
+        made.start()
         return made
+
+    def end_epoch(self) -> None:
+        """Keep the in-sync set no longer, if this broker was master."""
+        in_sync, self._in_sync = self._in_sync, None
+        if in_sync is not None:
+            self.member.on_in_sync = None
+            in_sync.stop()
 
     def settle(self, store: MessageStore, offsets: OffsetTable) -> None:
         """Keep what refers to the log from being ahead of what stays of it."""

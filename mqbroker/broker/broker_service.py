@@ -41,7 +41,6 @@ from mqbroker.config.changes import rewrite_conf
 from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable
 from mqbroker.ha.divergence import Diverged, LogComparison
 from mqbroker.ha.etcd import EtcdClient, IEtcd
-from mqbroker.ha.in_sync import InSyncSet
 from mqbroker.ha.master import HaSettings, MasterService, Slaves
 from mqbroker.ha.slave import MasterConnection, SlaveService, SlaveSettings
 from mqbroker.remoting.client import Connector, RemotingClient, tcp_connector
@@ -124,6 +123,8 @@ class BrokerService(Service):
         self._stops: list[Callable[[], object]] = []
         self._starting: Deferred[None] | None = None
         self._stopping: Deferred[None] | None = None
+        #: Whether it was stopped for good: nothing makes it start again then.
+        self._is_stopped = False
         #: The settings to start again with, while it stops for that.
         self._next_settings: BrokerSettings | None = None
         #: Called between the stop and the start.
@@ -131,7 +132,6 @@ class BrokerService(Service):
         self._may_resync = settings.ha_resync_enable
         #: What a replica does; None of a master.
         self._slave: BrokerSlave | None = None
-        self._in_sync: InSyncSet | None = None
         self._group: BrokerGroup | None = None
         if settings.etcd_endpoints:
             asked = etcd or EtcdClient(reactor, settings.etcd_endpoints)
@@ -164,7 +164,7 @@ class BrokerService(Service):
         if self.running or (self._stopping is not None and not self._stopping.called):
             raise AlreadyStarted(f"the broker {self.settings.broker_name} is started already; stop it first")
         super().startService()  # type: ignore[no-untyped-call]
-        self._stopping = None
+        self._stopping, self._is_stopped = None, False
         if self.started.called:
             self.started = Deferred()
         starting = self._starting = Deferred.fromCoroutine(self._start_or_undo())
@@ -250,12 +250,11 @@ class BrokerService(Service):
         self._take_part(store, parts)
 
     def _replication(self, follower: _Follower | None) -> Replication:
-        group = self._group
-        return Replication(
-            follower=None if follower is None else follower.service,
-            make_quorum=None if group is None else self._keep_in_sync,
-            group_info=dict if group is None else group.info,
-        )
+        service, group = None if follower is None else follower.service, self._group
+        if group is None:
+            return Replication(follower=service)
+        self._stops.append(group.end_epoch)
+        return Replication(follower=service, make_quorum=group.make_in_sync, group_info=group.info)
 
     async def _take_role(self, store: MessageStore, worker: IWorker) -> BrokerSettings:
         """The settings; in a group, of the role that the broker has now, and of a master the epoch is noted."""
@@ -267,13 +266,6 @@ class BrokerService(Service):
         if settings.store.broker_role is not BrokerRole.SLAVE:
             await group.begin_epoch(store.log_min_offset, store.log_end)
         return settings
-
-    def _keep_in_sync(self, slaves: Slaves) -> InSyncSet:
-        assert self._group is not None
-        in_sync = self._group.make_in_sync(slaves)
-        in_sync.start()
-        self._stops.append(in_sync.stop)
-        return in_sync
 
     def _take_part(self, store: MessageStore, parts: Assembly) -> None:
         group = self._group
@@ -493,6 +485,8 @@ class BrokerService(Service):
 
     def _plan_start(self, settings: BrokerSettings) -> None:
         """Stop and start again, in the next turn: who asked is answered before the parts stop."""
+        if self._is_stopped:
+            return
         is_planned = self._next_settings is not None
         # At the same address, also where any port was free.
         self._next_settings = attrs.evolve(settings, server=attrs.evolve(settings.server, listen_port=self.port))
@@ -554,7 +548,7 @@ class BrokerService(Service):
 
         If a stop or the cleanup of a failed start is under way, fires when that is complete.
         """
-        self._next_settings = None
+        self._is_stopped, self._next_settings = True, None
         stopped = self._stop_parts()
         if self._group is None:
             return stopped

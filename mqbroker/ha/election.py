@@ -373,8 +373,8 @@ class GroupMember(Service):
         if self.known_epoch:
             raise GroupError(
                 f"etcd has nothing at {self._key}, but this broker's log is of epoch {self.known_epoch}: restore etcd "
-                "from a backup; if it is lost, stop all brokers of the group and delete config/epochs.json of the one "
-                "whose log is longest, then start that one first"
+                "from a backup; if it is lost, stop all brokers of the group, delete config/epochs.json and its .bak "
+                "of the one whose log is longest, and start that one first, and the others with empty stores"
             )
         settings = self._settings
         me = settings.replica_id

@@ -14,6 +14,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.interfaces import IProtocolFactory
+from twisted.python.failure import Failure
 
 from mqbroker.broker.broker_service import BrokerService
 from mqbroker.config import BrokerRole, NamesrvSettings, NettySettings, TlsMode, TlsSettings
@@ -223,6 +224,8 @@ class Group:
         self.chunk = 1 << 30
         self.replicas: dict[int, Replica] = {}
         self.clients: list[Client] = []
+        #: Why brokers did not start.
+        self.failed: list[Failure] = []
         self._images = 0
         self._ns_reactor = HostReactor("10.0.0.9", self.wires.servers)
         settings = NamesrvSettings(
@@ -274,10 +277,12 @@ class Group:
             steady=lambda: self.now,
         )
         replica = self.replicas[replica_id] = Replica(replica_id, host, root, reactor, service, etcd)
-        service.startService()
+        service.startService().addErrback(self.failed.append)
         return replica
 
     def step(self) -> None:
+        for failure in self.failed:
+            failure.raiseException()
         self.now += STEP_S
         self.etcd.clock.advance(STEP_S)
         self.etcd.look()

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from mqbroker.namesrv.namesrv_service import ExpiryService
+from mqbroker.store.layout import lock_file
 from mqbroker.wire.bodies import KVTable
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.headers import UpdateConsumerOffsetRequestHeader
@@ -168,6 +169,24 @@ def test_a_stop_in_order_hands_over_at_once(group: Group) -> None:
     master = group.master()
     group.stop(master.replica_id)
     assert group.wait_for(lambda: group.masters) < 1.5
+
+
+def test_a_stop_while_another_is_elected_is_a_stop(group: Group) -> None:
+    started(group)
+    master = group.master()
+    others = [each.host for each in group.replicas.values() if each is not master]
+    group.wires.cut |= {way for host in others for way in ((host, master.host), (master.host, host))}
+    group.client(master).tell(send_command("T", b"nobody else gets it"))
+    group.wait(0.1)
+    done: list[object] = []
+    master.service.stopService().addBoth(lambda result: done.append(result))  # it waits for the send
+    group.etcd.revoke(group.member(master)._lease)
+    group.wait_for(lambda: not group.member(master).role.is_master)
+    assert not done
+    group.wait_for(lambda: done)
+    group.wait(3)
+    assert not master.service.running
+    lock_file(str(master.root / "lock")).release()
 
 
 def test_below_the_minimum_nothing_is_acknowledged_and_then_again(group: Group) -> None:

@@ -223,6 +223,13 @@ MISTAKES = [
         (_GROUP,),
     ),
     Mutation(
+        "start again in another role though the broker was told to stop",
+        "broker/broker_service.py",
+        "        if self._is_stopped:\n            return\n",
+        "",
+        (_GROUP,),
+    ),
+    Mutation(
         "give a new replica of a group the last segment only",
         "ha/link.py",
         "last = log_min if self.greeting is not None else log_end - log_end % self._segment_bytes",

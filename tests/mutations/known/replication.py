@@ -300,8 +300,8 @@ MISTAKES = [
     Mutation(
         "start again though the broker was told to stop",
         "broker/broker_service.py",
-        "        self._next_settings = None\n        stopped = self._stop_parts()",
-        "        stopped = self._stop_parts()",
+        "        self._is_stopped, self._next_settings = True, None\n",
+        "        self._is_stopped = True\n",
         (f"{_PAIR}::test_a_stop_while_the_role_changes_is_a_stop",),
     ),
     Mutation(

@@ -99,8 +99,8 @@ class DelayService:
         return durable.addCallback(lambda _: self.persist())
 
     def snapshot(self) -> DelayOffsets:
-        """The offsets for slaves: up to messages that are settled."""
-        return DelayOffsets(dict(self._kept))
+        """The offsets, without deliveries that a replica which must have them may lack."""
+        return DelayOffsets(dict(self._offsets if self._log_end <= self._store.replicated() else self._kept))
 
     def follow(self, master: DelayOffsets) -> None:
         """Replace the offsets by those of a master, which delivers."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,9 @@ from tests.mutations.known import KNOWN, SOURCE, Mutation
 ROOT = SOURCE.parent
 #: A mistake may also make the tests hang.
 TIMEOUT_S = 300
+#: Without a mistake all of the tests run to their end.
+ALL_TIMEOUT_S = 1800
+ALL_AT_ONCE = ("-n", "auto", "--dist", "loadfile")
 
 
 def copy_sources(source: Path, copy: Path) -> None:
@@ -32,16 +35,18 @@ def copy_sources(source: Path, copy: Path) -> None:
             shutil.copy2(source / name, copy / name)
 
 
-def run_tests(tests: Iterable[str], copy: Path) -> tuple[bool, str]:
+def run_tests(
+    tests: Iterable[str], copy: Path, how: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+) -> tuple[bool, str]:
     """Run tests on a copy of the sources. Returns whether they passed, and the first that did not."""
     # Others run pytest at the same time, which removes old directories of the one that they would share.
-    options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={copy / 'basetemp'}"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={copy / 'basetemp'}", *how]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = str(copy)
     try:
         done = subprocess.run(
-            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
         return False, "the tests hung"
@@ -73,7 +78,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutation-") as directory:
         sources = Path(directory)
         copy_sources(ROOT, sources)
-        passed, first = run_tests(dict.fromkeys(test for mutation in chosen for test in mutation.tests), sources)
+        tests = dict.fromkeys(test for mutation in chosen for test in mutation.tests)
+        passed, first = run_tests(tests, sources, ALL_AT_ONCE, ALL_TIMEOUT_S)
         if not passed:
             print(f"without any mistake the tests fail: {first}")
             return 1

@@ -37,6 +37,7 @@ from mqbroker.broker.requests.client_requests import (
 from mqbroker.broker.requests.end_transaction import EndTransactionRequests
 from mqbroker.broker.requests.group_requests import ConsumeStatsRequests, GroupRequests
 from mqbroker.broker.requests.offset_requests import OffsetAdminRequests, OffsetRequests
+from mqbroker.broker.requests.plain_sends import serve_plain_sends
 from mqbroker.broker.requests.pull_message import PULLS_AT_ONCE_MAX, OffsetMovedEvents, PullRequests
 from mqbroker.broker.requests.query_message import MessageRequests, QueueEntryRequests
 from mqbroker.broker.requests.reply_message import ReplyRequests
@@ -170,6 +171,7 @@ class Assembly:
         table.register_batch(RequestCode.SEND_MESSAGE, self.send.send_v1)
         table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.send_v2)
         table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.send_batches)
+        serve_plain_sends(table, store, self.rules, self.send, live, store_host)
         self.subscriptions = SubscriptionResolver(self.consumers, self.filters, rate_limit, live)
         moved = OffsetMovedEvents(store, self.settings.broker_name, store_host, clock)
         pull = PullRequests(

@@ -16,7 +16,7 @@ import attrs
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
-from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.remoting.handlers import HandlerTable, IConnection, PlainHandler, Taken
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.requests import REQUESTS, WaitQueue
 
@@ -88,6 +88,22 @@ class FastFailure:
         for code, request in REQUESTS.items():
             if request.wait_queue is not None:
                 table.wrap(code, partial(self._guarded, limit=self._limits[request.wait_queue]))
+
+        if table.plain is not None:
+            table.plain = self._unless_late(table.plain, self._limits[WaitQueue.SEND])
+
+    def _unless_late(self, handler: PlainHandler, limit: _Limit) -> PlainHandler:
+        """Leave requests that waited too long to the handler that refuses them."""
+        turns = self._turns
+
+        def take(data: bytes, at: int, connection: IConnection) -> Taken | None:
+            now = connection.last_active
+            if now - turns.turn_began >= limit.seconds:
+                return None
+            self._sends_taken = now
+            return handler(data, at, connection)
+
+        return take
 
     def _guarded(self, handler: Callable[[Any, IConnection], Any], limit: _Limit) -> Any:
         turns = self._turns

@@ -17,7 +17,6 @@ from typing import Protocol as StructuralType
 import orjson
 from twisted.internet.defer import CancelledError, Deferred, fail
 from twisted.internet.interfaces import (
-    IAddress,
     IConsumer,
     IHandshakeListener,
     IPushProducer,
@@ -31,10 +30,11 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError
-from mqbroker.remoting.failures import OVERLOADED, Asked, asked, encode_answer, failures
+from mqbroker.remoting.failures import OVERLOADED, asked, encode_answer, failures
 from mqbroker.remoting.fair_scheduler import FairScheduler
-from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, RawRequest
+from mqbroker.remoting.handlers import Asked, BatchHandler, HandlerTable, IConnection, PlainHandler, RawRequest
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
+from mqbroker.remoting.peer_address import peer_of
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.response_table import OPAQUE_MASK, ResponseTable
 from mqbroker.remoting.tcp import unsent_bytes
@@ -49,7 +49,6 @@ from mqbroker.wire.command import (
     decode_command,
     encode_command,
 )
-from mqbroker.wire.record import encode_host
 
 log = Logger()
 
@@ -134,7 +133,7 @@ class RemotingProtocol(Protocol):
         # Look at the type: a TLS wrapper would return the method of the socket it wraps.
         prompt = hasattr(type(transport), "write_at_once")
         self._prompt_write = cast(Any, transport).write_at_once if prompt else transport.write
-        self.remote_addr, self.remote_host = _peer(transport.getPeer())
+        self.remote_addr, self.remote_host = peer_of(transport.getPeer())
         self._responses.peer = self.remote_addr
         self.from_address = self._load.of(self.remote_host)
         if hasattr(transport, "setTcpNoDelay"):
@@ -259,6 +258,11 @@ class RemotingProtocol(Protocol):
             return
         self.last_active = self._clock.seconds()
         try:
+            if self._table.plain is not None and not self._waiting:
+                data = self._take_plain(self._table.plain, data)
+                if not data and not self.kept_bytes:
+                    self._frame_begun = None
+                    return
             frames = self._decoder.feed(data)
             pending = self._decoder.pending_bytes
             if pending:
@@ -275,6 +279,31 @@ class RemotingProtocol(Protocol):
                 self._count_kept(self._decoder.pending_bytes + self._waiting_bytes)
         except BadFrame as error:
             self._close(LogLevel.warn, str(error))
+
+    def _take_plain(self, handler: PlainHandler, data: bytes) -> bytes:
+        """Have plain requests handled as far as the scheduler allows; returns the bytes behind them."""
+        began, address = self.last_active, self.from_address
+        until = self._scheduler.until(address, began)
+        joined = self._decoder.join(data) if until > began and self._may_go_on() else None
+        if joined is None:
+            return data
+        at = 0
+        while self._has_room() and (taken := handler(joined, at, self)) is not None:
+            at, count, answers, whose = taken
+            if isinstance(answers, bytes):
+                if answers:
+                    self._put(answers, self._prompt_write)
+            else:
+                self._begin(count)
+                answers.addCallback(self._finish_batch, count).addErrback(self._fail_plain, whose)
+            if at == len(joined) or self._must_stop(until):
+                break
+        self._scheduler.spent(address, self._clock.seconds() - began)
+        return joined[at:] if at else joined
+
+    def _fail_plain(self, failure: Failure, whose: Callable[[], Sequence[Asked]]) -> None:
+        requests = whose()
+        self._finish_batch(failures(requests, failure.value), len(requests))
 
     def _handle_read(self, frames: list[Frame]) -> None:
         """Handle `frames` as far as the scheduler allows and queue the rest."""
@@ -332,7 +361,7 @@ class RemotingProtocol(Protocol):
                         raw = ext, opaque, flag, body, JSON
                         if (
                             len(ext) > EXT_FIELDS_MAX
-                            or type(opaque + flag + fields["code"]) is not int
+                            or not (type(opaque) is type(flag) is type(fields["code"]) is int)
                             or flag & ~ONEWAY_FLAG
                             or not -OPAQUE_MASK <= opaque <= OPAQUE_MASK
                         ):
@@ -565,15 +594,3 @@ def _forget(responses: ResponseTable, opaque: int, deferred: Deferred[RemotingCo
 
 def _discard(data: bytes) -> None:
     """Drop bytes written after the connection was closed."""
-
-
-def _peer(address: IAddress) -> tuple[str, bytes]:
-    host, port = getattr(address, "host", None), getattr(address, "port", 0)
-    if host is None:
-        return "local", encode_host(("127.0.0.1", 0))
-    host = host.removeprefix("::ffff:")
-    try:
-        encoded = encode_host((host, port))
-    except MQError:
-        encoded = encode_host(("0.0.0.0", port))
-    return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), encoded

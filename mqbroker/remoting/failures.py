@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mqbroker.errors import Refused
-from mqbroker.remoting.handlers import RawRequest, failure_response
+from mqbroker.remoting.handlers import Asked, RawRequest, failure_response
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command
-
-#: The fields of a raw request that its response needs: opaque, flag, serialize type.
-Asked = tuple[int, int, int]
 
 #: The response when too many requests are pending.
 OVERLOADED = Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while")

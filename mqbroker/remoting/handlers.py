@@ -10,7 +10,7 @@ returns the bytes of all their responses: for the few codes with most of the tra
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -115,6 +115,24 @@ RawRequest = tuple[dict[str, str], int, int, bytes, int]
 BatchHandler = Callable[[list[RawRequest], IConnection], "bytes | Deferred[bytes]"]
 
 
+#: The fields of a request that its response needs: opaque, flag, serialize type.
+Asked = tuple[int, int, int]
+
+
+class Taken(NamedTuple):
+    """Requests that a plain handler took: where it stopped in the bytes, their number, the bytes of their responses,
+    and a function that names them, should the responses fail."""
+
+    stop: int
+    requests: int
+    answers: bytes | Deferred[bytes]
+    asked: Callable[[], Sequence[Asked]]
+
+
+#: Takes plain requests from the frames at a place of the bytes of one read; None where there is none.
+PlainHandler = Callable[[bytes, int, IConnection], Taken | None]
+
+
 class IGuard(Interface):
     """Wraps handlers with a permission check."""
 
@@ -133,6 +151,9 @@ class HandlerTable:
     batch: dict[int, BatchHandler] = attrs.field(factory=dict)
     _guard: IGuard | None = None
     _runs_max: dict[int, int] = attrs.field(factory=dict)
+    #: Takes plain requests of one code before all others. None: each request goes to its handler.
+    plain: PlainHandler | None = None
+    _plain_code: int = -1
 
     def protect(self, guard: IGuard) -> None:
         """Check all requests with `guard`. Raises ValueError if handlers are registered already."""
@@ -170,6 +191,13 @@ class HandlerTable:
         self.batch[int(code)] = handler if self._guard is None else self._guard.guarded_batch(code, handler)
         self._runs_max[int(code)] = run_max
 
+    def register_plain(self, code: int, handler: PlainHandler) -> None:
+        """Have `handler` take plain requests of `code`, which also has a handler of another kind. With a guard it gets
+        none: each request is checked."""
+        _check_known(code)
+        if self._guard is None:
+            self.plain, self._plain_code = handler, code
+
     def run_max(self, code: int) -> int:
         """Maximum number of requests of `code` passed to its batch handler at a time."""
         return self._runs_max.get(code, RUN_MAX)
@@ -188,6 +216,8 @@ class HandlerTable:
             raise why
 
         for code in codes:
+            if code == self._plain_code:
+                self.plain = None
             if code in self._handlers:
                 self._handlers[int(code)] = refuse
             if code in self.batch:

@@ -19,7 +19,7 @@ from mqbroker.errors import DiskFull, RecordTooLarge, StoreBusy, StoreUnwritable
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IMappedFile, read_before_touch
-from mqbroker.store.dispatch_queue import Appended, Dispatchable, DispatchQueue, NewMessage, ScannedRuns
+from mqbroker.store.dispatch_queue import Appended, DispatchQueue, NewMessage
 from mqbroker.store.logscan import ILogView, Run, leaves_doubt
 from mqbroker.store.segment import SegmentSource, is_full_disk
 from mqbroker.store.transient import COMMIT_BYTES, TransientStore
@@ -108,16 +108,12 @@ class CommitLog:
         # body and properties.
         self._tails: dict[tuple[bytes, int], tuple[bytes, int]] = {}
         self._is_reserved = False
-        self._uncommitted: deque[tuple[Dispatchable, int]] = deque()
-        self._leave = self._add_to_dispatch_queue
+        self._uncommitted: deque[Run] = deque()
         if transient is not None:
-            self._leave = self._leave_uncommitted
             transient.on_commit.append(self._committed)
             transient.on_failure.append(self._commit_failed)
-        #: Appends not yet dispatched.
+        #: What was appended and is not yet dispatched.
         self.dispatch_queue = DispatchQueue()
-        #: Records that were appended as a master has them, not yet dispatched.
-        self.scanned_runs = ScannedRuns()
         #: Called when there is something to dispatch after there was nothing, or more often.
         self.on_dispatchable: list[Callable[[], None]] = []
         #: Called once for each segment, when the next one should be created.
@@ -166,9 +162,8 @@ class CommitLog:
 
     # Appending
 
-    def append(self, messages: Sequence[NewMessage], *, is_queued: bool = True) -> list[Appended]:
-        """Store messages in order, all or none. `messages` must not be changed afterwards. Those that are not queued
-        are read from the log by the dispatcher.
+    def append(self, messages: Sequence[NewMessage]) -> list[Appended]:
+        """Store messages in order, all or none.
 
         Raises StoreUnwritable; ValueError on a value that does not fit its field; RecordTooLarge.
         """
@@ -176,26 +171,10 @@ class CommitLog:
             raise self._refused()
         if not messages:
             return []
-        if not is_queued:
-            return self._append_unqueued(messages)
         appended = self._append_here(messages)
         if appended is None:
             return self._append_across(messages)
         return appended
-
-    def _append_unqueued(self, messages: Sequence[NewMessage]) -> list[Appended]:
-        leave = self._leave
-        self._leave = self._leave_unqueued
-        try:
-            return self.append(messages)
-        finally:
-            self._leave = leave
-
-    def _leave_unqueued(self, queued: Dispatchable, size: int) -> None:
-        if self._transient is not None:
-            self._transient.appended(self.end, self.last_timestamp_ms)
-        else:
-            self._tell(self.on_dispatchable)
 
     def _tell(self, listeners: Sequence[Callable[[], None]]) -> None:
         for listener in listeners:
@@ -252,25 +231,46 @@ class CommitLog:
         if stop + BLANK_BYTES_MIN > self.segment_bytes:
             _undo_next_offsets(messages, queues)
             return None
-        if stop > self._readied_to or now >= self._readied_until:
-            try:
-                self._make_ready(start, stop, now)
-            except StoreUnwritable:
-                _undo_next_offsets(messages, queues)
-                raise
-        # Stored last, so that a kill leaves no record's head without its end.
-        first = parts[0]
-        parts[0] = first[COMMIT_BYTES:]
-        self._buffer[start + COMMIT_BYTES : stop] = b"".join(parts)
-        self._buffer[start : start + COMMIT_BYTES] = first[:COMMIT_BYTES]
-        self.end = end
+        try:
+            self._make_ready(start, stop, now)
+        except StoreUnwritable:
+            _undo_next_offsets(messages, queues)
+            raise
         self.doubtful_end = doubtful_end
-        self.last_timestamp_ms = now
-        self._leave((messages, appended, queues), stop - start)
-        if end > self._next_wanted_at:
+        data = b"".join(parts)
+        self._store(data, Run(self.end, end, len(messages), appended[-1][0], now, data, appended_ms=now))
+        return appended
+
+    def _store(self, data: bytes, run: Run) -> None:
+        """Store whole records at the end, where there is room, and leave them to the dispatcher."""
+        start, view = self.end - self._base, memoryview(data)
+        # Stored last, so that a kill leaves no record's head without its end.
+        self._buffer[start + COMMIT_BYTES : start + len(data)] = view[COMMIT_BYTES:]
+        self._buffer[start : start + COMMIT_BYTES] = view[:COMMIT_BYTES]
+        self.end = run.end
+        self.last_timestamp_ms = max(self.last_timestamp_ms, run.newest_ms)
+        self._leave(run)
+        if self.end > self._next_wanted_at:
             self._next_wanted_at = self._base + self.segment_bytes
             self._tell(self.on_next_wanted)
-        return appended
+
+    @property
+    def room(self) -> int:
+        """Bytes that records may take in the segment at `end`; none while appends are refused."""
+        return 0 if self._refusals else self._base + self.segment_bytes - self.end - BLANK_BYTES_MIN
+
+    @property
+    def next_timestamp_ms(self) -> int:
+        """The store timestamp of what is appended now, ms."""
+        return max(self._now_ms(), self.last_timestamp_ms)
+
+    def append_encoded(self, data: bytes, count: int, last: int, now: int) -> None:
+        """Append records that were encoded for `end` and `next_timestamp_ms`, and are within `room`. `last`: where the
+        last of them begins in `data`. Raises StoreUnwritable."""
+        start = self.end - self._base
+        stop = start + len(data)
+        self._make_ready(start, stop, now)
+        self._store(data, Run(self.end, self.end + len(data), count, self.end + last, now, data, appended_ms=now))
 
     def _make_tail(self, topic: bytes, properties_bytes: int) -> tuple[bytes, int]:
         """The bytes between body and properties of a record, cached."""
@@ -283,6 +283,8 @@ class CommitLog:
     def _make_ready(self, start: int, stop: int, now: int) -> None:
         """Fault in the pages that are about to be written, as those of the active segment may have been evicted: a
         store into one that the disk cannot read would kill the process (SIGBUS)."""
+        if stop <= self._readied_to and now < self._readied_until:
+            return
         segment = self.segments[-1]
         end = min(max(stop, start + READIED_BYTES), self.segment_bytes)
         if self._transient is None:
@@ -292,22 +294,22 @@ class CommitLog:
                 raise StoreUnwritable(f"where the next message goes {error}") from error
         self._readied_to, self._readied_until = end, now + READIED_MS
 
-    def _add_to_dispatch_queue(self, queued: Dispatchable, size: int) -> None:
+    def _leave(self, run: Run) -> None:
+        if self._transient is None:
+            self._add_to_dispatch_queue(run)
+        else:
+            self._uncommitted.append(run)
+            self._transient.appended(self.end, self.last_timestamp_ms)
+
+    def _add_to_dispatch_queue(self, run: Run) -> None:
         if not self.dispatch_queue:
             self._tell(self.on_dispatchable)
-        self.dispatch_queue.put((queued,), size)
-
-    def _leave_uncommitted(self, queued: Dispatchable, size: int) -> None:
-        assert self._transient is not None
-        self._uncommitted.append((queued, size))
-        self._transient.appended(self.end, self.last_timestamp_ms)
+        self.dispatch_queue.put(run)
 
     def _committed(self) -> None:
-        end = self.readable_end
         waiting = self._uncommitted
-        while waiting and waiting[0][0][1][0][0] < end:
-            self._add_to_dispatch_queue(*waiting.popleft())
-        self._tell(self.on_dispatchable)  # for records that are not queued
+        while waiting and waiting[0].end <= self.readable_end:
+            self._add_to_dispatch_queue(waiting.popleft())
 
     def _commit_failed(self, why: str) -> None:
         self.refuse(Refusal.STOPPED, why)
@@ -408,61 +410,49 @@ class CommitLog:
         return groups
 
     def _roll_to(self, segment: IMappedFile) -> None:
-        at = self.end - self._base
+        at, start = self.end - self._base, self.end
         self._buffer[at : at + BLANK_BYTES_MIN] = encode_blank(self.segment_bytes - at)
         self.end += BLANK_BYTES_MIN
         self.segments.append(segment)
         self._activate()
         self.end = self._base
+        self._leave(Run(start, self.end, 0, start, 0, rows=()))
 
     # A master's records
 
     def append_raw(self, data: bytes, run: Run) -> None:
         """Append records as a master has them: `run`, scanned from `data`, goes on where the log ends, and ends within
         the segment. Raises StoreUnwritable."""
-        start, stop = self._place_raw(len(data))
-        self._buffer[start + COMMIT_BYTES : stop] = data[COMMIT_BYTES:]
-        self._buffer[start : start + COMMIT_BYTES] = data[:COMMIT_BYTES]
-        self.end = run.end
-        for row in run.rows:
+        self._make_room_raw(len(data))
+        for row in run.rows if run.has_nul else ():
             if b"\0" in row[7] and leaves_doubt(row[7]):
                 self.doubtful_end = row[3] + row[4]
-        self.last_timestamp_ms = max(self.last_timestamp_ms, run.newest_ms)
-        self._leave_scanned(run, len(data))
-        if self.end > self._next_wanted_at:
-            self._next_wanted_at = self._base + self.segment_bytes
-            self._tell(self.on_next_wanted)
+        self._store(data, run)
 
     def append_raw_filler(self, data: bytes) -> None:
         """Append the filler that ends the segment as a master has it, and go on in the next. Raises StoreUnwritable,
         with nothing appended."""
-        at, stop = self._place_raw(len(data))
+        self._make_room_raw(len(data))
+        at = self.end - self._base
         [segment] = self._acquire_segments(1)
         if data[BLANK_BYTES_MIN:].strip(b"\0"):  # else it has blocks, and no page need be written
-            self._buffer[at + BLANK_BYTES_MIN : stop] = data[BLANK_BYTES_MIN:]
+            self._buffer[at + BLANK_BYTES_MIN : at + len(data)] = data[BLANK_BYTES_MIN:]
         self._roll_to(segment)
-        self._leave_scanned(Run((), self.end, 0), len(data))
 
-    def _place_raw(self, size: int) -> tuple[int, int]:
-        """The place of the next `size` bytes in the segment, made ready. Raises StoreUnwritable."""
+    def _make_room_raw(self, size: int) -> None:
+        """Make the place of the next `size` bytes in the segment ready. Raises StoreUnwritable."""
         if why := self.why_raw_refused:
             raise StoreUnwritable(why)
         start = self.end - self._base
         stop, now = start + size, self._now_ms()
         assert self._transient is None
         assert stop <= self.segment_bytes
-        if not (stop <= self._readied_to and now < self._readied_until):
-            self._make_ready(start, stop, now)
-        return start, stop
+        self._make_ready(start, stop, now)
 
     @property
     def why_raw_refused(self) -> str:
         """As `why_refused`, for a master's records."""
         return self.why_refused if self._refusals.keys() - {Refusal.FOLLOWS} else self._why_no_segment
-
-    def _leave_scanned(self, run: Run, size: int) -> None:
-        self.scanned_runs.put(run, self.end - size, size)
-        self._tell(self.on_dispatchable)
 
     def begin_at(self, offset: int) -> None:
         """Let an empty log begin at `offset`, where a segment begins. Raises StoreUnwritable, and StoreBusy where it

@@ -10,7 +10,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from mqbroker.errors import StoreDamaged
 from mqbroker.store.consumequeue_entry import (
@@ -21,7 +21,6 @@ from mqbroker.store.consumequeue_entry import (
     QueueEnd,
     are_zeros,
     ends_below,
-    entries_struct,
     find_newest,
     is_blank,
     is_entry,
@@ -32,12 +31,10 @@ from mqbroker.store.consumequeue_ext import ConsumeQueueExt
 from mqbroker.store.disk import IMappedFile, read_before_touch, unreadable
 from mqbroker.store.file_cache import CachedFile, FileCache
 from mqbroker.wire.codes import SCHEDULE_TOPIC
-from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
 #: Files are sparse; blocks are put behind this much at a time.
 ALLOCATE_BYTES = 64 * 1024
-_CHUNK = 256
 _PAGE_BYTES = 4096
 #: Entries of a queue that may stay in its file when they are truncated, to be found there when they are rebuilt.
 _KEPT_MAX = 16
@@ -45,12 +42,6 @@ _MEND = "set it as it was, or let `mq store repair` build them anew"
 #: Advice for foreign files and directories.
 MOVE_AWAY = "move it away (`mq store repair --move-foreign`)"
 _FILE_NAME = re.compile(r"\d{20}")
-
-
-@functools.lru_cache(maxsize=16)
-def _of_topic(topic: str) -> tuple[bytes, int]:
-    """The topic's bytes, and the hash of "topic#", shared by its queues."""
-    return topic.encode(), java_hash(topic + "#")
 
 
 class ConsumeQueue:
@@ -63,7 +54,7 @@ class ConsumeQueue:
     __slots__ = (
         "_allocated", "_base", "_cache", "_disk", "_file_bytes", "_files", "_first", "_is_clear", "_is_cut", "_kept",
         "_new_names", "_oldest", "_per_file", "_tail", "_unsynced", "begins_at", "directory", "ext", "is_removed",
-        "is_schedule", "key_hash", "lacks_first", "last", "max_offset", "min_offset", "next_offset", "queue_id",
+        "is_schedule", "lacks_first", "last", "max_offset", "min_offset", "next_offset", "queue_id",
         "resident_from", "topic", "topic_bytes", "verified_range",
     )  # fmt: skip
 
@@ -86,8 +77,7 @@ class ConsumeQueue:
         #: If present, entries hold addresses of its units instead of tags codes.
         self.ext = ext
         self.topic = topic
-        #: The hash is the prefix of the hashes of index keys.
-        self.topic_bytes, self.key_hash = _of_topic(topic)
+        self.topic_bytes = topic.encode()
         self.queue_id = queue_id
         self.is_schedule = topic == SCHEDULE_TOPIC
         #: Offset of its first message ever: not 0 if the queue was removed and created again.
@@ -118,18 +108,16 @@ class ConsumeQueue:
 
     # Writing
 
-    def write(self, flat: Sequence[int]) -> None:
-        """Append entries: offset, size, tags code, offset, ... Raises OSError with none or some written, see
-        `max_offset`."""
-        count = len(flat) // 3
+    def write(self, entries: bytes | bytearray) -> None:
+        """Append entries. Raises OSError with none or some written, see `max_offset`."""
         start = (self.max_offset - self._base) * ENTRY_BYTES
-        end = start + count * ENTRY_BYTES
-        if end > self._allocated or count > _CHUNK:
-            self._write_slowly(flat)
+        end = start + len(entries)
+        if end > self._allocated:
+            self._write_slowly(entries)
             return
-        self._files[-1].buffer[start:end] = entries_struct(count).pack(*flat)
-        self.last = flat[-3], flat[-2]
-        self.max_offset += count
+        self._files[-1].buffer[start:end] = entries
+        self.last = SPAN.unpack_from(entries, len(entries) - ENTRY_BYTES)
+        self.max_offset += len(entries) // ENTRY_BYTES
         self.number_from(self.max_offset)
 
     def number_from(self, offset: int) -> None:
@@ -149,27 +137,26 @@ class ConsumeQueue:
         if self.ext is not None:
             self.ext.read_end()
 
-    def _write_slowly(self, flat: Sequence[int]) -> None:
-        at = 3 * self._write_kept(flat) if self._kept else 0
-        while at < len(flat):
-            room = min(self._room(), _CHUNK)
-            part = flat[at : at + 3 * room]
-            self._store(entries_struct(len(part) // 3).pack(*part))
+    def _write_slowly(self, entries: bytes | bytearray) -> None:
+        at = ENTRY_BYTES * self._write_kept(entries) if self._kept else 0
+        while at < len(entries):
+            part = bytes(entries[at : at + self._room() * ENTRY_BYTES])
+            self._store(part)
             at += len(part)
         self.number_from(self.max_offset)
 
-    def _write_kept(self, flat: Sequence[int]) -> int:
+    def _write_kept(self, entries: bytes | bytearray) -> int:
         """Write the leading entries that the file already has, and return how many. Without mapping the file; written
         again, since after a failed sync the kernel may take their pages for clean. Raises OSError."""
         kept = self._kept
-        count = min(len(flat), len(kept) // ENTRY_BYTES * 3) // 3
-        data = entries_struct(count).pack(*flat[: 3 * count])
-        if not kept.startswith(data):
+        data = bytes(entries[: len(kept) - len(kept) % ENTRY_BYTES])
+        count = len(data) // ENTRY_BYTES
+        if not data or not kept.startswith(data):
             self.clear_kept()
             return 0
         self._files[-1].write_at((self.max_offset - self._base) * ENTRY_BYTES, memoryview(data))
         self._kept = kept[len(data) :]
-        self.last = flat[3 * count - 3], flat[3 * count - 2]
+        self.last = SPAN.unpack_from(data, len(data) - ENTRY_BYTES)
         self.max_offset += count
         return count
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 import attrs
 from twisted.logger import Logger
 
+from mqbroker.kernel import compiled
 from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_entry import ENTRY, ENTRY_BYTES
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.dispatch_queue import Dispatchable
-from mqbroker.store.logscan import Damage, ILogView, Row, Run, Scanned
+from mqbroker.store.logscan import Damage, ILogView, Row, Run, Scanned, scan_at
 from mqbroker.store.multi_dispatch import NAMES_MARK, MultiQueues
 from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.codes import SCHEDULE_TOPIC
@@ -29,27 +30,26 @@ def extend_entries(
     log: ILogView,
     queue: ConsumeQueue,
     ext: ConsumeQueueExt,
-    pending: list[int],
+    entries: bytearray,
     unextended: set[tuple[ConsumeQueue, int]],
     bit_map: BitMap | None = None,
 ) -> None:
-    """Write a unit for each entry, given as physical offset, size, tags code, ..., and replace the tags code by its
-    address. Entries with an address keep it; one that does not fit into the extension, or whose physical offset is in
-    `unextended`, keeps its code.
+    """Write a unit for each entry, and replace its tags code by the unit's address. Entries with an address keep it;
+    one that does not fit into the extension, or whose physical offset is in `unextended`, keeps its code.
 
     Raises OSError; the next call continues where it stopped.
     """
-    for at in range(2, len(pending), 3):
-        code = pending[at]
-        if code > ADDRESS_MAX and (not unextended or (queue, pending[at - 2]) not in unextended):
-            found = log.view(pending[at - 2])
+    for at in range(0, len(entries), ENTRY_BYTES):
+        physical_offset, size, code = ENTRY.unpack_from(entries, at)
+        if code > ADDRESS_MAX and (not unextended or (queue, physical_offset) not in unextended):
+            found = log.view(physical_offset)
             timestamp_ms = -1 if found is None else store_timestamp_at(*found)
             bits = b""
             if bit_map is not None:
-                bits = bit_map(property_bytes(*found, pending[at - 1]) if found is not None else b"")
+                bits = bit_map(property_bytes(*found, size) if found is not None else b"")
             address = ext.put(code, timestamp_ms, bits)
             if address is not None:
-                pending[at] = address
+                ENTRY.pack_into(entries, at, physical_offset, size, address)
 
 
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
@@ -58,12 +58,34 @@ DispatchListener = Callable[[str, int, int, "int | None", int], None]
 
 
 @attrs.define
-class _Place:
-    """State of a queue while a run of messages is read back."""
+class _Pending:
+    """Entries of a queue that are to be written: their number, the bytes of their messages, the tags code of the first,
+    whether others differ from it, and the store timestamp of the newest (ms)."""
 
-    queue: ConsumeQueue
-    next_offset: int
-    pending: list[int]
+    entries: bytearray = attrs.field(factory=bytearray)
+    count: int = 0
+    message_bytes: int = 0
+    code: int = 0
+    is_mixed: bool = False
+    newest_ms: int = 0
+
+    def add(self, entries: bytes, count: int, message_bytes: int, code: int, is_mixed: bool, newest_ms: int) -> None:
+        if self.count:
+            self.is_mixed |= is_mixed or code != self.code
+        else:
+            self.code, self.is_mixed = code, is_mixed
+        self.entries += entries
+        self.count += count
+        self.message_bytes += message_bytes
+        self.newest_ms = newest_ms
+
+    def drop(self, count: int) -> int:
+        """Drop the first entries, which are written; returns the bytes of their messages."""
+        written: int = sum([size for _, size, _ in ENTRY.iter_unpack(self.entries[: count * ENTRY_BYTES])])
+        del self.entries[: count * ENTRY_BYTES]
+        self.count -= count
+        self.message_bytes -= written
+        return written
 
 
 class ConsumeQueueDispatcher:
@@ -92,12 +114,14 @@ class ConsumeQueueDispatcher:
         self.entered: dict[ConsumeQueue, list[int]] = {}
         self.listeners: list[DispatchListener] = []
         self._bit_map_of: Callable[[str], BitMap | None] | None = None
-        #: Queues with pending entries, and the store timestamp of the newest.
-        self.touched: dict[ConsumeQueue, int] = {}
-        # Entries to be written, flat: physical offset, size, tags code, ...
-        self._pending: dict[ConsumeQueue, list[int]] = {}
+        # Entries to be written.
+        self._pending: dict[ConsumeQueue, _Pending] = {}
         # Physical offsets of entries that get no extension unit.
         self._unextended: set[tuple[ConsumeQueue, int]] = set()
+        # The compiled part of `dispatch_run`.
+        self._plain = None
+        if compiled is not None:
+            self._plain = compiled.QueueEntries(self._open, tags_codes.delay_levels_ms, multi is not None)
 
     def look_at(self, log_view: ILogView, on_damage: Callable[[Damage], None]) -> None:
         """Set where messages are read again (`log_view`), and the callback for records with impossible queue
@@ -109,57 +133,61 @@ class ConsumeQueueDispatcher:
         """Compute bit maps for extension units from now on, for topics for which `of_topic` returns a function."""
         self._bit_map_of = of_topic
 
-    def dispatch(self, appends: Sequence[Dispatchable]) -> None:
-        """Turn messages, appended one after another, into pending entries of their queues. Hot."""
-        touched = self.touched
-        all_pending = self._pending
-        tags_code = self._tags_codes.of
-        of_its_tag = self._tags_codes.of_its_tag
-        for messages, appended, queues in appends:
-            for message, (physical_offset, _, size, timestamp), queue in zip(messages, appended, queues, strict=True):
-                if message[3] & 4:  # SysFlag.TRANSACTION_PREPARED, which _ROLLBACK includes
-                    continue
-                properties = message[9]
-                code = tags_code(True, properties, timestamp) if queue.is_schedule else of_its_tag(properties)
-                pending = all_pending.get(queue)
-                if pending is None:
-                    all_pending[queue] = [physical_offset, size, code]
-                else:
-                    pending += (physical_offset, size, code)
-                touched[queue] = timestamp
-        self.last_timestamp_ms = appends[-1][1][-1][3]
+    @property
+    def has_pending(self) -> bool:
+        """Whether there are entries to be written."""
+        return bool(self._pending)
 
     def dispatch_run(self, run: Run) -> None:
-        """As `dispatch`, for messages read back from the log. Those already in their queues are skipped. Hot in a
-        recovery. Raises OSError: call again with the same arguments to continue."""
-        touched = self.touched
-        multi = self._multi
-        tags_code = self._tags_codes.of
-        of_its_tag = self._tags_codes.of_its_tag
-        places: dict[tuple[bytes, int], _Place] = {}
-        for row in run.rows:
-            topic, queue_id, queue_offset, physical_offset, size, sys_flag, timestamp, properties = row
-            if sys_flag & 4:  # SysFlag.TRANSACTION_PREPARED
-                continue
-            place = places.get((topic, queue_id))
-            if place is None:
-                place = places[topic, queue_id] = self._place_in(self._queues.open(topic, queue_id))
-            if queue_offset < place.next_offset and multi is None:
-                continue
-            if queue_offset != place.next_offset or (multi is not None and NAMES_MARK in properties):
-                self._dispatch_scanned(Scanned._make(row))
-                places.clear()  # meanwhile more may have been dispatched or written
-                continue
-            is_schedule = place.queue.is_schedule
-            code = tags_code(True, properties, timestamp) if is_schedule else of_its_tag(properties)
-            place.pending += (physical_offset, size, code)
-            place.next_offset = queue_offset + 1
-            touched[place.queue] = timestamp
+        """Turn messages into pending entries of their queues. Those that their queue has already are skipped. Hot.
+        Raises OSError: call again with the same arguments to continue."""
+        at = run.start
+        while at < run.end:
+            if self._plain is None or run.data is None:
+                self._dispatch_rows(run.rows)
+                break
+            data = run.data
+            taken, _, found = self._plain.take(data, at - run.start, run.end - run.start, run.start)
+            for queue, *entries in found:
+                self._pending_of(queue).add(*entries)
+            at = run.start + taken
+            if at < run.end:
+                item = scan_at(memoryview(data), taken, at)
+                assert isinstance(item, Scanned)
+                self._dispatch_rows([item])
+                at += item.size
         self.last_timestamp_ms = max(self.last_timestamp_ms, run.newest_ms)
 
-    def _place_in(self, queue: ConsumeQueue) -> _Place:
-        pending = self._pending.setdefault(queue, [])
-        return _Place(queue, queue.max_offset + len(pending) // 3, pending)
+    def _open(self, topic: bytes, queue_id: int) -> tuple[ConsumeQueue, int, bool]:
+        queue = self._queues.open(topic, queue_id)
+        return queue, self._next_offset(queue), queue.is_schedule
+
+    def _next_offset(self, queue: ConsumeQueue) -> int:
+        pending = self._pending.get(queue)
+        return queue.max_offset if pending is None else queue.max_offset + pending.count
+
+    def _pending_of(self, queue: ConsumeQueue) -> _Pending:
+        pending = self._pending.get(queue)
+        if pending is None:
+            pending = self._pending[queue] = _Pending()
+        return pending
+
+    def _dispatch_rows(self, rows: Sequence[Row]) -> None:
+        multi = self._multi
+        for row in rows:
+            topic, queue_id, queue_offset, physical_offset, size, sys_flag, timestamp, properties = row
+            if sys_flag & 4:  # SysFlag.TRANSACTION_PREPARED, which _ROLLBACK includes
+                continue
+            queue = self._queues.open(topic, queue_id)
+            expected = self._next_offset(queue)
+            if queue_offset < expected and multi is None:
+                continue
+            if queue_offset != expected or (multi is not None and NAMES_MARK in properties):
+                self._dispatch_scanned(Scanned._make(row))
+                continue
+            code = self._tags_codes.of(queue.is_schedule, properties, timestamp)
+            entry = ENTRY.pack(physical_offset, size, code)
+            self._pending_of(queue).add(entry, 1, size, code, False, timestamp)
 
     def _dispatch_scanned(self, item: Scanned) -> None:
         queue = self._queues.open(item.topic, item.queue_id)
@@ -176,7 +204,7 @@ class ConsumeQueueDispatcher:
     ) -> bool:
         """Add a pending entry for a message read from the log, unless the queue has it; False if its queue offset is
         impossible."""
-        expected = self._place_in(queue).next_offset
+        expected = self._next_offset(queue)
         if queue_offset < expected:  # written before the stop, or by a Java broker twice, or removed
             return True
         if queue_offset > expected:
@@ -188,8 +216,8 @@ class ConsumeQueueDispatcher:
             queue.skip_to(queue_offset)
         if not is_extended and queue.ext is not None:
             self._unextended.add((queue, item.physical_offset))
-        self._pending.setdefault(queue, []).extend((item.physical_offset, item.size, code))
-        self.touched[queue] = item.store_timestamp_ms
+        entry = ENTRY.pack(item.physical_offset, item.size, code)
+        self._pending_of(queue).add(entry, 1, item.size, code, False, item.store_timestamp_ms)
         return True
 
     def _enter_named(self, multi: MultiQueues, item: Scanned, code: int) -> None:
@@ -231,55 +259,42 @@ class ConsumeQueueDispatcher:
     def write(self) -> None:
         """Write the pending entries and notify the listeners. Raises OSError: what was not written is written by the
         next call."""
-        touched = self.touched
-        listeners = self.listeners
         dirty = self._queues.dirty
-        entered = self.entered
-        while touched:
-            queue, timestamp = touched.popitem()
-            pending = self._pending.pop(queue)
+        while self._pending:
+            queue, pending = self._pending.popitem()
             if queue.is_removed:
                 continue
             before = queue.max_offset
-            code = _common_code(pending) if listeners else None
             try:
                 if queue not in dirty:
                     queue.read_end()
                 if queue.ext is not None:
                     bit_map = self._bit_map_of(queue.topic) if self._bit_map_of is not None else None
-                    extend_entries(self._log_view, queue, queue.ext, pending, self._unextended, bit_map)
-                queue.write(pending)
+                    extend_entries(self._log_view, queue, queue.ext, pending.entries, self._unextended, bit_map)
+                queue.write(pending.entries)
             except OSError:
-                touched[queue] = timestamp
                 self._pending[queue] = pending
-                written = 3 * (queue.max_offset - before)
-                self._forget_unextended(queue, pending[:written])
-                counts = entered.setdefault(queue, [0, 0])
-                counts[0] += written // 3
-                counts[1] += sum(pending[1:written:3])
-                del pending[:written]
+                written = queue.max_offset - before
+                self._forget_unextended(queue, pending.entries[: written * ENTRY_BYTES])
+                self._note_entered(queue, written, pending.drop(written))
                 raise
             finally:
                 dirty[queue] = None
-            self._forget_unextended(queue, pending)
-            try:
-                counts = entered[queue]
-            except KeyError:
-                counts = entered[queue] = [0, 0]
-            size = len(pending)
-            if size == 3:
-                counts[0] += 1
-                counts[1] += pending[1]
-            else:
-                counts[0] += size // 3
-                counts[1] += sum(pending[1::3])
-            if listeners:
-                self._tell(queue, code, timestamp)
-        self._pending.clear()  # of queues that were checked and had all entries
+            self._forget_unextended(queue, pending.entries)
+            self._note_entered(queue, pending.count, pending.message_bytes)
+            if self.listeners:
+                self._tell(queue, None if pending.is_mixed else pending.code, pending.newest_ms)
 
-    def _forget_unextended(self, queue: ConsumeQueue, written: Sequence[int]) -> None:
+    def _note_entered(self, queue: ConsumeQueue, count: int, message_bytes: int) -> None:
+        counts = self.entered.get(queue)
+        if counts is None:
+            counts = self.entered[queue] = [0, 0]
+        counts[0] += count
+        counts[1] += message_bytes
+
+    def _forget_unextended(self, queue: ConsumeQueue, written: bytearray) -> None:
         if self._unextended:
-            self._unextended.difference_update([(queue, physical_offset) for physical_offset in written[::3]])
+            self._unextended.difference_update([(queue, entry[0]) for entry in ENTRY.iter_unpack(written)])
 
     def _tell(self, queue: ConsumeQueue, code: int | None, timestamp_ms: int) -> None:
         for listener in self.listeners:
@@ -287,9 +302,3 @@ class ConsumeQueueDispatcher:
                 listener(queue.topic, queue.queue_id, queue.max_offset, code, timestamp_ms)
             except Exception:  # a listener's exception must not stop dispatch
                 self.log.failure("listener of {topic} failed", topic=queue.topic)
-
-
-def _common_code(pending: Sequence[int]) -> int | None:
-    """The tags code common to all entries; None if they differ, or are addresses of units."""
-    code = pending[2]
-    return code if code > ADDRESS_MAX and len(set(pending[2::3])) == 1 else None

@@ -6,7 +6,7 @@ it exceeded its bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
@@ -15,9 +15,8 @@ from mqbroker.store.commitlog import CommitLog, Refusal
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.dispatch_queue import Dispatchable, DispatchQueue, ScannedRuns
+from mqbroker.store.dispatch_queue import DispatchQueue, read_back
 from mqbroker.store.index import Index, KeyHasher
-from mqbroker.store.index_file import IndexRow
 from mqbroker.store.logscan import Damage, Run, scan
 from mqbroker.store.statistics import StoreStatistics
 
@@ -27,17 +26,6 @@ MOMENT_S = 0.5
 _LOOKS_MAX = 1000
 
 
-def _read_back(log: CommitLog, runs: ScannedRuns, start: int, end: int, count: int) -> Iterator[Run | Damage]:
-    """As `scan`, with the runs that were scanned when they were appended."""
-    while start < end and count > 0:
-        run = runs.pop(start)
-        if run is None:
-            yield from scan(log, start, end, count)
-            return
-        yield run
-        start, count = run.end, count - max(1, len(run.rows))
-
-
 class IndexDispatcher:
     """Indexes messages that are in consume queues: from a bounded queue in memory, or else from the log. `end` of its
     methods: the consume queues have the log below.
@@ -45,44 +33,38 @@ class IndexDispatcher:
     :param now: seconds.
     """
 
-    def __init__(self, index: Index, commit_log: CommitLog, queues: ConsumeQueues, now: Callable[[], float]) -> None:
+    def __init__(self, index: Index, commit_log: CommitLog, now: Callable[[], float]) -> None:
         self._now = now
         # When the pages that entries touch were last checked.
         self._looked = 0.0
         self._index = index
         self._commit_log = commit_log
-        self._queues = queues
         self._waiting = DispatchQueue()
-        self._runs = ScannedRuns()
 
     def is_dirty(self, end: int) -> bool:
         return self._index.offset < end
 
-    def keep(self, appends: Sequence[Dispatchable], size: int) -> None:
-        """Queue appends of `size` bytes of the log, which are the next to enter consume queues."""
-        self._waiting.put(appends, size)
-
-    def keep_run(self, run: Run, start: int) -> None:
-        """As `keep`, for a run that begins at `start`."""
-        self._runs.put(run, start, run.end - start)
+    def keep(self, run: Run) -> None:
+        """Queue a run that is next to enter consume queues."""
+        self._waiting.put(run)
 
     def index(self, end: int, count: int) -> None:
         """Index about `count` messages. Raises OSError."""
         index = self._index
-        waiting = self._waiting
         now = self._now()
         if not self._looked <= now < self._looked + MOMENT_S:
             index.read()
             self._looked = now
-        while count > 0 and waiting:
-            if index.offset < waiting.begin:
-                count -= self._index_from_log(waiting.begin, count)
-                continue
-            appends, taken = waiting.pop(count)
-            index.add(appends)
-            count -= taken
-        if not waiting and index.offset < end and count > 0:
-            self._index_from_log(end, count)
+        indexed = 0
+        for found in read_back(self._commit_log, self._waiting, index.offset, end, count):
+            if isinstance(found, Run):
+                index.add(found)
+                indexed += found.count
+            else:
+                index.offset = found.end
+                indexed += 1
+        if indexed < count:
+            index.offset = max(index.offset, end)
         index.write_header()
 
     def index_all(self, end: int, count: int) -> None:
@@ -95,24 +77,6 @@ class IndexDispatcher:
         first. Raises OSError."""
         while self._waiting and self._index.offset >= self._waiting.begin:
             self.index(end, count)
-
-    def _index_from_log(self, end: int, count: int) -> int:
-        """Index at most `count` messages below `end` read back from the log; returns their number."""
-        index = self._index
-        rows: list[IndexRow] = []
-        indexed = 0
-        indexed_to = index.offset
-        queues, rows_of = self._queues, index.rows_of
-        for found in _read_back(self._commit_log, self._runs, index.offset, end, count):
-            if isinstance(found, Run):
-                for topic, queue_id, _, physical_offset, _, sys_flag, timestamp_ms, properties in found.rows:
-                    rows += rows_of(queues.open(topic, queue_id), sys_flag, properties, physical_offset, timestamp_ms)
-                indexed += len(found.rows)
-            else:
-                indexed += 1
-            indexed_to = found.end
-        index.put(rows, end if indexed < count else indexed_to)
-        return indexed
 
 
 def has_keys_between(log: CommitLog, before: int, end: int, known: int | None = None) -> bool:
@@ -161,9 +125,7 @@ class Dispatcher:
         self._why_not = why_not
         self._commit_log = commit_log
         self._queues = queues
-        self._index_dispatcher = (
-            IndexDispatcher(index, commit_log, queues, clock.seconds) if index is not None else None
-        )
+        self._index_dispatcher = IndexDispatcher(index, commit_log, clock.seconds) if index is not None else None
         self._cq_dispatcher = cq_dispatcher
         self._clock = clock
         self._on_damage = on_damage
@@ -262,48 +224,27 @@ class Dispatcher:
         """Write about `count` messages to their consume queues and notify the listeners. Raises OSError: the messages
         stay pending, and are written by the next call."""
         commit_log = self._commit_log
-        dispatch_queue = commit_log.dispatch_queue
-        if self._cq_dispatcher.touched:
+        if self._cq_dispatcher.has_pending:
             self._write_pending()
-        while count > 0 and dispatch_queue:
-            begin = dispatch_queue.begin
-            if self._taken < begin:
-                count -= self._dispatch_from_log(begin, count)
-                continue
-            appends, taken = dispatch_queue.pop(count)
-            self._dispatch_appended(appends)
-            if len(appends) > 1 or not begin % TIMED_EVERY:
-                self._statistics.put(taken, appends[0][1][0][3])
-            count -= taken
-        if not dispatch_queue and self._taken < commit_log.readable_end and count > 0:
-            self._dispatch_from_log(commit_log.readable_end, count)
-        self._write_pending()
-
-    def _dispatch_appended(self, appends: Sequence[Dispatchable]) -> None:
-        self._cq_dispatcher.dispatch(appends)
-        last = appends[-1][1][-1]
-        taken_bytes = last[0] + last[2] - self._taken
-        self._taken += taken_bytes
-        if self._index_dispatcher is not None:
-            self._index_dispatcher.keep(appends, taken_bytes)
-
-    def _dispatch_from_log(self, end: int, count: int) -> int:
-        """As `_dispatch_appended`, for at most `count` messages below `end` read back from the log; returns their
-        number."""
-        taken = 0
-        for found in _read_back(self._commit_log, self._commit_log.scanned_runs, self._taken, end, count):
-            if isinstance(found, Damage):
+        end, taken = commit_log.readable_end, 0
+        for found in read_back(commit_log, commit_log.dispatch_queue, self._taken, end, count):
+            if isinstance(found, Run):
+                self._dispatch_run(found)
+                taken += found.count
+            else:
                 taken += 1
                 self._on_damage(found)
-            else:
-                taken += len(found.rows)
-                self._cq_dispatcher.dispatch_run(found)
-                if self._index_dispatcher is not None:
-                    self._index_dispatcher.keep_run(found, self._taken)
             self._taken = found.end
         if taken < count:
             self._taken = end
-        return taken
+        self._write_pending()
+
+    def _dispatch_run(self, run: Run) -> None:
+        self._cq_dispatcher.dispatch_run(run)
+        if self._index_dispatcher is not None:
+            self._index_dispatcher.keep(run)
+        if run.appended_ms and (run.count > 1 or not run.start % TIMED_EVERY):
+            self._statistics.put(run.count, run.appended_ms)
 
     def _write_pending(self) -> None:
         self._cq_dispatcher.write()

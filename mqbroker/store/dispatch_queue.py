@@ -6,88 +6,89 @@ What exceeds the bound is dropped: the dispatcher reads it back from the log.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import cast
 
-from mqbroker.store.consumequeue import ConsumeQueue
-from mqbroker.store.logscan import Run
+from mqbroker.store.logscan import Damage, ILogView, Run, scan
 
 #: topic, queue id, flag, sys flag, born timestamp (ms), born host (8 or 20 bytes), reconsume times, prepared offset,
 #: body, properties.
 NewMessage = tuple[bytes, int, int, int, int, bytes, int, int, bytes, bytes]
 #: physical offset, queue offset, size, store timestamp (ms).
 Appended = tuple[int, int, int, int]
-#: One append, to be dispatched.
-Dispatchable = tuple[Sequence[NewMessage], list[Appended], list[ConsumeQueue]]
-
 #: Bytes of messages that may wait for the dispatcher in memory; it reads those beyond from the log.
 QUEUED_BYTES_MAX = 16 * 1024 * 1024
+#: Runs of at most so many bytes are joined.
+JOINED_BYTES_MAX = 64 * 1024
 
 
 class DispatchQueue:
-    """The broker's own appends."""
+    """Runs of records in the order of the log."""
 
     def __init__(self) -> None:
-        self._appends: deque[Dispatchable] = deque()
+        self._runs: deque[Run] = deque()
         self._bytes = 0
 
     def __bool__(self) -> bool:
-        return bool(self._appends)
+        return bool(self._runs)
 
     @property
     def begin(self) -> int:
-        """Log offset of the first append; there must be one."""
-        return self._appends[0][1][0][0]
+        """Log offset of the first run; there must be one."""
+        return self._runs[0].start
 
-    def put(self, appends: Sequence[Dispatchable], size: int) -> None:
-        """Add appends that are the next `size` bytes of the log."""
+    def put(self, run: Run) -> None:
+        """Add a run that follows all others."""
         if self._bytes > QUEUED_BYTES_MAX:
-            self._appends.clear()
+            self._runs.clear()
             self._bytes = 0
-        self._appends += appends
-        self._bytes += size
+        self._runs.append(run)
+        self._bytes += run.end - run.start
 
-    def pop(self, count: int) -> tuple[list[Dispatchable], int]:
-        """Remove contiguous appends of about `count` messages from the front; also returns the number of messages."""
-        waiting = self._appends
-        first = waiting.popleft()
-        appends, taken, last = [first], len(first[1]), first[1][-1]
-        while waiting and taken < count and waiting[0][1][0][0] == last[0] + last[2]:
-            appends.append(waiting.popleft())
-            taken += len(appends[-1][1])
-            last = appends[-1][1][-1]
-        self._bytes = self._bytes - (last[0] + last[2] - first[1][0][0]) if waiting else 0
-        return appends, taken
-
-
-class ScannedRuns:
-    """Records that were scanned when they were appended, as a master has them: they are not scanned again."""
-
-    def __init__(self) -> None:
-        #: (where it begins, run).
-        self._runs: deque[tuple[int, Run]] = deque()
-        self._bytes = 0
-
-    def put(self, run: Run, start: int, size: int) -> None:
-        """Add a run that begins at `start` of the log and has `size` bytes."""
-        if self._bytes > QUEUED_BYTES_MAX:
-            self.clear()
-        self._runs.append((start, run))
-        self._bytes += size
-
-    def pop(self, start: int) -> Run | None:
-        """Remove and return the run that begins at `start`, and remove all before it; None if there is none."""
+    def pop(self, start: int, count: int) -> Run | None:
+        """Remove and return the run that begins at `start`, joined with those that follow it up to about `count`
+        records; None if there is none. Runs before `start` are removed, too."""
         runs = self._runs
-        while runs and runs[0][0] < start:
+        while runs and runs[0].start < start:
+            self._bytes -= runs[0].end - runs[0].start
             runs.popleft()
-        if not runs:
-            self._bytes = 0
+        if not runs or runs[0].start > start:
             return None
-        if runs[0][0] > start:
-            return None
-        _, run = runs.popleft()
-        self._bytes = self._bytes - (run.end - start) if runs else 0
-        return run
+        taken = [runs.popleft()]
+        records = taken[0].count
+        while runs and records < count and runs[0].start == taken[-1].end and _can_join(taken[-1], runs[0]):
+            taken.append(runs.popleft())
+            records += taken[-1].count
+        self._bytes -= taken[-1].end - start
+        return taken[0] if len(taken) == 1 else _joined(taken, records)
 
-    def clear(self) -> None:
-        self._runs.clear()
-        self._bytes = 0
+
+def _can_join(former: Run, following: Run) -> bool:
+    """Whether both have their bytes, and nothing else; what is large is not copied."""
+    return all(
+        run.data is not None and len(run.data) == run.end - run.start <= JOINED_BYTES_MAX for run in (former, following)
+    )
+
+
+def _joined(runs: Sequence[Run], count: int) -> Run:
+    data = b"".join([cast(bytes, run.data) for run in runs])
+    newest_ms = max([run.newest_ms for run in runs])
+    first, last = runs[0], runs[-1]
+    return Run(first.start, last.end, count, last.last, newest_ms, data, appended_ms=first.appended_ms)
+
+
+def read_back(log: ILogView, queue: DispatchQueue, start: int, end: int, count: int) -> Iterator[Run | Damage]:
+    """As `scan`, with the runs that are in the queue; it becomes empty below where this ends."""
+    while start < end and count > 0:
+        run = queue.pop(start, count)
+        if run is not None:
+            yield run
+            start, count = run.end, count - max(1, run.count)
+            continue
+        stop = min(end, queue.begin) if queue else end
+        for found in scan(log, start, stop, count):
+            yield found
+            count -= found.count if isinstance(found, Run) else 1
+        if count <= 0:
+            return
+        start = stop

@@ -5,14 +5,15 @@ A key is hashed as "topic#key". Never reads the log.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Sequence
 
-from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.kernel import compiled
 from mqbroker.store.disk import IDisk, IMappedFile
-from mqbroker.store.dispatch_queue import Dispatchable
 from mqbroker.store.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile, IndexRow
+from mqbroker.store.logscan import Row, Run, Scanned, scan_at
 from mqbroker.store.page_loader import Pages
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.names import java_hash
@@ -27,8 +28,16 @@ _TAIL = 4
 _TAIL_FACTOR = 31**_TAIL
 _PAIR_FACTOR = 31**2
 _HEADS_MAX = 10_000
+#: Entries for which an index file gets blocks at a time.
+INDEXED_AT_ONCE = 10_000
 _PAIRS_MAX = 4096
 _FILE_NAME = re.compile(r"\d{17}")
+
+
+@functools.lru_cache(1024)
+def topic_hash(topic: bytes) -> int:
+    """The hash of "topic#", with which those of its keys begin."""
+    return java_hash(topic.decode("utf-8", "replace") + "#")
 
 
 def positive_hash(value: int) -> int:
@@ -149,48 +158,47 @@ class Index:
                 self._disk.remove(os.path.join(self._directory, name))
                 self._has_new_name = True
 
-    def add(self, appends: Sequence[Dispatchable]) -> None:
-        """Index the keys of messages, appended one after another. Raises OSError; see `offset` for how far it came."""
-        hasher = self._hasher
-        heads = hasher.heads
-        pairs = hasher.pairs
-        rows: list[IndexRow] = []
-        keyless: bytes | None = None
-        for messages, appended, queues in appends:
-            for message, (physical_offset, _, _, timestamp_ms), queue in zip(messages, appended, queues, strict=True):
-                properties = message[9]
-                if properties is keyless:  # of each of the op messages
-                    continue
-                at = properties.rfind(_UNIQ_KEY)
-                keys_at = properties.rfind(_KEYS)  # several times as fast as `in`
-                if (at and (at < 0 or properties[at - 1] != 2)) or keys_at >= 0 or message[3] & 4:
-                    if at < 0 > keys_at:
-                        keyless = properties
-                        continue
-                    rows += self.rows_of(queue, message[3], properties, physical_offset, timestamp_ms)
-                    continue
-                end = properties.find(b"\x02", at)
-                key = properties[at + 9 :] if end < 0 else properties[at + 9 : end]
-                # What KeyHasher.hash does, for keys whose parts it knows: half of the time spent here went into calls.
-                try:
-                    factor, add = heads[key[:-4]]
-                    value = queue.key_hash * factor + add + pairs[key[-4:-2]] * _PAIR_FACTOR + pairs[key[-2:]]
-                except KeyError:
-                    if key:
-                        rows.append((hasher.hash(queue.key_hash, key), physical_offset, timestamp_ms))
-                    continue
-                value &= 0xFFFFFFFF
-                if value > _MAX_INT:  # as positive_hash
-                    value = -value & _MAX_INT
-                rows.append((value, physical_offset, timestamp_ms))
-        physical_offset, _, size, _ = appends[-1][1][-1]
-        self.put(rows, physical_offset + size)
+    def add(self, run: Run) -> None:
+        """Index the keys of a run's records above `offset`, up to which all are indexed. Raises OSError; see `offset`
+        for how far it came."""
+        self.offset = max(self.offset, run.start)
+        while self.offset < run.end:
+            if compiled is None or run.data is None:
+                self._add_rows([row for row in run.rows if row[3] >= self.offset], run.end)
+                return
+            self._add_plain(run, run.data)
+            if self.offset < run.end:
+                row = scan_at(memoryview(run.data), self.offset - run.start, self.offset)
+                assert isinstance(row, Scanned)
+                self._add_rows([row], row.physical_offset + row.size)
 
-    def rows_of(
-        self, queue: ConsumeQueue, sys_flag: int, properties: bytes, physical_offset: int, timestamp_ms: int
+    def _add_plain(self, run: Run, data: bytes) -> None:
+        """Index the records of a run that are plain, up to the first that is not."""
+        assert compiled is not None
+        file = self.files[-1] if self.files else None
+        if file is None or not file.has_entries:
+            return
+        at, number = self.offset - run.start, file.make_room(min(INDEXED_AT_ONCE, 2 * run.count))
+        at, count, slots_used, last, last_ms = compiled.index_keys(
+            data, at, run.end - run.start, run.start, file.file.buffer, self._slots, file.count, number,
+            file.begin_ms, file.slots_used, self.resumed[0],
+        )  # fmt: skip
+        file.count, file.slots_used = count, slots_used
+        if last >= 0:
+            file.end_offset, file.end_ms = last, last_ms
+        self.offset = run.start + at
+
+    def _add_rows(self, records: Sequence[Row], end: int) -> None:
+        rows: list[IndexRow] = []
+        for topic, _, _, physical_offset, _, sys_flag, timestamp_ms, properties in records:
+            rows += self._rows_of(topic, sys_flag, properties, physical_offset, timestamp_ms)
+        self.put(rows, end)
+
+    def _rows_of(
+        self, topic: bytes, sys_flag: int, properties: bytes, physical_offset: int, timestamp_ms: int
     ) -> list[IndexRow]:
         """The rows of one message: its unique key and each of its keys."""
-        hashes = self._hasher.of_record(queue.key_hash, sys_flag, properties)
+        hashes = self._hasher.of_record(topic_hash(topic), sys_flag, properties)
         rows = [(key_hash, physical_offset, timestamp_ms) for key_hash in hashes]
         if physical_offset == self.resumed[0]:
             del rows[: self.resumed[1]]

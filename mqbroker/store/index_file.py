@@ -158,6 +158,13 @@ class IndexFile:
             self.file.allocate(self._allocated, want - self._allocated)
             self._allocated = want
 
+    def make_room(self, count: int) -> int:
+        """Put blocks behind the next `count` entries, as far as the file goes; returns the number behind the last
+        entry that has some. Raises OSError."""
+        number = min(self.count + count, self._capacity)
+        self._allocate(self._at(number))
+        return number
+
     def roll_back(self) -> None:
         """Undo entries that a killed process made after it last wrote the header."""
         number = self.count

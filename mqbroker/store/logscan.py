@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from zlib import crc32
 
 from zope.interface import Interface
 
+from mqbroker.kernel import compiled
 from mqbroker.store.consumequeues import TOPIC_NAME
 from mqbroker.store.disk import IMappedFile, Unreadable, read_before_touch
 from mqbroker.wire.names import is_lmq
@@ -84,12 +85,47 @@ class Scanned(NamedTuple):
 Row = tuple[bytes, int, int, int, int, int, int, bytes]
 
 
-class Run(NamedTuple):
-    """Consecutive records: their rows, the log offset of their end, and the newest store timestamp (0 if empty)."""
+class Run:
+    """Consecutive whole records from `start` to `end` of the log: their number, where the last one begins, and the
+    newest store timestamp (ms, 0 if there are none).
 
-    rows: Sequence[Row]
-    end: int
-    newest_ms: int
+    `data`: their bytes, and maybe more behind them; None where only the rows are known. `appended_ms`: when this
+    process appended them; 0 if it did not. `has_nul`: whether properties may contain the byte 0.
+    """
+
+    __slots__ = ("_rows", "appended_ms", "count", "data", "end", "has_nul", "last", "newest_ms", "start")
+
+    def __init__(
+        self,
+        start: int,
+        end: int,
+        count: int,
+        last: int,
+        newest_ms: int,
+        data: bytes | None = None,
+        rows: Sequence[Row] | None = None,
+        appended_ms: int = 0,
+        has_nul: bool = True,
+    ) -> None:
+        self.start, self.end, self.count, self.last, self.newest_ms = start, end, count, last, newest_ms
+        self.data, self.appended_ms, self.has_nul = data, appended_ms, has_nul
+        self._rows = rows
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Row], start: int, data: bytes | None = None) -> Run:
+        """The run that has these rows."""
+        if not rows:
+            return cls(start, start, 0, start, 0, data, rows)
+        last, size = rows[-1][3:5]
+        return cls(start, last + size, len(rows), last, max(0, *[row[6] for row in rows]), data, rows)
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """What dispatch needs of each record."""
+        if self._rows is None:
+            assert self.data is not None
+            self._rows = _rows_of(self.data, self.start, self.end)
+        return self._rows
 
 
 class Filler(NamedTuple):
@@ -138,33 +174,50 @@ def scan_run(file: IMappedFile, at: int, base: int, end: int, count: int = RUN_R
     """Scan up to `count` records from `at` of a segment that starts at `base` in the log, up to `end` in it; none if
     `scan_at` finds none. May wait. Raises Unreadable."""
     read_before_touch(file, at, min(RUN_BYTES, file.size - at))
-    run = _scan_quickly(file, at, base, end, count)
-    return run if run.rows else _scan_one_by_one(file, at, base, end, count)
+    run = scan_bytes(file.buffer[at : min(at + RUN_BYTES, end)], base + at, count)
+    return run if run.count else _scan_one_by_one(file, at, base, end, count)
 
 
 def _scan_one_by_one(file: IMappedFile, at: int, base: int, end: int, count: int) -> Run:
     rows: list[Scanned] = []
+    start = base + at
     while at < end and len(rows) < min(count, _ONE_BY_ONE):
         item = scan_file(file, at, base + at)
         if not isinstance(item, Scanned):
             break
         rows.append(item)
         at += item.size
-    return Run(rows, base + at, max((row.store_timestamp_ms for row in rows), default=0))
-
-
-def _scan_quickly(file: IMappedFile, at: int, base: int, segment_end: int, count: int) -> Run:
-    """As `scan_run`, for small records with IPv4 hosts."""
-    return scan_bytes(file.buffer[at : min(at + RUN_BYTES, segment_end)], base + at, count)
+    return Run.of_rows(rows, start)
 
 
 def scan_bytes(data: bytes, start: int, count: int = RUN_RECORDS) -> Run:
-    """Scan up to `count` whole records with IPv4 hosts at the beginning of `data`, which is at `start` of the log, up
-    to the first that is no such record. Hot in a recovery, and on a slave."""
+    """Scan up to `count` whole plain records at the beginning of `data`, which is at `start` of the log, up to the
+    first that is none: one with IPv6 hosts may be. Hot in a recovery, and on a slave."""
+    if compiled is None:
+        return Run.of_rows(_scan_plain(data, 0, start, count), start, data)
+    done, end, last, newest_ms, has_nul = compiled.scan(data, 0, len(data), start, count, True)
+    return Run(start, start + end, done, start + last, newest_ms, data, has_nul=has_nul)
+
+
+def _rows_of(data: bytes, start: int, end: int) -> list[Row]:
+    """The rows of records that are known to be whole."""
+    rows: list[Row] = []
+    at = 0
+    while start + at < end:
+        plain = _scan_plain(data[: end - start], at, start, RUN_RECORDS)
+        if not plain:
+            plain = [cast(Scanned, scan_at(memoryview(data), at, start + at))]
+        rows += plain
+        at = rows[-1][3] + rows[-1][4] - start
+    return rows
+
+
+def _scan_plain(data: bytes, at: int, start: int, count: int) -> list[Row]:
+    """The rows of records with IPv4 hosts from `at` on, where `data` begins at `start` of the log."""
     room = len(data)
     last = room - RECORD_BYTES_MIN
     rows: list[Row] = []
-    place = newest = 0
+    place = at
     topic = tail = b""  # of the record before: most have the same
     tail_bytes = 0
     rest_bytes: int | None = None
@@ -194,9 +247,8 @@ def scan_bytes(data: bytes, start: int, count: int = RUN_RECORDS) -> Run:
             break
         properties = data[topic_at + tail_bytes : end]
         add((topic, queue_id, own_offset, own_physical, size, sys_flag, timestamp, properties))
-        newest = max(newest, timestamp)
         place = end
-    return Run(rows, start + place, newest)
+    return rows
 
 
 def leaves_doubt(properties: bytes) -> bool:
@@ -209,15 +261,14 @@ def before_lost_sector(file: IMappedFile, base: int, run: Run, durable_end: int)
     """The records of a run up to the first that ends above `durable_end` and has a sector of zeros within its
     properties: one that was never written before a crash of the machine. `base`: the segment's start. May wait. Raises
     Unreadable."""
-    start, end = max(0, run.rows[0][3] - base), min(run.end - base + SECTOR_BYTES, file.size)
+    start, end = max(0, run.start - base), min(run.end - base + SECTOR_BYTES, file.size)
     read_before_touch(file, start, end - start)
     if file.buffer.find(_LOST_SECTOR, start, end) < 0:
         return run
     for number, row in enumerate(run.rows):
         end = row[3] + row[4]
         if end > durable_end and _has_lost_sector(file, end - base - len(row[7]), end - base):
-            rows = run.rows[:number]
-            return Run(rows, row[3], max((row[6] for row in rows), default=0))
+            return Run.of_rows(run.rows[:number], run.start, run.data)
     return run
 
 
@@ -294,10 +345,10 @@ def scan(log: ILogView, start: int, end: int, count: int) -> Iterator[Run | Dama
         segment, at = log.place(offset)
         base = offset - at
         run = scan_run(segment, at, base, min(end - base, segment.size), count)
-        if run.rows:
+        if run.count:
             yield run
             offset = run.end
-            count -= len(run.rows)
+            count -= run.count
             continue
         item = scan_file(segment, at, offset)
         if isinstance(item, Filler):

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import sys
 from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
@@ -66,6 +67,21 @@ class StoreStats:
     log_space: DiskSpace | None
 
 
+class IEncodedLog(Protocol):
+    """What appends encoded records: see `CommitLog`."""
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def room(self) -> int: ...
+
+    @property
+    def next_timestamp_ms(self) -> int: ...
+
+    def append_encoded(self, data: bytes, count: int, last: int, now: int) -> None: ...
+
+
 class MessageStore:
     """An open store. Created by `open_store`; `start` starts its services, `stop` closes it."""
 
@@ -98,6 +114,9 @@ class MessageStore:
         self.entered = parts.cq_dispatcher.entered
         #: Hot: the log's own method, unless messages may name queues (see multi_dispatch).
         self.append: Callable[[Sequence[NewMessage]], list[Appended]] = parts.append
+        #: Hot: where records that are encoded already are appended, and the queues that number them.
+        self.encoded_log: IEncodedLog = commit_log
+        self.open_queue = parts.queues.open
         #: Hot: the reader's own methods.
         self.get = parts.reader.get
         self.recent_records = parts.reader.recent_records
@@ -193,8 +212,8 @@ class MessageStore:
         newest = max((queue.entry_from_disk(queue.max_offset - 1)[0] for queue in queues), default=log.min_offset)
         # Behind it are records that are in no queue, such as half messages.
         for found in scan(log, max(newest, log.min_offset), log.end, sys.maxsize):
-            if isinstance(found, Run) and found.rows:
-                last = found.rows[-1][3], found.rows[-1][4]
+            if isinstance(found, Run) and found.count:
+                last = found.last, found.end - found.last
         return last
 
     def settings_changed(self, settings: StoreSettings) -> None:

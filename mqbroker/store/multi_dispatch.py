@@ -120,7 +120,7 @@ class MultiAppender:
         parts = self._parts(messages)
         with self._log.reserved([message for part in parts for message in part.messages]):
             for part in parts:
-                appended += self._log.append(part.messages, is_queued=False)
+                appended += self._log.append(part.messages)
                 for queue, next_offset in part.given.items():
                     queue.number_from(next_offset)
         return appended

@@ -594,7 +594,7 @@ def _progress_of(
             log_offset=flusher.flushed,
             queues_offset=dispatcher.offset,
             index_offset=index.offset if index is not None else 0,
-            tally=queues.tally_now() if not cq.touched else None,
+            tally=queues.tally_now() if not cq.has_pending else None,
         )
 
     return progress

@@ -109,7 +109,7 @@ class RawAppender:
         at = 0
         while at < len(data):
             run = scan_bytes(data[at : at + RUN_BYTES], self.end)
-            if run.rows and self._fits(run.end):
+            if run.count and self._fits(run.end):
                 size = run.end - self.end
                 self._append(data[at : at + size], run)
             else:
@@ -124,8 +124,9 @@ class RawAppender:
         return end - self.end <= room - BLANK_BYTES_MIN
 
     def _append(self, data: bytes, run: Run) -> None:
+        run.data = data
         self._log.append_raw(data, run)
-        self._last = run.rows[-1][3], run.rows[-1][4]
+        self._last = run.last, run.end - run.last
 
     def _append_one(self, data: bytes, at: int) -> int:
         """Append the record or filler at `at`; returns its size, 0 if it is not whole."""
@@ -151,7 +152,7 @@ class RawAppender:
         item = scan_at(memoryview(record), 0, self.end)
         self._check(isinstance(item, Scanned), item.why if isinstance(item, Nothing) else "")
         assert isinstance(item, Scanned)
-        self._append(record, Run((item,), self.end + size, item.store_timestamp_ms))
+        self._append(record, Run.of_rows([item], self.end, record))
         return size
 
     def _check(self, is_good: bool, why: str) -> None:

@@ -194,7 +194,7 @@ def refuse_later(segments: Segments, queues: ConsumeQueues) -> None:
     while (found := segments.at(offset)) is not None:
         file, at = found
         run = scan_run(file, at, offset - at, file.size)
-        if run.rows:
+        if run.count:
             offset = run.end
             continue
         item = scan_file(file, at, offset)
@@ -386,7 +386,7 @@ def read_back(segments: Segments, start: Start, take: Callable[[Run], None]) -> 
         yield Progress("the log is read back", offset, used_end)
         file, at = segments.place(offset)
         run = scan_run(file, at, offset - at, file.size)
-        if run.rows:
+        if run.count:
             whole = before_lost_sector(file, offset - at, run, start.durable_end) if start.may_lack_sectors else run
             take(whole)
             offset = whole.end

@@ -25,16 +25,17 @@ class TagsCodes:
     """Computes tags codes, and caches those of tags."""
 
     def __init__(self, delay_levels_ms: Sequence[int]) -> None:
-        self._delay_levels_ms = delay_levels_ms
+        #: Delay of each level, from level 1 on.
+        self.delay_levels_ms = delay_levels_ms
         self._of_tag: dict[bytes, int] = {}
 
     def of(self, is_schedule: bool, properties: bytes, timestamp_ms: int) -> int:
         """The tags code of a message; in the schedule topic (`is_schedule`) the delivery time of a message stored at
         `timestamp_ms`."""
         if is_schedule:
-            level = min(delay_level(properties), len(self._delay_levels_ms))
+            level = min(delay_level(properties), len(self.delay_levels_ms))
             if level > 0:
-                return timestamp_ms + self._delay_levels_ms[level - 1]
+                return timestamp_ms + self.delay_levels_ms[level - 1]
         return self.of_its_tag(properties)
 
     def of_its_tag(self, properties: bytes) -> int:

@@ -50,6 +50,17 @@ class FrameDecoder:
         """Drop the buffer: the stream has ended."""
         self._pending = bytearray()
 
+    def join(self, data: bytes) -> bytes | None:
+        """The buffered bytes and `data`, no longer buffered: who takes frames off their beginning feeds the rest; None,
+        with nothing changed, where they complete no frame."""
+        if not self._pending:
+            return data
+        if len(self._pending) + len(data) < self._wanted:
+            return None
+        joined = bytes(self._pending) + data
+        self._pending.clear()
+        return joined
+
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that `data` completes, as (serialize type, header, body).
 

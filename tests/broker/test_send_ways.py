@@ -27,7 +27,7 @@ def both_ways(bench: Bench, command: RemotingCommand) -> list[tuple[Any, dict[st
     """(answer, record or None) by way of the hot path and by way of the rules, with what must differ taken out."""
     found = []
     for slow in (False, True):
-        bench.rules.plain_topics.clear()
+        bench.rules.forget_plain_topics()
         if not slow:
             # What any plain send before has left.
             bench.send.send_v2([raw(send_command("Known"))], FakeConnection())

@@ -179,7 +179,6 @@ def points() -> dict[str, Callable[..., Any]]:
     from mqbroker.store.consumequeue import ConsumeQueue
     from mqbroker.store.dispatch import IndexDispatcher
     from mqbroker.store.index import Index
-    from mqbroker.store.index_file import IndexFile
     from mqbroker.store.opening import Opening
     from mqbroker.store.os_disk import OsDisk, OsMappedFile
     from mqbroker.store.segment import SegmentSource
@@ -206,7 +205,7 @@ def points() -> dict[str, Callable[..., Any]]:
         "dispatch.queue_file_made": after(ConsumeQueue, "_add_file"),
         "dispatch.before_index": before(IndexDispatcher, "index"),
         "dispatch.index_without_header": before(Index, "write_header"),
-        "dispatch.index_rows": after(IndexFile, "put_rows"),
+        "dispatch.index_rows": after(Index, "add"),
         "dispatch.index_file_created": after(OsDisk, "create_mapped", in_path("/index/")),
         "dispatch.index_file_made": after(Index, "_add_file"),
         # flush

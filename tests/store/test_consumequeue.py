@@ -19,11 +19,7 @@ from tests.store.harness import tree
 FILE = 2000  # 100 entries
 
 
-def entries(start: int, count: int) -> list[int]:
-    return [number for i in range(start, start + count) for number in (i * 100, 100, i)]
-
-
-def raw(start: int, count: int) -> bytes:
+def entries(start: int, count: int) -> bytes:
     return b"".join(ENTRY.pack(i * 100, 100, i) for i in range(start, start + count))
 
 
@@ -41,11 +37,11 @@ def test_entries_fill_file_after_file(tmp_path: Path, sizes: list[int]) -> None:
     assert queue.max_offset == 250
     files = tree(tmp_path)
     assert list(files) == [f"T/0/{i * FILE:020d}" for i in range(3)]
-    assert b"".join(files.values()) == raw(0, 250).ljust(3 * FILE, b"\0")
+    assert b"".join(files.values()) == entries(0, 250).ljust(3 * FILE, b"\0")
     assert [queue.entry(i) for i in (0, 99, 100, 249)] == [(i * 100, 100, i) for i in (0, 99, 100, 249)]
     view, at, following = queue.locate(150)
     assert (at, following) == (50 * 20, 50)
-    assert bytes(view[at : at + 20]) == raw(150, 1)
+    assert bytes(view[at : at + 20]) == entries(150, 1)
 
 
 @pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 250])
@@ -58,7 +54,7 @@ def test_loading_finds_the_end(tmp_path: Path, count: int) -> None:
     assert again.max_offset == count
     assert again.end_of_last() == (count * 100 or -1)
     again.write(entries(count, 7))
-    assert b"".join(tree(tmp_path).values())[: (count + 7) * 20] == raw(0, count + 7)
+    assert b"".join(tree(tmp_path).values())[: (count + 7) * 20] == entries(0, count + 7)
 
 
 def test_a_queue_can_start_anywhere_and_what_is_before_is_filled(tmp_path: Path) -> None:
@@ -67,7 +63,7 @@ def test_a_queue_can_start_anywhere_and_what_is_before_is_filled(tmp_path: Path)
     queue.write(entries(130, 5))
     assert (queue.min_offset, queue.max_offset) == (130, 135)
     blank = ENTRY.pack(0, 0x7FFFFFFF, 0)
-    assert tree(tmp_path) == {f"T/0/{FILE:020d}": (blank * 30 + raw(130, 5)).ljust(FILE, b"\0")}
+    assert tree(tmp_path) == {f"T/0/{FILE:020d}": (blank * 30 + entries(130, 5)).ljust(FILE, b"\0")}
     again = make(tmp_path)
     again.load()
     again.correct_min(0)
@@ -92,9 +88,9 @@ def test_truncation_keeps_what_is_whole_below_and_nothing_above(tmp_path: Path, 
     queue.truncate(keep * 100 + beyond)  # the message at keep * 100 is not whole below this
     assert queue.max_offset == keep
     files = b"".join(tree(tmp_path).values())
-    assert files == raw(0, keep).ljust(len(files), b"\0")
+    assert files == entries(0, keep).ljust(len(files), b"\0")
     queue.write(entries(keep, 120))
-    assert b"".join(tree(tmp_path).values())[: (keep + 120) * 20] == raw(0, keep + 120)
+    assert b"".join(tree(tmp_path).values())[: (keep + 120) * 20] == entries(0, keep + 120)
 
 
 def test_min_offset_follows_the_log(tmp_path: Path) -> None:

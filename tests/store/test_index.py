@@ -7,9 +7,8 @@ import itertools
 import mmap
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
@@ -19,6 +18,7 @@ from twisted.logger import capturedLogs, formatEvent
 from mqbroker.store import MessageStore
 from mqbroker.store.index import Index, KeyHasher, positive_hash
 from mqbroker.store.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile
+from mqbroker.store.logscan import Run
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_record
 from tests.fakes import FaultyDisk
@@ -45,10 +45,6 @@ def test_what_is_kept_of_keys_is_bounded() -> None:
     assert len(hasher.pairs) == 4096
 
 
-class _Queue(NamedTuple):
-    key_hash: int
-
-
 NO_KEYS = b"WAIT\x01true"
 unique_keys = st.one_of(
     st.integers(0, 40).map("7F00000119{:06X}".format),  # so that parts of them come again
@@ -63,14 +59,16 @@ def test_unique_keys_of_messages_are_hashed_as_any_key(keys: list[str | None], s
     """Also where parts of a key are known, and after messages that have none."""
     index = Index(FaultyDisk(), "nowhere", 10, 20, str)
     rows: list[tuple[int, int, int]] = []
-    index.put = lambda found, end: rows.extend(found)  # type: ignore[assignment]
-    queue: Any = _Queue(java_hash("T#"))
+
+    def put(found: Sequence[tuple[int, int, int]], end: int) -> None:
+        rows.extend(found)
+        index.offset = end
+
+    index.put = put  # type: ignore[assignment]
     properties = [NO_KEYS if key is None else f"A\x01b\x02UNIQ_KEY\x01{key}\x02WAIT\x01true".encode() for key in keys]
-    messages = [(b"T", 0, 0, 0, 0, b"", 0, 0, b"", each) for each in properties]
-    places = [(n * 100, n, 100, NOW_MS) for n in range(len(keys))]
+    scanned = [(b"T", 0, n, n * 100, 100, 0, NOW_MS, each) for n, each in enumerate(properties)]
     for at in range(0, len(keys), size):
-        part = slice(at, at + size)
-        index.add([(messages[part], places[part], [queue] * len(places[part]))])
+        index.add(Run.of_rows(scanned[at : at + size], at * 100))
     assert rows == [(positive_hash(java_hash(f"T#{key}")), n * 100, NOW_MS) for n, key in enumerate(keys) if key]
 
 

@@ -155,7 +155,7 @@ def test_a_lost_sector_of_properties_is_found_and_no_other_zeros(shift: int) -> 
     size = len(data)
     image = data.ljust(-(-size // SECTOR_BYTES) * SECTOR_BYTES, b"\0")
     first = records([{"body": bytes(shift)}])
-    run = Run(in_runs(Bytes(image), size), BASE + size, 0)
+    run = Run.of_rows(in_runs(Bytes(image), size), BASE)
     assert before_lost_sector(Bytes(image), BASE, run, BASE) is run
     for sector in range(len(image) // SECTOR_BYTES):
         at = sector * SECTOR_BYTES
@@ -163,9 +163,9 @@ def test_a_lost_sector_of_properties_is_found_and_no_other_zeros(shift: int) -> 
         rows = in_runs(lost, size)
         if len(rows) < 2 or rows[1][7] == run.rows[1][7]:
             continue
-        found = before_lost_sector(lost, BASE, Run(rows, BASE + size, 0), BASE)
+        found = before_lost_sector(lost, BASE, Run.of_rows(rows, BASE), BASE)
         assert (found.rows, found.end) == (rows[:1], BASE + len(first))
-        assert before_lost_sector(lost, BASE, Run(rows, BASE + size, 0), BASE + size).rows == rows
+        assert before_lost_sector(lost, BASE, Run.of_rows(rows, BASE), BASE + size).rows == rows
         assert leaves_doubt(rows[1][7])
 
 

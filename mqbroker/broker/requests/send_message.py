@@ -8,7 +8,8 @@ WAIT=false, synced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from struct import Struct
 
 from twisted.internet.defer import Deferred, succeed
@@ -41,7 +42,7 @@ _LENGTHS = Struct(">II")
 _NUMBERS_MAX = 4096
 #: (first message, count, queue, opaque, flag, response frame if it is answered already, whether that waits for the
 #: disk)
-_Pending = tuple[int, int, int, int, int, bytes | None, bool]
+Pending = tuple[int, int, int, int, int, bytes | None, bool]
 
 
 class _Numbers(dict[str, int]):
@@ -105,7 +106,7 @@ class SendRequests:
         numbers = self._numbers
         times = self._times
         messages: list[NewMessage] = []
-        pending: list[_Pending] = []
+        pending: list[Pending] = []
         saved: Deferred[bool] | None = None
         for request in requests:
             ext, opaque, flag, body, serialize_type = request
@@ -163,7 +164,7 @@ class SendRequests:
 
     def _send_by_rules(self, code: int, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         messages: list[NewMessage] = []
-        pending: list[_Pending] = []
+        pending: list[Pending] = []
         saved: Deferred[bool] | None = None
         for request in requests:
             saved = self._add_by_rules(code, request, connection, messages, pending) or saved
@@ -172,7 +173,7 @@ class SendRequests:
     def _answer_when_saved(
         self,
         messages: list[NewMessage],
-        pending: list[_Pending],
+        pending: list[Pending],
         connection: IConnection,
         saved: Deferred[bool] | None,
     ) -> bytes | Deferred[bytes]:
@@ -183,42 +184,52 @@ class SendRequests:
         return saved.addCallback(lambda _: answers)
 
     def _append(
-        self, messages: list[NewMessage], pending: list[_Pending], connection: IConnection | None
+        self, messages: list[NewMessage], pending: list[Pending], connection: IConnection | None
     ) -> bytes | Deferred[bytes]:
         """Store the messages and answer; over `connection`, if given, responses that do not wait for the disk are sent
         first."""
         if not messages:
-            return self._answers([], pending)
+            return self.answers([], pending)
         try:
             appended = self._store.append(messages)
         except MessageRefused:
             messages, pending, appended = self._append_each(messages, pending)
             if not appended:
-                return self._answers([], pending)
+                return self.answers([], pending)
         except StoreError as error:
             self._store.statistics.failed_puts += len(messages)
-            return self._answers([], pending, refusal=_store_refusal(error))
-        if not (self._sync or self._acknowledgements) or not any(each[-1] for each in pending):
-            return self._answers(appended, pending)
+            return self.answers([], pending, refusal=_store_refusal(error))
+        if not self.waits or not any(each[-1] for each in pending):
+            return self.answers(appended, pending)
         if connection is not None and (ready := [each for each in pending if not each[-1]]):
-            connection.write(self._answers(appended, ready))
+            connection.write(self.answers(appended, ready))
             pending = [each for each in pending if each[-1]]
+
+        begin, last = appended[0][0], appended[-1]
+        return self.confirmed(begin, last[0] + last[2], partial(self.answers, appended, pending))
+
+    @property
+    def waits(self) -> bool:
+        """Whether responses wait for the disk or for slaves."""
+        return bool(self._sync or self._acknowledgements)
+
+    def confirmed(self, begin: int, end: int, answer: Callable[[int, Refused | None], bytes]) -> Deferred[bytes]:
+        """Fires with the responses to messages that are in the log from `begin` to `end`, once these are where the
+        broker promises them: `answer` makes those with a code, or a refusal."""
 
         def late(failure: Failure) -> bytes:
             # The messages are stored; only their sync is not confirmed.
             error = failure.value
             if isinstance(error, FlushTimedOut):
-                return self._answers(appended, pending, code=ResponseCode.FLUSH_DISK_TIMEOUT)
+                return answer(ResponseCode.FLUSH_DISK_TIMEOUT, None)
             if not isinstance(error, StoreError):
                 failure.raiseException()
-            return self._answers([], pending, refusal=_store_refusal(error))
+            return answer(ResponseCode.SYSTEM_ERROR, _store_refusal(error))
 
-        begin, last = appended[0][0], appended[-1]
-        end = last[0] + last[2]
         if self._acknowledgements is None:
-            return self._store.durable(end).addCallbacks(lambda _: self._answers(appended, pending), late)
-        confirmed = self._replicated(begin, end, self._acknowledgements)
-        return confirmed.addCallbacks(lambda code: self._answers(appended, pending, code=code), late)
+            return self._store.durable(end).addCallbacks(lambda _: answer(ResponseCode.SUCCESS, None), late)
+        codes = self._replicated(begin, end, self._acknowledgements)
+        return codes.addCallbacks(lambda code: answer(code, None), late)
 
     def _replicated(self, begin: int, end: int, acknowledgements: Acknowledgements) -> Deferred[int]:
         """Fires with the response code for messages that a slave has, and under SYNC_FLUSH the disk; fails as `durable`
@@ -233,13 +244,13 @@ class SendRequests:
         return codes.addCallback(both)
 
     def _append_each(
-        self, messages: list[NewMessage], pending: list[_Pending]
-    ) -> tuple[list[NewMessage], list[_Pending], list[Appended]]:
+        self, messages: list[NewMessage], pending: list[Pending]
+    ) -> tuple[list[NewMessage], list[Pending], list[Appended]]:
         """Append send by send, as one of them cannot be stored; returns the appended ones, the pending responses, and
         the places."""
         stored: list[NewMessage] = []
         appended: list[Appended] = []
-        answers: list[_Pending] = []
+        answers: list[Pending] = []
         for first, count, queue_id, opaque, flag, ready, wait in pending:
             part = messages[first : first + count]
             answer = ready
@@ -260,10 +271,10 @@ class SendRequests:
             return self._rules.refusal(error)
         return _store_refusal(error)
 
-    def _answers(
+    def answers(
         self,
         appended: Sequence[Appended],
-        pending: list[_Pending],
+        pending: Sequence[Pending],
         code: int = ResponseCode.SUCCESS,
         refusal: Refused | None = None,
     ) -> bytes:
@@ -301,7 +312,7 @@ class SendRequests:
         request: RawRequest,
         connection: IConnection,
         messages: list[NewMessage],
-        pending: list[_Pending],
+        pending: list[Pending],
     ) -> Deferred[bool] | None:
         """Check one send by all rules; add its messages or its refusal. Returns a Deferred if its topic is not on disk
         yet."""
@@ -335,10 +346,17 @@ def _store_refusal(error: MQError) -> Refused:
 
 def _answer_template(settings: BrokerSettings) -> str:
     """A SUCCESS response's header, to be filled with (code, queue id, message ids, queue offset, opaque)."""
-    region = settings.region_id.replace("%", "%%")
-    trace = "true" if settings.trace_on else "false"
+    before_id, tail = answer_parts(settings)
     return (
-        '{"code":%d,"extFields":{"queueId":"%d","TRACE_ON":"' + trace + '","MSG_REGION":"' + region + '",'
-        '"msgId":"%s","queueOffset":"%d"},"flag":1,"language":"PYTHON","opaque":%d,'
-        f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+        '{"code":%d,"extFields":{"queueId":"%d'
+        + before_id.replace("%", "%%")
+        + '%s","queueOffset":"%d"},"flag":1,"language":"PYTHON","opaque":%d'
+        + tail
     )
+
+
+def answer_parts(settings: BrokerSettings) -> tuple[str, str]:
+    """What stands in a SUCCESS response's header between the queue id and the message ids, and behind the opaque."""
+    trace = "true" if settings.trace_on else "false"
+    before_id = f'","TRACE_ON":"{trace}","MSG_REGION":"{settings.region_id}","msgId":"'
+    return before_id, f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'

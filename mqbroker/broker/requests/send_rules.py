@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from random import Random
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -50,6 +51,10 @@ _LMQ_EXCEEDED = (
 DLQ_QUEUES = 1
 
 
+#: Queues of a topic that the compiled path knows at most.
+PLAIN_QUEUES_MAX = 1024
+
+
 class SendRules:
     """Checks sends against topics, groups and limits; creates topics if that is allowed.
 
@@ -75,9 +80,11 @@ class SendRules:
         self._delay_level_max = settings.store.delay_level_count
         #: Topic name -> (encoded name, queues, sys flag bits): topics of the short path.
         self.plain_topics: dict[str, tuple[bytes, int, int]] = {}
+        #: The same for the compiled path: encoded name -> (queues, sys flag bits, the queues that were sent to).
+        self.plain_targets: dict[bytes, tuple[int, int, list[Any]]] = {}
         topics.on_change.append(self._topic_changed)
         live.follow(
-            lambda _: self.plain_topics.clear(),
+            lambda _: self.forget_plain_topics(),
             *("brokerPermission", "rejectTransactionMessage", "startAcceptSendRequestTimeStamp"),
         )
 
@@ -92,6 +99,12 @@ class SendRules:
 
     def _topic_changed(self, name: str) -> None:
         self.plain_topics.pop(name, None)
+        self.plain_targets.pop(name.encode(), None)
+
+    def forget_plain_topics(self) -> None:
+        """Have the topics of the short path checked by all rules again."""
+        self.plain_topics.clear()
+        self.plain_targets.clear()
 
     def check(
         self, header: SendMessageRequestHeader, code: int, body: bytes, connection: IConnection
@@ -218,6 +231,7 @@ class SendRules:
         flags = SysFlag.MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
         if not name.startswith((RETRY_PREFIX, LMQ_PREFIX)) and self._topics.saved() is None:
             self.plain_topics[name] = name.encode(), queues, flags
+            self.plain_targets[name.encode()] = queues, flags, [None] * min(queues, PLAIN_QUEUES_MAX)
         queue_id = header.queue_id if header.queue_id >= 0 else self._rng.randrange(max(1, topic.write_queue_nums))
         return name, queue_id, flags
 

@@ -101,7 +101,7 @@ def walk_segment(
             else:
                 yield item
         at = run.end - base
-        if run.rows:
+        if run.count:
             continue
         why = ""
         try:
@@ -129,8 +129,8 @@ def _run_at(file: IMappedFile, at: int, base: int) -> Run:
     with contextlib.suppress(Unreadable):
         found = scan_file(file, at, base + at)
         if isinstance(found, Scanned):
-            return Run([found], base + at + found.size, found.store_timestamp_ms)
-    return Run([], base + at, 0)
+            return Run.of_rows([found], base + at)
+    return Run.of_rows([], base + at)
 
 
 def _is_fence(item: Scanned) -> bool:

@@ -181,8 +181,8 @@ MISTAKES = [
     Mutation(
         "store the head of an append first",
         "store/commitlog.py",
-        "        parts[0] = first[COMMIT_BYTES:]\n        self._buffer[start + COMMIT_BYTES : stop] = ",
-        "        self._buffer[start:stop] = ",
+        "        self._buffer[start + COMMIT_BYTES : start + len(data)] = view[COMMIT_BYTES:]\n",
+        "        self._buffer[start : start + len(data)] = view\n",
         ("tests/store/test_torn_records.py::test_an_append_that_a_kill_cut_short_is_cut_off_wherever_that_was",),
     ),
     Mutation(
@@ -223,8 +223,8 @@ MISTAKES = [
     Mutation(
         "store messages into pages that left memory",
         "store/commitlog.py",
-        "        if stop > self._readied_to or now >= self._readied_until:\n",
-        "        if False:\n",
+        "        if stop <= self._readied_to and now < self._readied_until:\n",
+        "        if True:\n",
         ("tests/store/test_unreadable_pages.py",),
     ),
     Mutation(

@@ -104,8 +104,8 @@ MISTAKES = [
     Mutation(
         "answer before a slave has the message",
         "broker/requests/send_message.py",
-        "if not (self._sync or self._acknowledgements) or",
-        "if not self._sync or",
+        "        return bool(self._sync or self._acknowledgements)\n",
+        "        return bool(self._sync)\n",
         ("tests/broker/service/test_replication.py::test_a_send_is_answered_once_a_slave_has_the_message",),
     ),
     Mutation(

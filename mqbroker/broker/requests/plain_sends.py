@@ -1,0 +1,102 @@
+"""Plain sends, by the compiled module: to topics that exist and take any message, with nothing to look at in them.
+
+What is not so plain is left to `send_message`, which does the same with the same bytes. Topics are known from the row
+that a send by all rules makes, and that every change of the topic or of the settings drops.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.broker.requests.send_message import Pending, SendRequests, answer_parts
+from mqbroker.broker.requests.send_rules import SendRules
+from mqbroker.config import BrokerSettings
+from mqbroker.errors import Refused, StoreError
+from mqbroker.kernel import compiled
+from mqbroker.remoting.handlers import Asked, HandlerTable, IConnection, Taken
+from mqbroker.store.dispatch_queue import Appended
+from mqbroker.store.message_store import MessageStore
+from mqbroker.wire.codes import Prop, RequestCode, ResponseCode
+from mqbroker.wire.command import JSON
+
+#: Opaque, flag, queue id, physical offset, queue offset of each send that was taken.
+_MARKS = Struct(">iiiqq")
+
+
+class PlainSends:
+    """Takes plain SEND_MESSAGE_V2 requests from the bytes of a read.
+
+    :param store_host: 8 or 20 bytes, this broker's address in records and message ids.
+    """
+
+    def __init__(
+        self, store: MessageStore, rules: SendRules, sends: SendRequests, live: LiveSettings, store_host: bytes
+    ) -> None:
+        self._store, self._log, self._rules, self._sends = store, store.encoded_log, rules, sends
+        self._store_host = store_host
+        self._settings_changed(live.current)
+        live.follow(self._settings_changed, "traceOn")
+
+    def _settings_changed(self, settings: BrokerSettings) -> None:
+        assert compiled is not None
+        before_id, tail = answer_parts(settings)
+        self._compiled = compiled.Sends(
+            self._store_host,
+            self._store_host.hex().upper().encode(),
+            f"{Prop.CLUSTER}\x01{settings.broker_cluster_name}".encode(),
+            before_id.encode("latin-1"),
+            tail.encode("latin-1"),
+            self._rules.body_bytes_max,
+            self._sends.waits,
+            self._store.open_queue,
+        )
+
+    def take(self, data: bytes, at: int, connection: IConnection) -> Taken | None:
+        """Take the plain sends from `at` on; see `HandlerTable.register_plain`."""
+        log = self._log
+        now, begin = log.next_timestamp_ms, log.end
+        targets = self._rules.plain_targets
+        found = self._compiled.take(data, at, targets, connection.remote_host, now, begin, log.room)
+        if found is None:
+            return None
+        stop, count, records, last, answers, marks, numbers = found
+        try:
+            log.append_encoded(records, count, last, now)
+        except StoreError:  # nothing was stored, and whoever refuses them says why
+            return None
+        for queue, next_offset in numbers:
+            queue.next_offset = next_offset
+
+        def asked() -> list[Asked]:
+            return [(opaque, flag, JSON) for opaque, flag, *_ in _MARKS.iter_unpack(marks)]
+
+        if not self._sends.waits:
+            return Taken(stop, count, answers, asked)
+
+        def answer(code: int, refusal: Refused | None = None) -> bytes:
+            return answers if code == ResponseCode.SUCCESS else self._sends.answers(*_places(marks), code, refusal)
+
+        return Taken(stop, count, self._sends.confirmed(begin, log.end, answer), asked)
+
+
+def _places(marks: bytes) -> tuple[list[Appended], list[Pending]]:
+    appended: list[Appended] = []
+    pending: list[Pending] = []
+    for number, (opaque, flag, queue_id, physical_offset, queue_offset) in enumerate(_MARKS.iter_unpack(marks)):
+        appended.append((physical_offset, queue_offset, 0, 0))
+        pending.append((number, 1, queue_id, opaque, flag, None, True))
+    return appended, pending
+
+
+def serve_plain_sends(
+    table: HandlerTable,
+    store: MessageStore,
+    rules: SendRules,
+    sends: SendRequests,
+    live: LiveSettings,
+    store_host: bytes,
+) -> None:
+    """Have plain sends taken by the compiled module, where it is there."""
+    if compiled is not None:
+        table.register_plain(RequestCode.SEND_MESSAGE_V2, PlainSends(store, rules, sends, live, store_host).take)

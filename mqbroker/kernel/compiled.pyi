@@ -1,0 +1,56 @@
+"""Types of the compiled module; see the .pxi files for what the functions do."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+def scan(
+    data: bytes, at: int, stop: int, offset: int, count: int, has_crc: bool
+) -> tuple[int, int, int, int, bool]: ...
+
+class QueueEntries:
+    def __init__(
+        self,
+        open_queue: Callable[[bytes, int], tuple[Any, int, bool]],
+        delays_ms: Sequence[int],
+        stops_at_named: bool,
+    ) -> None: ...
+    def take(
+        self, data: bytes, at: int, stop: int, offset: int
+    ) -> tuple[int, int, list[tuple[Any, bytes, int, int, int, bool, int]]]: ...
+
+def index_keys(
+    data: bytes,
+    at: int,
+    stop: int,
+    offset: int,
+    file_bytes: Any,
+    slots: int,
+    number: int,
+    number_max: int,
+    begin_ms: int,
+    slots_used: int,
+    resumed: int,
+) -> tuple[int, int, int, int, int]: ...
+
+class Sends:
+    def __init__(
+        self,
+        store_host: bytes,
+        id_prefix: bytes,
+        cluster: bytes,
+        before_id: bytes,
+        tail: bytes,
+        body_max: int,
+        always_waits: bool,
+        open_queue: Callable[[bytes, int], Any],
+    ) -> None: ...
+    def take(
+        self,
+        data: bytes,
+        at: int,
+        topics: dict[bytes, tuple[int, int, list[Any]]],
+        born_host: bytes,
+        now_ms: int,
+        log_end: int,
+        room: int,
+    ) -> tuple[int, int, bytes, int, bytes, bytes, list[tuple[Any, int]]] | None: ...

@@ -1,0 +1,539 @@
+# Plain sends of one read: from frames to records of the commit log and the responses.
+# What is done here is done with the same bytes by mqbroker/broker/requests/send_rules.py and mqbroker/store/commitlog.py.
+
+cdef enum:
+    SEND_MESSAGE_V2 = 310
+    FRAME_HEAD = 8
+    ONEWAY = 2
+    FIELDS_MAX = 64
+    PAIRS_MAX = 32
+    PROPERTIES_MAX = 32767
+    SENDS_MAX = 512             # in one call
+    OUT_BYTES = 1 << 20         # records of one call
+    ANSWER_NUMBERS = 128        # bytes of the numbers in a response
+    LETTERS = 26
+    HAS_CODE = 1
+    HAS_OPAQUE = 2
+    HAS_FLAG = 4
+    HAS_FIELDS = 8
+    HAS_ALL = 15
+
+cdef extern from *:
+    """
+    static uint8_t is_plain_byte[256];   /* what a JSON string has as it is, of ASCII */
+    static void fill_plain_bytes(void) {
+      for (int i = 0x20; i < 0x80; i++) is_plain_byte[i] = i != '"' && i != '\\\\';
+    }
+    """
+    const uint8_t *is_plain_byte
+    void fill_plain_bytes() noexcept nogil
+
+fill_plain_bytes()
+
+
+cdef struct Header:
+    int64_t code, opaque, flag
+    int have
+    Span fields[LETTERS]        # extFields of one letter, as they stand in the JSON
+
+
+cdef inline Bytes string_end(Bytes p, Bytes end) noexcept nogil:
+    """Where the string from `p` on has its closing quote; NULL where it has escapes or more than ASCII."""
+    while p < end and is_plain_byte[p[0]]:
+        p += 1
+    return p if p < end and p[0] == c'"' else NULL
+
+
+cdef inline Bytes any_string_end(Bytes p, Bytes end) noexcept nogil:
+    """As `string_end`, for any string."""
+    while p < end and p[0] != c'"':
+        p += 2 if p[0] == c'\\' else 1
+    return p if p < end else NULL
+
+
+cdef Bytes read_integer(Bytes p, Bytes end, int64_t *found) noexcept nogil:
+    cdef Span digits
+    cdef bint is_negative = p < end and p[0] == c'-'
+    p += is_negative
+    digits.p = p
+    while p < end and 48 <= p[0] <= 57:
+        p += 1
+    digits.n = p - digits.p
+    if (digits.n > 1 and digits.p[0] == c'0') or not read_number(digits, 10, 0x7FFFFFFF, found):
+        return NULL
+    if is_negative:
+        found[0] = -found[0]
+    return p
+
+
+cdef Bytes read_fields(Bytes p, Bytes end, Header *h) noexcept nogil:
+    """extFields from behind the opening brace on; returns what follows the closing one."""
+    cdef Bytes key
+    cdef Bytes stop
+    cdef int count, letter
+    for count in range(FIELDS_MAX):
+        if p >= end or p[0] != c'"':
+            return NULL
+        key = p + 1
+        stop = string_end(key, end)
+        if stop == NULL or end - stop < 3 or stop[1] != c':' or stop[2] != c'"':
+            return NULL
+        letter = key[0] - c'a' if stop == key + 1 else -1
+        p = stop + 3
+        stop = any_string_end(p, end) if letter == c'i' - c'a' else string_end(p, end)
+        if stop == NULL or end - stop < 2:
+            return NULL
+        if 0 <= letter < LETTERS:
+            if h.fields[letter].p != NULL:
+                return NULL
+            h.fields[letter].p, h.fields[letter].n = p, stop - p
+        p = stop + 1
+        if p[0] == c'}':
+            return p + 1
+        if p[0] != c',':
+            return NULL
+        p += 1
+    return NULL
+
+
+cdef Bytes read_member(Bytes p, Bytes end, Span key, Header *h) noexcept nogil:
+    """The value of one member of the header; returns what follows it."""
+    cdef int64_t ignored
+    cdef int have = 0
+    if is_text(key, "code", 4):
+        have = HAS_CODE
+        p = read_integer(p, end, &h.code)
+    elif is_text(key, "opaque", 6):
+        have = HAS_OPAQUE
+        p = read_integer(p, end, &h.opaque)
+    elif is_text(key, "flag", 4):
+        have = HAS_FLAG
+        p = read_integer(p, end, &h.flag)
+    elif is_text(key, "version", 7):
+        p = read_integer(p, end, &ignored)
+    elif is_text(key, "extFields", 9):
+        have = HAS_FIELDS
+        p = read_fields(p + 1, end, h) if p < end and p[0] == c'{' else NULL
+    elif is_text(key, "language", 8) or is_text(key, "serializeTypeCurrentRPC", 23):
+        p = string_end(p + 1, end) if p < end and p[0] == c'"' else NULL
+        p = p + 1 if p != NULL else NULL
+    else:
+        return NULL
+    if h.have & have:
+        return NULL
+    h.have |= have
+    return p
+
+
+cdef bint read_header(Bytes p, Bytes end, Header *h) noexcept nogil:
+    """Read a JSON header without spaces; False where it is not so plain."""
+    cdef Span key
+    cdef Bytes stop
+    memset(h, 0, sizeof(Header))
+    if p >= end or p[0] != c'{':
+        return False
+    while True:
+        p += 1
+        if p >= end or p[0] != c'"':
+            return False
+        key.p = p + 1
+        stop = string_end(key.p, end)
+        if stop == NULL or end - stop < 2 or stop[1] != c':':
+            return False
+        key.n = stop - key.p
+        p = read_member(stop + 2, end, key, h)
+        if p == NULL or p >= end:
+            return False
+        if p[0] == c'}':
+            return p + 1 == end and h.have == HAS_ALL
+        if p[0] != c',':
+            return False
+
+
+cdef inline int hex_digit(int c) noexcept nogil:
+    if 48 <= c <= 57:
+        return c - 48
+    c |= 32
+    return c - 87 if 97 <= c <= 102 else -1
+
+
+cdef Py_ssize_t unescape(Span s, uint8_t *to) noexcept nogil:
+    """Copy a JSON string, at most PROPERTIES_MAX bytes, with the escapes of control characters undone; -1 where it has
+    others, a NUL, or is not valid UTF-8."""
+    cdef uint8_t *start = to
+    cdef uint8_t *room = to + PROPERTIES_MAX
+    cdef Bytes p = s.p
+    cdef Bytes end = s.p + s.n
+    cdef uint32_t ignored = 0
+    cdef int high, low
+    cdef bint is_ascii = True
+    while p < end:
+        if to >= room:
+            return -1
+        if p[0] == c'\\':
+            if end - p < 6 or p[1] != c'u' or p[2] != c'0' or p[3] != c'0':
+                return -1
+            high, low = hex_digit(p[4]), hex_digit(p[5])
+            if not 0 <= high <= 7 or low < 0 or not high + low:
+                return -1
+            to[0] = high << 4 | low
+            p += 6
+        elif p[0] < 0x20:
+            return -1
+        else:
+            is_ascii = is_ascii and p[0] < 0x80
+            to[0] = p[0]
+            p += 1
+        to += 1
+    if not is_ascii and not hash_utf8(start, to - start, &ignored):
+        return -1
+    return to - start
+
+
+cdef bint is_special(Span name) noexcept nogil:
+    """Whether the broker looks at a property of this name."""
+    return (
+        is_text(name, "DELAY", 5) or is_text(name, "TRAN_MSG", 8) or is_text(name, "CLUSTER", 7)
+        or is_text(name, "INNER_MULTI_DISPATCH", 20) or is_text(name, "INNER_MULTI_QUEUE_OFFSET", 24)
+    )
+
+
+cdef Py_ssize_t store_properties(uint8_t *text, Py_ssize_t n, bint *waits) noexcept nogil:
+    """Take WAIT and a separator at the end out of properties; returns how many bytes are left. -1 where they are not
+    plain: a pair without name or value, a name that comes twice or that the broker looks at."""
+    cdef uint8_t *at = text
+    cdef uint8_t *end = text + n
+    cdef uint8_t *to = text
+    cdef uint8_t *stop
+    cdef uint8_t *mark
+    cdef Span names[PAIRS_MAX]
+    cdef Span value
+    cdef Py_ssize_t size
+    cdef int count = 0, i
+    waits[0] = True
+    if n and text[n - 1] == 2:
+        end -= 1
+    while at < end:
+        stop = <uint8_t *> memchr(at, 2, end - at)
+        if stop == NULL:
+            stop = end
+        mark = <uint8_t *> memchr(at, 1, stop - at)
+        if mark == NULL or mark == at or mark + 1 == stop or count >= PAIRS_MAX:
+            return -1
+        names[count].p, names[count].n = at, mark - at
+        value.p, value.n = mark + 1, stop - mark - 1
+        if memchr(value.p, 1, value.n) != NULL or is_special(names[count]):
+            return -1
+        for i in range(count):
+            if is_text(names[i], <const char *> at, mark - at):
+                return -1
+        if is_text(names[count], "WAIT", 4):
+            if is_text(value, "false", 5):
+                waits[0] = False
+            elif not is_text(value, "true", 4):
+                return -1
+            names[count].n = 0  # what it had may be written over; it comes once
+            if count and is_waited(names, count):
+                return -1
+        else:
+            size = stop - at
+            if to > text:
+                to[0] = 2
+                to += 1
+            names[count].p = to
+            if to != at:
+                memmove(to, at, size)
+            to += size
+        count += 1
+        at = stop + 1
+    return to - text
+
+
+cdef bint is_waited(Span *names, int count) noexcept nogil:
+    cdef int i
+    for i in range(count):
+        if not names[i].n:
+            return True
+    return False
+
+
+cdef uint8_t *put_number(uint8_t *to, int64_t value) noexcept nogil:
+    cdef uint8_t digits[20]
+    cdef int n = 0
+    cdef uint64_t rest = <uint64_t> value
+    if value < 0:
+        to[0] = c'-'
+        to += 1
+        rest = 0 - rest
+    while True:
+        digits[n] = 48 + rest % 10
+        rest //= 10
+        n += 1
+        if not rest:
+            break
+    while n:
+        n -= 1
+        to[0] = digits[n]
+        to += 1
+    return to
+
+
+cdef inline uint8_t *put(uint8_t *to, const char *what, Py_ssize_t n) noexcept nogil:
+    memcpy(to, what, n)
+    return to + n
+
+
+cdef inline uint8_t *put_bytes(uint8_t *to, bytes what) noexcept:
+    return put(to, PyBytes_AS_STRING(what), PyBytes_GET_SIZE(what))
+
+
+cdef struct Target:
+    int64_t next_offset
+
+
+cdef class Sends:
+    """Makes records and responses of plain sends.
+
+    :param store_host: 8 or 20 bytes, this broker in records.
+    :param id_prefix: of message ids, hexadecimal.
+    :param cluster: the property that is added to each message.
+    :param before_id, tail: of a response: what stands between the queue and the id, and behind the opaque.
+    :param body_max: bytes of a body.
+    :param always_waits: messages whose response waits for nothing (WAIT=false) are left to the caller.
+    :param open_queue: returns for (topic, queue id) the queue, which has `next_offset` and `is_removed`.
+    """
+
+    cdef bytes _store_host, _id_prefix, _cluster, _before_id, _tail
+    cdef Py_ssize_t _body_max, _answer_room
+    cdef bint _always_waits
+    cdef object _open_queue
+    cdef uint8_t *_records
+    cdef uint8_t *_answers
+    cdef uint8_t *_marks
+    cdef Target _targets[SENDS_MAX]
+    # Of the call that runs.
+    cdef Py_ssize_t _records_n, _answers_n, _last
+    cdef int _count
+    cdef bytes _born_host
+    cdef int64_t _now_ms, _log_end
+    cdef Py_ssize_t _room
+    cdef dict _topics
+    cdef list _queues
+
+    def __cinit__(
+        self, bytes store_host, bytes id_prefix, bytes cluster, bytes before_id, bytes tail, Py_ssize_t body_max,
+        bint always_waits, open_queue,
+    ):
+        if len(store_host) not in (8, 20):
+            raise ValueError(f"a host of {len(store_host)} bytes")
+        self._store_host, self._id_prefix, self._cluster = store_host, id_prefix, cluster
+        self._before_id, self._tail, self._body_max = before_id, tail, body_max
+        self._always_waits, self._open_queue = always_waits, open_queue
+        self._answer_room = ANSWER_NUMBERS + len(before_id) + len(id_prefix) + len(tail) + 100
+        self._records = <uint8_t *> PyMem_Malloc(OUT_BYTES)
+        self._answers = <uint8_t *> PyMem_Malloc(SENDS_MAX * self._answer_room)
+        self._marks = <uint8_t *> PyMem_Malloc(SENDS_MAX * MARK)
+        if self._records == NULL or self._answers == NULL or self._marks == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        PyMem_Free(self._records)
+        PyMem_Free(self._answers)
+        PyMem_Free(self._marks)
+
+    def take(self, bytes data, Py_ssize_t at, dict topics, bytes born_host, int64_t now_ms, int64_t log_end, room):
+        """Take plain sends from the frames at `at`.
+
+        :param topics: by name, of those that take plain sends: (number of queues, sys flag, list of their queues).
+        :param now_ms: the store timestamp.
+        :param log_end: where the records will stand; `room`: bytes that fit there.
+
+        Returns None if there is none, else (where it stopped, their number, the records, where the last one begins in
+        them, the responses, the marks, pairs of a queue and its next offset).
+        """
+        cdef Py_ssize_t start = at
+        check_range(data, at, PyBytes_GET_SIZE(data))
+        if len(born_host) not in (8, 20):
+            return None
+        self._born_host, self._now_ms, self._log_end, self._topics = born_host, now_ms, log_end, topics
+        self._room = min(OUT_BYTES, <Py_ssize_t> max(0, room))
+        self._records_n = self._answers_n = self._last = 0
+        self._count = 0
+        self._queues = []
+        try:
+            while self._count < SENDS_MAX:
+                taken = self._take_one(<Bytes> PyBytes_AS_STRING(data) + at, PyBytes_GET_SIZE(data) - at)
+                if not taken:
+                    break
+                at += taken
+            return None if at == start else self._result(at)
+        finally:
+            self._queues = self._topics = None
+
+    cdef tuple _result(self, Py_ssize_t at):
+        numbers = [(self._queues[i], self._targets[i].next_offset) for i in range(len(self._queues))]
+        return (
+            at, self._count, PyBytes_FromStringAndSize(<char *> self._records, self._records_n), self._last,
+            PyBytes_FromStringAndSize(<char *> self._answers, self._answers_n),
+            PyBytes_FromStringAndSize(<char *> self._marks, self._count * MARK), numbers,
+        )
+
+    cdef Py_ssize_t _take_one(self, Bytes p, Py_ssize_t n) except -1:
+        """Take the frame at `p`; returns its size, 0 where it is left."""
+        cdef Header h
+        cdef Py_ssize_t length, head
+        cdef int64_t queue_id, born_ms, sys_flag, flag, reconsume = 0, ignored
+        cdef Span body
+        if n < FRAME_HEAD:
+            return 0
+        length, head = load32(p), load32(p + 4)
+        if length < 4 or length > n - 4 or head > length - 4:  # also of another encoding than JSON
+            return 0
+        if not read_header(p + FRAME_HEAD, p + FRAME_HEAD + head, &h):
+            return 0
+        if h.code != SEND_MESSAGE_V2 or h.flag & ~ONEWAY:
+            return 0
+        body.p, body.n = p + FRAME_HEAD + head, length - 4 - head
+        if body.n > self._body_max or not self._has_fields(&h):
+            return 0
+        if not (
+            read_number(field(&h, c'e'), 9, 0x7FFFFFFF, &queue_id)
+            and read_number(field(&h, c'f'), 9, 0x7FFFFFFF, &sys_flag)
+            and read_number(field(&h, c'g'), 18, 0x7FFFFFFFFFFFFFFF, &born_ms)
+            and read_number(field(&h, c'h'), 9, 0x7FFFFFFF, &flag)
+            and read_number(field(&h, c'd'), 9, 0x7FFFFFFF, &ignored)
+        ):
+            return 0
+        if field(&h, c'j').p != NULL and not read_number(field(&h, c'j'), 9, 0x7FFFFFFF, &reconsume):
+            return 0
+        if not self._store(&h, body, queue_id, sys_flag, born_ms, flag, reconsume):
+            return 0
+        return 4 + length
+
+    cdef bint _has_fields(self, Header *h) noexcept:
+        """Whether the fields that have no number are there and plain."""
+        cdef Span batch = field(h, c'm'), unit = field(h, c'k')
+        cdef int64_t ignored
+        if field(h, c'a').p == NULL or field(h, c'b').p == NULL or field(h, c'c').p == NULL or field(h, c'i').p == NULL:
+            return False
+        if batch.p != NULL and not is_text(batch, "false", 5):
+            return False
+        if unit.p != NULL and not (is_text(unit, "false", 5) or is_text(unit, "true", 4)):
+            return False
+        return field(h, c'l').p == NULL or read_number(field(h, c'l'), 9, 0x7FFFFFFF, &ignored)
+
+    cdef bint _store(
+        self, Header *h, Span body, int64_t queue_id, int64_t sys_flag, int64_t born_ms, int64_t flag, int64_t reconsume
+    ) except -1:
+        cdef Span topic = field(h, c'b')
+        cdef Py_ssize_t born_n = PyBytes_GET_SIZE(self._born_host), store_n = PyBytes_GET_SIZE(self._store_host)
+        cdef Py_ssize_t head = HEAD_V4 - 16 + born_n + store_n
+        cdef Py_ssize_t cluster_n = PyBytes_GET_SIZE(self._cluster), n, size
+        cdef uint8_t *to = self._records + self._records_n
+        cdef uint8_t *properties
+        cdef bint waits
+        cdef int number
+        cdef int64_t offset
+        # The most that it can take; escapes only become shorter.
+        size = head + body.n + TAIL_MIN + topic.n + min(field(h, c'i').n, <Py_ssize_t> PROPERTIES_MAX) + 1 + cluster_n
+        if self._records_n + size > self._room or topic.n > TOPIC_MAX:
+            return False
+        properties = to + head + body.n + 1 + topic.n + 2
+        n = unescape(field(h, c'i'), properties)
+        n = store_properties(properties, n, &waits) if n >= 0 else -1
+        if n < 0 or n + 1 + cluster_n > PROPERTIES_MAX or (self._always_waits and not waits):
+            return False
+        number = self._find(topic, queue_id, &sys_flag)
+        if number < 0 or sys_flag & ROLLBACK:
+            return False
+        if n:
+            properties[n] = 2
+            n += 1
+        put_bytes(properties + n, self._cluster)
+        n += cluster_n
+        size = head + body.n + TAIL_MIN + topic.n + n
+        sys_flag = sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6)
+        sys_flag |= (BORN_HOST_V6 if born_n == 20 else 0) | (STORE_HOST_V6 if store_n == 20 else 0)
+        offset = self._targets[number].next_offset
+        store32(to, <uint32_t> size)
+        store32(to + 4, MAGIC)
+        store32(to + 8, body_crc(body.p, body.n))
+        store32(to + 12, <uint32_t> queue_id)
+        store32(to + 16, <uint32_t> flag)
+        store64(to + 20, <uint64_t> offset)
+        store64(to + 28, <uint64_t> (self._log_end + self._records_n))
+        store32(to + 36, <uint32_t> sys_flag)
+        store64(to + 40, <uint64_t> born_ms)
+        to = put_bytes(to + 48, self._born_host)
+        store64(to, <uint64_t> self._now_ms)
+        to = put_bytes(to + 8, self._store_host)
+        store32(to, <uint32_t> reconsume)
+        store64(to + 4, 0)
+        store32(to + 12, <uint32_t> body.n)
+        to = put(to + 16, <const char *> body.p, body.n)
+        to[0] = <uint8_t> topic.n
+        to = put(to + 1, <const char *> topic.p, topic.n)
+        to[0], to[1] = n >> 8, n & 0xFF
+        self._answer(h, queue_id, offset)
+        self._targets[number].next_offset = offset + 1
+        self._last = self._records_n
+        self._records_n += size
+        self._count += 1
+        return True
+
+    cdef int _find(self, Span topic, int64_t queue_id, int64_t *sys_flag) except -2:
+        """The number of a message's queue; -1 where the topic or queue takes no plain sends."""
+        cdef Py_ssize_t i
+        name = PyBytes_FromStringAndSize(<const char *> topic.p, topic.n)
+        row = self._topics.get(name)
+        if row is None:
+            return -1
+        queue_count, flags, queues = <tuple> row
+        if queue_id >= <int64_t> queue_count or queue_id >= len(<list> queues):
+            return -1
+        sys_flag[0] |= <int64_t> flags
+        queue = (<list> queues)[queue_id]
+        if queue is None or queue.is_removed:
+            queue = (<list> queues)[queue_id] = self._open_queue(name, queue_id)
+        for i in range(len(self._queues)):
+            if self._queues[i] is queue:
+                return <int> i
+        self._targets[len(self._queues)].next_offset = queue.next_offset
+        self._queues.append(queue)
+        return <int> len(self._queues) - 1
+
+    cdef void _answer(self, Header *h, int64_t queue_id, int64_t queue_offset) noexcept:
+        cdef uint8_t *start = self._answers + self._answers_n
+        cdef uint8_t *to = start + FRAME_HEAD
+        cdef uint8_t *mark = self._marks + self._count * MARK
+        cdef uint64_t offset = <uint64_t> (self._log_end + self._records_n)
+        cdef int i
+        store32(mark, <uint32_t> h.opaque)
+        store32(mark + 4, <uint32_t> h.flag)
+        store32(mark + 8, <uint32_t> queue_id)
+        store64(mark + 12, offset)
+        store64(mark + 20, <uint64_t> queue_offset)
+        if h.flag & ONEWAY:
+            return
+        to = put(to, '{"code":0,"extFields":{"queueId":"', 34)
+        to = put_number(to, queue_id)
+        to = put_bytes(to, self._before_id)
+        to = put_bytes(to, self._id_prefix)
+        for i in range(16):
+            to[i] = b"0123456789ABCDEF"[offset >> (60 - 4 * i) & 15]
+        to = put(to + 16, '","queueOffset":"', 17)
+        to = put_number(to, queue_offset)
+        to = put(to, '"},"flag":1,"language":"PYTHON","opaque":', 41)
+        to = put_number(to, h.opaque)
+        to = put_bytes(to, self._tail)
+        store32(start, <uint32_t> (to - start - 4))
+        store32(start + 4, <uint32_t> (to - start - FRAME_HEAD))
+        self._answers_n += to - start
+
+
+cdef enum:
+    MARK = 28                   # opaque 4, flag 4, queue id 4, physical offset 8, queue offset 8
+
+
+cdef inline Span field(Header *h, int letter) noexcept nogil:
+    return h.fields[letter - c'a']

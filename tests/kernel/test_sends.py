@@ -1,0 +1,198 @@
+"""Plain sends by the compiled module and the general path: the same responses, log, queues and index, whatever comes.
+
+MQBROKER_TWIN_SEEDS chooses how many brokers are sent to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pytest
+from twisted.internet.address import IPv4Address, IPv6Address
+
+from mqbroker.config import FlushDiskType
+from mqbroker.errors import BadFrame
+from mqbroker.kernel import compiled
+from mqbroker.wire.command import FrameDecoder, encode_frame
+from tests.broker.bench import Bench
+from tests.commands import decode_commands
+from tests.kernel.test_records import files_of
+from tests.remoting.link import CLIENT, SERVER, End
+
+pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+
+SEEDS = int(os.environ.get("MQBROKER_TWIN_SEEDS", "60"))
+V6 = IPv6Address("TCP", "fe80::1", 40000)
+PAIRS = [
+    *("UNIQ_KEY\x017F00000119", "TAGS\x01TagA", "KEYS\x01k1 k2", "WAIT\x01true"),
+    *(
+        "WAIT\x01false",
+        "WAIT\x01True",
+        "WAIT\x01",
+        "XWAIT\x01true",
+        "A\x01b",
+        "A\x01c",
+        "A\x01",
+        "\x01b",
+        "A",
+        "A\x01b\x01c",
+        "",
+    ),
+    *(
+        "DELAY\x011",
+        "XDELAY\x012",
+        "B\x01DELAY\x011",
+        "TRAN_MSG\x01true",
+        "CLUSTER\x01mine",
+        "INNER_MULTI_DISPATCH\x01%LMQ%a",
+    ),
+    *("día\x01中文", "E\x01\U0001f600", "N\x01a\0b", 'Q\x01"x\\y/', "T\x01\t\n\r\b\f", "D\x01\x7f"),
+    *("L\x01" + "l" * 3000, "MAX\x01" + "m" * 32_000),
+]
+NUMBERS = [
+    "0",
+    "1",
+    "3",
+    "4",
+    "8",
+    "-1",
+    "+1",
+    "01",
+    "",
+    "x",
+    " 1",
+    "2147483647",
+    "2147483648",
+    "9" * 19,
+    "9" * 30,
+    "\uff11",
+]
+FIELDS = {"e": "0", "f": "0", "g": "1700000000000", "h": "0", "d": "4", "j": "0", "l": "16"}
+
+
+def header_of(rng: Random, opaque: int) -> dict[str, Any]:
+    """A header as Java's producer makes it, with up to three changes."""
+    pairs = (
+        rng.choices(PAIRS[:4], k=rng.randrange(4)) if rng.random() < 0.6 else rng.choices(PAIRS, k=rng.randrange(1, 5))
+    )
+    ext: dict[str, Any] = {
+        "a": "PG", "b": rng.choice("TTTUV"), "c": "TBW102", "d": "4", "e": str(rng.randrange(4)), "f": "0",
+        "g": "1700000000000", "h": "0", "i": "\x02".join(pairs) + rng.choice(["", "", "\x02", "\x02\x02"]),
+        "j": "0", "k": "false", "m": "false",
+    }  # fmt: skip
+    header: dict[str, Any] = {
+        "code": 310, "extFields": ext, "flag": rng.choice([0, 0, 0, 2]), "language": "JAVA", "opaque": opaque,
+        "serializeTypeCurrentRPC": "JSON", "version": 401,
+    }  # fmt: skip
+    for _ in range(rng.choice([0, 0, 0, 1, 3])):
+        change(rng, header, ext)
+    return header
+
+
+def change(rng: Random, header: dict[str, Any], ext: dict[str, Any]) -> None:
+    kind = rng.randrange(10)
+    if kind < 4:
+        ext[rng.choice(list(FIELDS))] = rng.choice(NUMBERS)
+    elif kind == 4:
+        ext.pop(rng.choice(list(ext)), None)
+    elif kind == 5:
+        ext[rng.choice("abckmn")] = rng.choice(
+            ["", "true", "false", "TRUE", "None", "T x", "%RETRY%CG", "é", "\ud83d\ude00", "x" * 200]
+        )
+    elif kind == 6:
+        ext["f"] = rng.choice(["1", "2", "4", "8", "12", "16", "32", "48"])
+    elif kind == 7:
+        header[rng.choice(list(header))] = rng.choice([0, 1, 2, 3, -1, 2**31 - 1, 2**31, 1.5, None, "x", True, [], {}])
+    elif kind == 8:
+        header[rng.choice(["remark", "more", "ext\x00"])] = rng.choice(["x", 1, None])
+    else:
+        for name in rng.sample(list(ext), rng.randrange(len(ext) + 1)):
+            ext[name] = ext.pop(name)
+
+
+def frame(rng: Random, opaque: int) -> bytes:
+    header = header_of(rng, opaque)
+    compact = rng.random() < 0.93
+    text = json.dumps(header, separators=(",", ":") if compact else (", ", ": "), ensure_ascii=rng.random() < 0.5)
+    data = text.encode("utf-8", "surrogatepass")
+    if rng.random() < 0.05:
+        data = data.replace(b'"e":', b'"e":"1","e":', 1)
+    body = rng.choice([b"", b"body", b"\0" * 7, bytes(range(256)), b"x" * 9000, b"x" * 65_000, b"x" * 66_000])
+    return encode_frame(0, data, body)
+
+
+def spoilt(rng: Random, data: bytes) -> bytes:
+    at = rng.randrange(min(len(data), 700))
+    return data[:at] + rng.choice([b"", rng.randbytes(1), b'"', b"\\", b"\0", b"\xff"]) + data[at + rng.randrange(3) :]
+
+
+def is_bad(data: bytes) -> bool:
+    """Whether it ends the connection."""
+    try:
+        decode_commands(FrameDecoder(1 << 30).feed(data))
+    except BadFrame:
+        return True
+    return False
+
+
+def reads_of(rng: Random) -> list[bytes]:
+    """The bytes of some reads. A frame that may end the connection comes alone: frames before it are handled or not."""
+    reads: list[bytes] = []
+    for number in range(rng.randrange(3, 20)):
+        frames = [frame(rng, number * 100 + n) for n in range(rng.choice([1, 1, 2, 8, 40]))]
+        bad = [each for each in frames if is_bad(each)]
+        if bad:
+            reads += bad
+            continue
+        if rng.random() < 0.15:
+            data = spoilt(rng, frames[0])
+            size = 4 + int.from_bytes(data[:4], "big")
+            if not is_bad(data) or is_bad(data[:size]):
+                reads.append(data)
+            if size > len(data):  # it takes what follows for its own
+                break
+            continue
+        data = b"".join(frames)
+        cut = rng.randrange(len(data)) if rng.random() < 0.5 else 0
+        reads += [data[:cut], data[cut:]] if cut else [data]
+    return reads
+
+
+def outcome(root: Path, seed: int, *, is_general: bool) -> tuple[Any, ...]:
+    rng = Random(seed)
+    flush = rng.choice([*FlushDiskType])
+    bench = Bench(root, store={"flush_disk_type": flush, "mapped_file_size_commit_log": rng.choice([1 << 18, 1 << 20])})
+    if is_general:
+        bench.table.plain = None
+    client = bench.client()
+    for topic in "TU":
+        assert client.send(topic)[0].code == 0
+    protocol: Any = bench.factory.buildProtocol(CLIENT)
+    end = End(cast(IPv4Address, V6) if rng.random() < 0.1 else CLIENT, SERVER)
+    protocol.makeConnection(end)
+    for data in reads_of(rng):
+        if end.closing is None:
+            protocol.dataReceived(data)
+        bench.turn(rng.choice([0, 0, 0.5]))
+    answers = decode_commands(FrameDecoder(1 << 30).feed(bytes(end.written)))
+    bench.turn(1)
+    bench.close()
+    heard = sorted(
+        (answer.opaque, answer.code, answer.remark or "", sorted(answer.ext_fields.items())) for answer in answers
+    )
+    return heard, end.closing is not None, files_of(root)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_both_ways_have_the_same_outcome(tmp_path: Path, seed: int) -> None:
+    general = outcome(tmp_path / "general", seed, is_general=True)
+    found = outcome(tmp_path / "compiled", seed, is_general=False)
+    assert found[0] == general[0]
+    assert found[1] == general[1]
+    assert found[2].keys() == general[2].keys()
+    for name, data in general[2].items():
+        assert found[2][name] == data, name

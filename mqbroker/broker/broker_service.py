@@ -143,6 +143,7 @@ class BrokerService(Service):
                 self._change_role,
                 self._follow_elected,
                 self._plan_cut,
+                disk,
             )
             self.settings = self._group.settings(settings)
 
@@ -189,6 +190,8 @@ class BrokerService(Service):
             self._every(TLS_WATCH_SECONDS, self._read_tls)
         acl = self._read_acl(worker)
         store_host = encode_host((settings.broker_ip1, self.port))
+        if self._group is not None:
+            self._group.look_for_loss()
         opening = open_store_in_turns(
             settings.store,
             disk=self._disk,
@@ -261,7 +264,7 @@ class BrokerService(Service):
         group = self._group
         if group is None:
             return self.settings
-        group.load(self._file(EPOCHS_FILE, worker))
+        group.load(self._file(EPOCHS_FILE, worker), lambda: store.log_end)
         settings = self.settings = group.settings(self.settings)
         if settings.store.broker_role is not BrokerRole.SLAVE:
             await group.begin_epoch(store.log_min_offset, store.log_end)

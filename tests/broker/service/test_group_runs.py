@@ -1,8 +1,8 @@
 """A group of three through whatever happens to it, each run from one seed, and runs that once failed.
 
-Brokers are killed, stopped, held as by SIGSTOP, and lose power; links between them, to name servers and to etcd are slow
-or cut, either way alone, too; etcd is away, loses answers, and lets leases expire late. MQBROKER_SEEDS chooses how many
-runs there are, and MQBROKER_FIRST_SEED the first; a failure names its seed, and prints the shortest story.
+Brokers are killed, stopped, held as by SIGSTOP, and lose power; links between them, to name servers and to etcd are
+slow or cut, either way alone, too; etcd is away, loses answers, and lets leases expire late. MQBROKER_SEEDS chooses how
+many runs there are, MQBROKER_FIRST_SEED the first; a failure names its seed, and prints the shortest story.
 """
 
 from __future__ import annotations

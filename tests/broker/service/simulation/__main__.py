@@ -8,11 +8,12 @@ import os
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import cast
 
 from twisted.logger import ILogObserver, globalLogBeginner
 
-from tests.broker.service.simulation.run import SOMETIMES, run_seed, story
+from tests.broker.service.simulation.run import SOMETIMES, counts_and_story
 
 
 def main(arguments: list[str]) -> int:
@@ -27,11 +28,12 @@ def main(arguments: list[str]) -> int:
     failures = 0
     seeds = range(chosen.first, chosen.first + chosen.seeds)
     with ProcessPoolExecutor(chosen.processes, initializer=_log_nothing) as pool:
-        for done, (seed, outcome) in enumerate(zip(seeds, pool.map(run_seed, seeds), strict=True), 1):
-            counts.update(outcome.counts)
-            if outcome.violation is not None:
+        told = pool.map(partial(counts_and_story, is_shrunk=not chosen.no_shrink), seeds)
+        for done, (met, found) in enumerate(told, 1):
+            counts.update(met)
+            if found:
                 failures += 1
-                print(pool.submit(story, seed, outcome, is_shrunk=not chosen.no_shrink).result(), flush=True)
+                print(found, flush=True)
                 if failures >= chosen.stop_after:
                     pool.shutdown(cancel_futures=True)
                     break

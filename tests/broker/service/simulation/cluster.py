@@ -19,6 +19,7 @@ from mqbroker.wire.record import Record
 from tests.broker.bench import send_command
 from tests.broker.service.group import ETCD, NAMESRVS, Client, Group, Replica
 from tests.broker.service.simulation.steps import Options, Step
+from tests.store.simulation.disk import SimDisk
 from tests.store.simulation.model import require
 
 MIN_IN_SYNC = 2
@@ -50,6 +51,9 @@ class Cluster:
         self.acknowledged: dict[int, bytes] = {}
         #: The log up to the end of the last of these.
         self.agreed = bytearray()
+        #: The queue's messages below are acknowledged.
+        self.queue_end = 0
+        self.delayed: set[bytes] = set()
         self.consumed: set[bytes] = set()
         self.clients: list[tuple[Client, dict[int, bytes], int]] = []
         #: Replicas that may lack what was acknowledged, since their machines lost power.
@@ -92,7 +96,7 @@ class Cluster:
                     self.lacking -= {member.replica_id} & self.group.in_sync()
         for replica in self.running():
             if replica.is_running:
-                self.offsets.setdefault(replica.replica_id, Offsets()).look(replica, self.group.now)
+                self.offsets.setdefault(replica.replica_id, Offsets()).look(replica, self.group.now, self.queue_end)
 
     def hear(self, client: Client, answer: RemotingCommand, body: bytes, has_had_power: bool) -> None:
         code = answer.code
@@ -107,6 +111,8 @@ class Cluster:
         require(len(holders) >= wanted, "acknowledged is on as many as promised", f"{offset} is on {len(holders)}")
         is_new = self.acknowledged.setdefault(offset, body) == body
         require(is_new, "an offset is acknowledged once", f"{offset}")
+        if body not in self.delayed:
+            self.queue_end = max(self.queue_end, int(answer.ext_fields["queueOffset"]) + 1)
         size = int.from_bytes(log_bytes(holders[0], offset, offset + 4), "big")
         end, agreed = offset + size, len(self.agreed)
         if end > agreed:
@@ -184,6 +190,8 @@ class Cluster:
             self.sent += 1
             body = b"<%06d>" % self.sent + b"x" * self.rng.choice([0, 100, 9000])
             level = self.rng.choice([0, 0, 0, 1, 2])
+            if level:
+                self.delayed.add(body)
             commands.append(send_command("T", body, properties=f"DELAY\x01{level}" if level else ""))
         client.tell(*commands)
         self.clients.append((client, {command.opaque: command.body for command in commands}, self.power_cuts))
@@ -209,13 +217,14 @@ class Cluster:
         return any(self.end(victim) for victim in self.choose(self.group.alive()))
 
     def end(self, victim: Replica, *, has_power: bool = True) -> bool:
+        if not victim.is_dead:
+            self.offsets.setdefault(victim.replica_id, Offsets()).ended(self.group.now)
         if victim.is_frozen:
             self.group.thaw(victim.replica_id)
         if has_power:
             self.group.kill(victim.replica_id)
         else:
             self.group.cut_power(victim.replica_id)
-        self.offsets.setdefault(victim.replica_id, Offsets()).ended(self.group.now)
         return True
 
     def power(self) -> bool:
@@ -240,6 +249,7 @@ class Cluster:
         if self.flush is FlushDiskType.ASYNC_FLUSH:
             self.acknowledged.clear()
             self.agreed.clear()
+            self.queue_end = 0
             self.lacking = {1, 2, 3}
             self.clients.clear()
             self.offsets.clear()
@@ -318,7 +328,8 @@ class Cluster:
 
 
 class Offsets:
-    """The offset that consumers have committed, at one broker: it goes back only with messages that were cut off."""
+    """The offset that consumers have committed, at one broker. It goes back only with messages that were cut off, of
+    which none was acknowledged, and when the process ends before it has written it."""
 
     def __init__(self) -> None:
         self._parts: object = None
@@ -326,35 +337,36 @@ class Offsets:
         #: (time, offset) each time that it changed.
         self._seen: list[tuple[float, int]] = []
 
-    def look(self, replica: Replica, now: float) -> None:
+    def look(self, replica: Replica, now: float, queue_end: int) -> None:
         parts = replica.parts
         if parts is None:
             return
         offset = parts.offsets.query("CG", "T", 0) or 0
         if parts is not self._parts:
-            self._parts, self._at_least = parts, min(self._at_least, replica.store.max_offset("T", 0))
+            self._parts, self._at_least = parts, min(self._at_least, replica.store.max_offset("T", 0), queue_end)
         what = f"{offset} at broker {replica.replica_id} after {self._at_least}"
         require(offset >= self._at_least, "offsets of consumers never go back", what)
-        if offset != self._at_least or not self._seen:
-            self._at_least = offset
+        self._at_least = offset
+        if not self._seen or self._seen[-1][1] != offset:
             self._seen.append((now, offset))
 
     def ended(self, now: float) -> None:
         """The process ended without a stop: what it wrote last is there."""
         self._parts = None
-        self._at_least = min(
-            self._at_least, max((row[1] for row in self._seen if row[0] < now - OFFSETS_AGE_S), default=0)
-        )
+        written = [row for row in self._seen if row[0] < now - OFFSETS_AGE_S][-1:]
+        since = [row for row in self._seen if row[0] >= now - OFFSETS_AGE_S]
+        self._at_least = min(offset for _, offset in [*written, *since]) if written else 0
 
 
 def log_bytes(replica: Replica, begin: int, end: int) -> bytes:
     """A part of a broker's log as it is on its disk, or on its way there; what is not there is missing."""
-    found = b""
+    found, disk = b"", replica.disk
+    assert isinstance(disk, SimDisk)
     for base in range(begin - begin % SEGMENT_BYTES, end, SEGMENT_BYTES):
         path = str(replica.root / "commitlog" / f"{base:020d}")
-        if not replica.disk.exists(path):
+        if not disk.exists(path):
             break
-        found += replica.disk.content(path)[max(0, begin - base) : end - base]
+        found += disk.content(path)[max(0, begin - base) : end - base]
     return found
 
 

@@ -56,3 +56,9 @@ def story(seed: int, outcome: Outcome, *, is_shrunk: bool = True) -> str:
         again = run_steps(options, steps)
         outcome = again if again.violation is not None else outcome
     return describe(seed, outcome, options, steps)
+
+
+def counts_and_story(seed: int, is_shrunk: bool) -> tuple[Counter[str], str]:
+    """What a run met, and the story of its failure; empty if there was none."""
+    outcome = run_seed(seed)
+    return outcome.counts, "" if outcome.violation is None else story(seed, outcome, is_shrunk=is_shrunk)

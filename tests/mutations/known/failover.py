@@ -67,7 +67,7 @@ MISTAKES = [
         "broker/broker_group.py",
         "        if self._settings.store.flush_disk_type is not FlushDiskType.SYNC_FLUSH:\n",
         "        if False:\n",
-        (_POWER, _RUNS),
+        (_POWER,),
     ),
     Mutation(
         "trust a log after a power cut and a kill",

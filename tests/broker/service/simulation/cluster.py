@@ -228,18 +228,23 @@ class Cluster:
         return True
 
     def power(self) -> bool:
-        """Cut the power of a machine. Without synchronous flushes only where another in sync keeps what it may lose."""
-        in_sync = self.group.in_sync()
-        may_lose = self.flush is FlushDiskType.ASYNC_FLUSH
-        victims = [
-            each for each in self.group.replicas.values() if not may_lose or in_sync - self.lacking - {each.replica_id}
-        ]
-        for victim in self.choose(victims):
-            self.power_cuts += 1
-            if may_lose:
-                self.lacking.add(victim.replica_id)
-            self.end(victim, has_power=False)
+        return any(self.cut_power(victim) for victim in self.choose(self.group.replicas.values()))
+
+    def power_for_a_moment(self) -> bool:
+        """A machine starts again at once: its lease may still stand."""
+        victims = [each for each in self.choose(self.group.masters or self.group.alive()) if self.cut_power(each)]
+        for victim in victims:
+            self.group.start(victim.replica_id)
         return bool(victims)
+
+    def cut_power(self, victim: Replica) -> bool:
+        """Without synchronous flushes only where another in sync keeps what may be lost; returns whether it was."""
+        if self.flush is FlushDiskType.ASYNC_FLUSH:
+            if not self.group.in_sync() - self.lacking - {victim.replica_id}:
+                return False
+            self.lacking.add(victim.replica_id)
+        self.power_cuts += 1
+        return self.end(victim, has_power=False)
 
     def power_of_all(self) -> None:
         """Without synchronous flushes nothing is promised then of what was acknowledged before."""

@@ -173,6 +173,8 @@ class BrokerService(Service):
 
     async def _start_or_undo(self) -> None:
         try:
+            if self._group is not None:
+                self._group.look_for_loss()
             await self._start()
         except BaseException:
             self._starting = None
@@ -190,8 +192,6 @@ class BrokerService(Service):
             self._every(TLS_WATCH_SECONDS, self._read_tls)
         acl = self._read_acl(worker)
         store_host = encode_host((settings.broker_ip1, self.port))
-        if self._group is not None:
-            self._group.look_for_loss()
         opening = open_store_in_turns(
             settings.store,
             disk=self._disk,

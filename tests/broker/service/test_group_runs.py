@@ -27,7 +27,6 @@ def test_seeds(seed: int) -> None:
     outcome = run_seed(seed)
     if outcome.violation is not None:
         pytest.fail(story(seed, outcome), pytrace=False)
-    assert outcome.counts["acknowledged"] or "power of all" in outcome.counts
 
 
 @pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)

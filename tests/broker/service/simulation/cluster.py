@@ -148,8 +148,11 @@ class Cluster:
             why_not = [group.member(each).why_not for each in group.alive()]
             require(group.now - began < 120, "the group goes on when all is well", f"{why_not}")
             self.wait(0.5)
+        self.wait(6)  # all of them are connected by then
+        before = self.counts["acknowledged"]
         self.send_to(group.master())
         self.wait(15)
+        require(self.counts["acknowledged"] > before, "the group acknowledges when all is well", "it does not")
         master = group.master()
         records = master.records()
         lost = {offset: body for offset, body in self.acknowledged.items() if body_of(records.get(offset)) != body}

@@ -14,8 +14,9 @@ import orjson
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from mqbroker.broker.lossy_log import LossyLog
 from mqbroker.broker.offset_table import OffsetTable
-from mqbroker.config import BrokerRole, BrokerSettings
+from mqbroker.config import BrokerRole, BrokerSettings, FlushDiskType
 from mqbroker.errors import MQError, StoreUnwritable
 from mqbroker.ha.divergence import Diverged
 from mqbroker.ha.election import GroupMember, GroupSettings, Role
@@ -25,7 +26,9 @@ from mqbroker.ha.in_sync import InSyncSet, InSyncSettings
 from mqbroker.ha.link import BadPeer, Greeting
 from mqbroker.ha.master import Slaves
 from mqbroker.ha.slave import ISlaveLog, MasterConnection
+from mqbroker.store.disk import IDisk
 from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.layout import StorePaths
 from mqbroker.store.message_store import MessageStore
 
 log = Logger()
@@ -51,6 +54,7 @@ class BrokerGroup:
         on_role: Callable[[], None],
         on_master: Callable[[str, str], None],
         cut: Callable[[int], None],
+        disk: IDisk,
     ) -> None:
         self._settings, self._clock = settings, clock
         self._on_role, self._on_master, self._cut = on_role, on_master, cut
@@ -60,10 +64,18 @@ class BrokerGroup:
             broker=settings.broker_name,
             replica_id=settings.broker_id,
             ttl_s=settings.etcd_lease_ttl_seconds,
+            min_in_sync=settings.min_in_sync_replicas,
             is_unclean_allowed=settings.unclean_election_enable,
         )
+        self._lossy = LossyLog(
+            disk, StorePaths(settings.store.store_path_root_dir, settings.store.store_path_commit_log)
+        )
+        #: The log has all that was acknowledged, once it ends there: the master's did when they were compared.
+        self._whole_at: int | None = None
+        self._log_end: Callable[[], int] = lambda: 0
         self._digest = sha256(own.prefix.encode()).digest()[:8]
         self.member = GroupMember(etcd, clock, steady, own, self._role_changed)
+        self.member.lossy_log = self._lossy_log
         self._history = EpochHistory()
         self._file: JsonFile | None = None
         self._in_sync: InSyncSet | None = None
@@ -98,9 +110,29 @@ class BrokerGroup:
 
     # --- the epochs
 
-    def load(self, file: JsonFile) -> None:
-        """Read the epochs of the log. Raises StoreDamaged."""
-        self._file = file
+    def look_for_loss(self) -> None:
+        """Called before the store is opened. With SYNC_FLUSH only what is on the disk was acknowledged. Raises
+        OSError."""
+        if self._settings.store.flush_disk_type is not FlushDiskType.SYNC_FLUSH:
+            self._lossy.look()
+
+    def _lossy_log(self) -> tuple[int, int] | None:
+        """See `GroupMember.lossy_log`."""
+        end = self._log_end()
+        if self._whole_at is not None and end >= self._whole_at:
+            self._is_whole()
+        if self._history.last and not self._lossy.is_noted:
+            return None
+        return self._history.epoch_at(end), end
+
+    def _is_whole(self) -> None:
+        if self._lossy.is_noted:
+            self._lossy.clear()
+            log.info("the log has all that the group has acknowledged")
+
+    def load(self, file: JsonFile, log_end: Callable[[], int]) -> None:
+        """Read the epochs of the log, which ends at `log_end()`. Raises StoreDamaged."""
+        self._file, self._log_end, self._whole_at = file, log_end, None
         self._history = file.load(EpochHistory.from_json) or EpochHistory()
         self.member.known_epoch = self._history.last
         self._serves_epoch = 0
@@ -111,6 +143,7 @@ class BrokerGroup:
         if role.epoch > self._history.last:
             await self._save(self._history.begin(Epoch(role.epoch, log_end, role.lease), log_min))
         self._serves_epoch = role.epoch
+        self._is_whole()  # for it is what the others follow
 
     async def _save(self, history: EpochHistory) -> None:
         assert self._file is not None
@@ -195,6 +228,7 @@ class BrokerGroup:
                 raise MQError(f"the log is cut back to {common} first")
         if theirs != self._history:
             await self._save(theirs)
+        self._whole_at = end
 
     # --- what people see
 

@@ -143,6 +143,7 @@ class BrokerService(Service):
                 self._change_role,
                 self._follow_elected,
                 self._plan_cut,
+                disk,
             )
             self.settings = self._group.settings(settings)
 
@@ -172,6 +173,8 @@ class BrokerService(Service):
 
     async def _start_or_undo(self) -> None:
         try:
+            if self._group is not None:
+                self._group.look_for_loss()
             await self._start()
         except BaseException:
             self._starting = None
@@ -261,7 +264,7 @@ class BrokerService(Service):
         group = self._group
         if group is None:
             return self.settings
-        group.load(self._file(EPOCHS_FILE, worker))
+        group.load(self._file(EPOCHS_FILE, worker), lambda: store.log_end)
         settings = self.settings = group.settings(self.settings)
         if settings.store.broker_role is not BrokerRole.SLAVE:
             await group.begin_epoch(store.log_min_offset, store.log_end)

@@ -70,16 +70,31 @@ class GroupState:
         return cls(*names, cast(int, epoch), cast(int, master), cast(int, lease), frozenset(in_sync or ()))
 
 
+@attrs.frozen(order=True)
+class Remainder:
+    """What a power cut has left of a log. `of`: the newest epoch of the group when this was written, which had no
+    master any more: nothing is added. `epoch` and `end`: in which epoch the log was written last, and where it ends."""
+
+    of: int
+    epoch: int
+    end: int
+
+
 @attrs.frozen
 class Member:
-    """A broker of the group that runs. `ha_address`: where it serves replicas when it is master."""
+    """A broker of the group that runs. `ha_address`: where it serves replicas when it is master. `remainder`: of a log
+    that may lack what this broker has acknowledged; None if it is whole, or there is a master."""
 
     replica_id: int
     address: str
     ha_address: str
+    remainder: Remainder | None = None
 
     def to_json(self) -> bytes:
-        return orjson.dumps(attrs.asdict(self))
+        row = attrs.asdict(self)
+        if self.remainder is None:
+            del row["remainder"]
+        return orjson.dumps(row)
 
     @classmethod
     def from_json(cls, data: bytes) -> Member:
@@ -88,7 +103,15 @@ class Member:
         replica_id, address, ha_address = row.get("replica_id"), row.get("address"), row.get("ha_address")
         if not (_is_number(replica_id) and isinstance(address, str) and isinstance(ha_address, str)):
             raise GroupError("an id or address is missing")
-        return cls(cast(int, replica_id), address, ha_address)
+        remainder = row.get("remainder")
+        if remainder is not None:
+            names, values = ("of", "epoch", "end"), list[Any]()
+            if isinstance(remainder, dict):
+                values = [remainder.get(name) for name in names]
+            if not values or not all(type(value) is int and 0 <= value <= NUMBER_MAX for value in values):
+                raise GroupError("what is left of its log is not said in whole numbers")
+            remainder = Remainder(*values)
+        return cls(cast(int, replica_id), address, ha_address, remainder)
 
 
 @attrs.frozen
@@ -105,12 +128,14 @@ class Role:
 
 @attrs.frozen(kw_only=True)
 class GroupSettings:
-    """`replica_id`: the broker's id in its group. `ttl_s`: time to live of its lease, seconds."""
+    """`replica_id`: the broker's id in its group. `ttl_s`: time to live of its lease, seconds. `min_in_sync`:
+    minInSyncReplicas."""
 
     cluster: str
     broker: str
     replica_id: int
     ttl_s: int
+    min_in_sync: int = 1
     is_unclean_allowed: bool = False
 
     @property
@@ -141,6 +166,8 @@ class GroupMember(Service):
         self.known_epoch = 0
         #: Called with the in-sync replicas when etcd has a new state, while this broker is master.
         self.on_in_sync: Callable[[frozenset[int]], None] | None = None
+        #: Returns the epoch and the end of this broker's log where that may lack what was acknowledged, else None.
+        self.lossy_log: Callable[[], tuple[int, int] | None] = lambda: None
         self._member = Member(settings.replica_id, "", "")
         self._lease = self._member_revision = 0
         self._ttl_s = float(settings.ttl_s)
@@ -304,7 +331,7 @@ class GroupMember(Service):
         self._watch_after(found.revision)
         own = found.items.get(self._member_key(self._settings.replica_id))
         if own is None or own.lease != self._lease:
-            await self._enter(found, own)
+            await self._enter(own)
             return
         self._member_revision = own.modified
         self._take_state(found)
@@ -322,7 +349,7 @@ class GroupMember(Service):
         self._set_role(Role(state.epoch, state.lease, False, None, state.in_sync))
         await self._stand(state, found)
 
-    async def _enter(self, found: Snapshot, own: KeyValue | None) -> None:
+    async def _enter(self, own: KeyValue | None) -> None:
         """Write the key of this member, under its lease."""
         if own is not None and own.lease:
             other = Member.from_json(own.value)
@@ -386,28 +413,52 @@ class GroupMember(Service):
         me, now = self._settings.replica_id, self._clock.seconds()
         if self._without_master_since is None:
             self._without_master_since = now
+        lossy = self.lossy_log()
+        remainder = None if lossy is None else Remainder(state.epoch, *lossy)
+        self._member, own = attrs.evolve(self._member, remainder=remainder), found.items[self._member_key(me)]
+        if own.value != self._member.to_json():
+            await self._enter(attrs.evolve(own, lease=0))
+            return
         if self.known_epoch > state.epoch:
             raise GroupError(
                 f"etcd has epoch {state.epoch} of this group, and this broker's log is of epoch {self.known_epoch}: "
                 "etcd was restored from an old backup; delete the key " + self._key + " and see the documentation"
             )
         in_sync = (state.in_sync - {state.master}) | {me}
-        if me not in state.in_sync:
+        if state.master == me or len(in_sync) < self._settings.min_in_sync:
+            # A smaller set acknowledges nothing, and those in it may all lose what a former member has.
+            in_sync = state.in_sync
+        why_not = self._why_not_elected(state, found)
+        if why_not:
             waited = now - self._without_master_since
             if not self._settings.is_unclean_allowed or waited < UNCLEAN_SECONDS:
-                raise GroupError(
-                    f"there is no master, and this broker is not in sync: it waits for one of {sorted(state.in_sync)}"
-                )
+                raise GroupError(f"there is no master, and {why_not}")
             log.error("uncleanElectionEnable=true: this broker becomes master, and messages that it lacks are lost")
             in_sync = frozenset([me])
-        elif state.master == me:
-            in_sync = state.in_sync
         old = found.items.get(self._member_key(state.master))
         conditions = [Compare(self._member_key(me), self._member_revision)]
         if state.master != me:
             conditions.append(Compare(self._member_key(state.master), 0 if old is None else old.modified))
         new = attrs.evolve(state, epoch=state.epoch + 1, master=me, lease=self._lease, in_sync=in_sync)
         await self._elect(new, self._state_revision, conditions)
+
+    def _why_not_elected(self, state: GroupState, found: Snapshot) -> str:
+        """Why this replica may lack what was acknowledged, or others have more of that; empty if it may be master."""
+        me, in_sync = self._settings.replica_id, sorted(state.in_sync)
+        if me not in state.in_sync:
+            return f"this broker is not in sync: it waits for one of {in_sync}"
+        own = self._member.remainder
+        if own is None:
+            return ""
+        lossy = "this broker's machine lost power, or its log: it may lack what was acknowledged, and"
+        for replica_id in in_sync:
+            item = found.items.get(self._member_key(replica_id))
+            other = None if item is None else Member.from_json(item.value).remainder
+            if other is None or other.of != state.epoch:
+                return f"{lossy} waits for all of {in_sync}, of which {replica_id} has not said what it has"
+            if (other, -replica_id) > (own, -me):
+                return f"{lossy} of those in sync {replica_id} has more"
+        return ""
 
     async def _elect(self, new: GroupState, revision: int, conditions: list[Compare]) -> None:
         done = await self._etcd.txn([Compare(self._key, revision), *conditions], [Put(self._key, new.to_json())])

@@ -42,14 +42,18 @@ class EpochHistory:
         return self.epochs[-1].number if self.epochs else 0
 
     def begin(self, new: Epoch, log_min: int = 0) -> EpochHistory:
-        """This history and a new epoch, without the epochs whose part of the log lies below `log_min`. Raises
-        BadHistory if it is not new."""
+        """This history and a new epoch, without the epochs whose part of the log lies below `log_min`, and without
+        those of which a power cut has left nothing. Raises BadHistory if it is not new."""
         if new.number <= self.last:
             raise BadHistory(f"epoch {new.number} cannot follow epoch {self.last}")
-        epochs = (*self.epochs, new)
+        epochs = (*(epoch for epoch in self.epochs if epoch.start <= new.start), new)
         ends = [epoch.start for epoch in epochs[1:]]
         kept = [epoch for epoch, end in zip(epochs, [*ends, OFFSET_MAX], strict=True) if end >= log_min]
         return EpochHistory(tuple(kept))
+
+    def epoch_at(self, end: int) -> int:
+        """The epoch in which a log that ends at `end` was written last; 0 if there is none."""
+        return max((epoch.number for epoch in self.epochs if epoch.start <= end), default=0)
 
     def common_end(self, end: int, other: EpochHistory, other_end: int) -> int | None:
         """Below which offset this log, which ends at `end`, equals the other one; None if they share no epoch."""

@@ -68,6 +68,8 @@ class InSyncSet:
         self._close_at = dict(self._seen_at)
         self._confirmed = epoch_start
         self._proposing: Deferred[None] | None = None
+        #: How many members follow closely, this broker among them.
+        self._following = len(members)
         self._was_master = True
         self._loop = LoopingCall(self._look)
         self._loop.clock = clock
@@ -89,7 +91,7 @@ class InSyncSet:
         return self._confirmed
 
     def is_near(self, end: int) -> bool:
-        return len(self.members) >= self._settings.min_replicas
+        return min(len(self.members), self._following) >= self._settings.min_replicas
 
     def reached(self) -> int:
         """Up to where all that count have the log; -1 while nothing may be confirmed."""
@@ -122,6 +124,7 @@ class InSyncSet:
         if members != self.members:
             log.info("in-sync replicas are {members} now", members=sorted(members))
         self.members, self._possible = members, frozenset()
+        self._following = len(self._kept())
         self._slaves.notify()
 
     def _look(self) -> None:
@@ -148,13 +151,22 @@ class InSyncSet:
         log.debug("the in-sync set may not have changed: {why}", why=failure.getErrorMessage())
 
     def _wanted(self) -> frozenset[int]:
-        """The members that follow closely, and those that do again."""
+        """The members that follow closely, and those that do again; at least as many as must be in sync, if there were
+        so many."""
         links = self._slaves.replicas()
-        kept = {replica for replica in self.members if replica == self._me or self._keeps_up(replica, links)}
+        kept = self._kept()
+        self._following = len(kept)
         joining = [replica for replica in sorted(links) if replica not in kept and self._keeps_up(replica, links)]
         # From now on they count, so that what they must have to be taken in grows no more without them.
         self._joining = frozenset(joining[: max(0, self._settings.replicas_max - len(kept))])
-        return frozenset(kept | {new for new in self._joining if self._acknowledged[new] >= self._confirmed})
+        wanted = kept | {new for new in self._joining if self._acknowledged[new] >= self._confirmed}
+        # Fewer would acknowledge nothing, and those that are left may all lose what one that went away has.
+        away = sorted(self.members - wanted, key=lambda replica: -self._seen_at.get(replica, 0.0))
+        return frozenset(wanted.union(away[: max(0, self._settings.min_replicas - len(wanted))]))
+
+    def _kept(self) -> set[int]:
+        links = self._slaves.replicas()
+        return {replica for replica in self.members if replica == self._me or self._keeps_up(replica, links)}
 
     def _keeps_up(self, replica: int, links: dict[int, SlaveConnection]) -> bool:
         now = self._clock.seconds()

@@ -10,7 +10,16 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from mqbroker.ha.election import UNCLEAN_SECONDS, GroupError, GroupMember, GroupSettings, GroupState, Member, Role
+from mqbroker.ha.election import (
+    UNCLEAN_SECONDS,
+    GroupError,
+    GroupMember,
+    GroupSettings,
+    GroupState,
+    Member,
+    Remainder,
+    Role,
+)
 from mqbroker.ha.etcd import EtcdError
 from tests.ha.etcd_model import EtcdModel, ModelClient
 
@@ -124,6 +133,108 @@ def test_only_one_of_those_in_sync_is_elected() -> None:
     other.turn(60)
     assert not other.masters
     assert other.members[2].why_not == "there is no master, and this broker is not in sync: it waits for one of [1, 3]"
+
+
+def lose_all(world: World, *replicas: int) -> None:
+    """Their processes end, and their leases expire."""
+    for replica_id in replicas:
+        world.lose(replica_id)
+    world.turn(4)
+
+
+def again(world: World, replica_id: int, lossy: tuple[int, int] | None, **settings: Any) -> GroupMember:
+    """A member that starts again; `lossy`: the epoch and the end of a log that may lack something."""
+    world.frozen.discard(replica_id)
+    member = world.join(replica_id, **settings)
+    member.lossy_log = lambda: lossy
+    return member
+
+
+def test_one_that_lost_power_waits_for_one_in_sync_that_did_not() -> None:
+    world = group(1, 2, 3)
+    lose_all(world, 1, 2, 3)
+    first = again(world, 1, (1, 100))
+    world.turn(30)
+    assert not world.masters
+    assert "lost power" in first.why_not
+    assert "waits for all of [1, 2, 3], of which 2 has not said what it has" in first.why_not
+    again(world, 2, (1, 200))
+    world.turn(30)
+    assert not world.masters
+    again(world, 3, None)
+    assert world.wait_for_master() == 3
+
+
+def test_of_those_that_all_lost_power_the_longest_log_of_the_newest_epoch_is_elected() -> None:
+    world = group(1, 2, 3)
+    lose_all(world, 1, 2, 3)
+    for replica_id, log in ((1, (1, 900)), (2, (2, 500)), (3, (2, 400))):
+        again(world, replica_id, log)
+        world.turn(3)
+    assert world.wait_for_master() == 2
+    assert "remainder" in json.loads(world.etcd.items[f"{PREFIX}members/3"].value)
+
+
+def test_of_equal_logs_that_all_lost_power_one_is_elected() -> None:
+    world = group(1, 2, 3)
+    lose_all(world, 1, 2, 3)
+    for replica_id in (3, 2, 1):
+        again(world, replica_id, (1, 100))
+        world.turn(1)
+    assert world.wait_for_master() == 1
+    assert world.state()["in_sync"] == [1, 2, 3]
+
+
+def test_what_one_said_of_its_log_before_it_followed_another_master_counts_no_more() -> None:
+    world = group(1, 2, 3)
+    lose_all(world, 1, 2, 3)
+    logs = {1: (1, 100), 2: (1, 200), 3: (1, 300)}
+    members = {replica_id: again(world, replica_id, log) for replica_id, log in logs.items()}
+    assert world.wait_for_master() == 3
+    world.turn(2)
+    world.frozen.add(2)  # it would say that its log is whole now
+    members[2].lossy_log = members[3].lossy_log = lambda: None
+    world.etcd.leases[members[2]._lease].expires_at = 1e9
+    members[1].lossy_log = lambda: (1, 250)
+    lose_all(world, 3)
+    again(world, 3, (1, 150))
+    world.turn(10)
+    assert not world.masters
+    world.frozen.discard(2)
+    world.turn(3)
+    assert world.wait_for_master() == 2
+
+
+def test_a_log_that_is_whole_again_may_be_elected() -> None:
+    world = group(1, 2, 3)
+    lose_all(world, 1, 2, 3)
+    member = again(world, 1, (1, 100))
+    world.turn(5)
+    assert not world.masters
+    member.lossy_log = lambda: None
+    assert world.wait_for_master() == 1
+
+
+def test_with_unclean_election_one_that_lost_power_is_elected_after_a_while() -> None:
+    world = group(1, 2, 3)
+    lose_all(world, 1, 2, 3)
+    again(world, 1, (1, 100), is_unclean_allowed=True)
+    world.turn(UNCLEAN_SECONDS - 1)
+    assert not world.masters
+    world.turn(5)
+    assert (world.masters, world.state()["in_sync"]) == ([1], [1])
+
+
+def test_a_set_that_would_be_too_small_keeps_the_former_master() -> None:
+    world = World()
+    for replica_id in (1, 2):
+        world.join(replica_id, min_in_sync=2)
+        world.turn(1)
+    Deferred.fromCoroutine(world.members[1].propose(frozenset([1, 2])))
+    world.turn(1)
+    world.lose(1)
+    assert world.wait_for_master(1) == 2
+    assert world.state()["in_sync"] == [1, 2]
 
 
 def test_unclean_election_waits_and_says_so() -> None:
@@ -299,5 +410,10 @@ def test_states_and_members_are_read_as_written() -> None:
     assert GroupState.from_json(state.to_json()) == state
     member = Member(2, "10.0.0.2:1", "10.0.0.2:2")
     assert Member.from_json(member.to_json()) == member
+    lossy = Member(2, "10.0.0.2:1", "10.0.0.2:2", Remainder(4, 3, 1000))
+    assert Member.from_json(lossy.to_json()) == lossy
+    for remainder in ("1", "{}", '{"of":1,"epoch":1}', '{"of":1,"epoch":1,"end":-1}', '{"of":"1","epoch":1,"end":1}'):
+        with pytest.raises(GroupError):
+            Member.from_json(b'{"replica_id":1,"address":"a","ha_address":"b","remainder":%s}' % remainder.encode())
     with pytest.raises(GroupError):
         Member.from_json(b"{")

@@ -84,6 +84,16 @@ def test_a_history_is_read_as_it_was_written(steps: list[tuple[int, int]]) -> No
     assert EpochHistory.from_json(made.to_json()) == made
 
 
+def test_an_epoch_of_which_a_power_cut_left_nothing_is_forgotten_by_the_next() -> None:
+    lost = history((1, 0), (2, 100), (3, 200))
+    again = lost.begin(epoch(4, 150))
+    assert again == history((1, 0), (2, 100), (4, 150))
+    assert EpochHistory.from_json(again.to_json()) == again
+    # A replica that has what was lost keeps what the two share.
+    assert lost.common_end(250, again, 400) == 150
+    assert [lost.epoch_at(end) for end in (99, 100, 150, 200)] == [1, 2, 2, 3]
+
+
 def test_epochs_of_other_groups_are_not_shared() -> None:
     other = EpochHistory((epoch(1, 0, 7),))
     assert history((1, 0)).common_end(100, other, 100) is None

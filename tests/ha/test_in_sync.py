@@ -195,8 +195,31 @@ def test_not_more_than_the_replication_factor() -> None:
     assert world.set.confirm(1000, 1100)
 
 
+def test_fewer_than_the_minimum_are_never_in_sync_once_there_were_as_many() -> None:
+    world = World({1, 2, 3})
+    for replica in (2, 3):
+        world.connect(replica)
+        world.acknowledge(replica, 1000)
+    world.turn(0.5)
+    del world.slaves.links[2]
+    world.turn(0.5)
+    del world.slaves.links[3]
+    world.turn(4)
+    wanted, answer = world.proposals[-1]
+    assert wanted == {1, 3}  # which was the last to go
+    answer.callback(True)
+    world.turn(4)
+    assert world.set.members == {1, 3}
+    world.slaves.log.end = 1100
+    assert (world.set.reached(), world.set.is_near(1100)) == (1000, False)
+    world.connect(2)  # which may take the place of the other one
+    world.acknowledge(2, 1100)
+    world.turn()
+    assert world.proposals[-1][0] == {1, 2}
+
+
 def test_no_proposal_after_the_stop_or_without_the_lease() -> None:
-    world = World({1, 2})
+    world = World({1, 2}, min_replicas=1)
     world.is_master = False
     world.turn(5)
     assert not world.proposals

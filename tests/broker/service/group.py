@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import attrs
+from twisted.internet.base import DelayedCall
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.interfaces import IProtocolFactory
@@ -18,21 +20,23 @@ from twisted.python.failure import Failure
 
 from mqbroker.broker.broker_service import BrokerService
 from mqbroker.config import BrokerRole, NamesrvSettings, NettySettings, TlsMode, TlsSettings
-from mqbroker.namesrv.namesrv_service import make_namesrv
+from mqbroker.namesrv.namesrv_service import ExpiryService, Namesrv, make_namesrv
 from mqbroker.store.disk import IDisk
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.codes import RequestCode
-from mqbroker.wire.command import RemotingCommand, encode_command
+from mqbroker.wire.command import FrameDecoder, RemotingCommand, encode_command
 from mqbroker.wire.record import BLANK_MAGIC, SIZE_AND_MAGIC, Record, decode_record
 from tests.broker.bench import make_settings
 from tests.broker.service.running import Port, Reactor
+from tests.commands import decode_commands
 from tests.ha.etcd_model import EtcdModel, ModelClient
 from tests.remoting.link import CLIENT, SERVER, Endpoint, Link, Peer
+from tests.store.simulation.disk import SimDisk
 
 STEP_S = 0.05
-NAMESRV = "10.0.0.9:9876"
+NAMESRVS = ("10.0.0.8", "10.0.0.9")
 PORT = 10_911
 ETCD = "etcd"
 
@@ -43,6 +47,17 @@ class HostReactor(Reactor):
     def __init__(self, host: str, servers: dict[str, Any]) -> None:
         super().__init__()
         self._host, self._servers = host, servers
+
+    def _sortCalls(self) -> None:  # noqa: N802
+        """They are looked through by `advance`: most turns have nothing to do."""
+
+    def advance(self, amount: float) -> None:
+        self.rightNow += amount
+        while due := [call for call in self.calls if call.getTime() <= self.rightNow]:
+            first = min(due, key=DelayedCall.getTime)
+            self.calls.remove(first)
+            first.called = 1
+            first.func(*first.args, **first.kw)
 
     def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> Port:
         made, address = super().listenTCP(port, factory, backlog, interface), f"{self._host}:{port}"
@@ -65,8 +80,24 @@ class Wire:
     origin: str
     target: str
     link: Link
+    #: Of what each end has written, how much was there when: (time, bytes), the oldest first.
+    sent: tuple[deque[tuple[float, int]], deque[tuple[float, int]]] = attrs.field(factory=lambda: (deque(), deque()))
     #: The ends that have heard that it is closed, or whose processes have ended.
     dead: set[int] = attrs.field(factory=set)
+
+    def arrived(self, near: int, now: float, delay_s: float) -> int:
+        """How many bytes of what the end has written are at the other one after such a delay."""
+        sent, waiting = self.sent[near], len(self.link.ends[near].outbox)
+        known = sum(count for _, count in sent)
+        if waiting > known:
+            sent.append((now, waiting - known))
+        while known > waiting:  # they were moved, or given up
+            at, count = sent.popleft()
+            known -= count
+            if known < waiting:
+                sent.appendleft((at, waiting - known))
+                known = waiting
+        return sum(count for at, count in sent if at + delay_s <= now + 1e-9)
 
     def leave(self, near: int) -> Any:
         """Nobody is at this end any more; returns who was."""
@@ -86,6 +117,9 @@ class Wires:
         self.wires: list[Wire] = []
         self.cut: set[tuple[str, str]] = set()
         self.frozen: set[str] = set()
+        #: How long what is sent takes, seconds: from, to.
+        self.delays: dict[tuple[str, str], float] = {}
+        self.now = 0.0
         self._asked: list[tuple[str, str, IProtocolFactory, Deferred[Any]]] = []
 
     def connector(self, origin: str) -> Callable[[str, int], Endpoint]:
@@ -122,13 +156,20 @@ class Wires:
 
     def _pump(self, wire: Wire, chunk: int) -> None:
         there, back = self.passes(wire.origin, wire.target), self.passes(wire.target, wire.origin)
-        link, moved = wire.link, True
+        link, moved = wire.link, wire.link.can_move
         while moved and not link.lost:
             moved = (there and back and link._close()) or any(
-                [there and link._move(0, 1, chunk), back and link._move(1, 0, chunk)]
+                [there and self._move(wire, 0, chunk), back and self._move(wire, 1, chunk)]
             )
         if not (there and back) and not link.lost:
             self._close_one(wire)
+
+    def _move(self, wire: Wire, near: int, chunk: int) -> bool:
+        ways = (wire.origin, wire.target), (wire.target, wire.origin)
+        delay_s = self.delays.get(ways[near], 0.0)
+        if delay_s or wire.sent[near]:
+            chunk = min(chunk, wire.arrived(near, self.now, delay_s))
+        return chunk > 0 and wire.link._move(near, 1 - near, chunk)
 
     def _close_one(self, wire: Wire) -> None:
         """An end that closes hears so at once; the other one when something passes again."""
@@ -155,10 +196,12 @@ class Replica:
 
     replica_id: int
     host: str
+    #: The directory of its store, on `disk`.
     root: Path
     reactor: HostReactor
     service: BrokerService
     etcd: ModelClient
+    disk: IDisk
     is_dead: bool = False
     is_frozen: bool = False
 
@@ -216,8 +259,11 @@ class Replica:
 class Group:
     """The brokers of one name, and what they need. `step` lets a moment pass everywhere."""
 
-    def __init__(self, root: Path, rng: Random | None = None, **changes: Any) -> None:
+    def __init__(
+        self, root: Path, rng: Random | None = None, *, is_disk_simulated: bool = False, **changes: Any
+    ) -> None:
         self.root, self.rng, self.changes = root, rng or Random(1), changes
+        self.is_disk_simulated = is_disk_simulated
         root.mkdir(exist_ok=True)
         self.wires, self.etcd = Wires(), EtcdModel(self.rng)
         self.now = 0.0
@@ -227,21 +273,33 @@ class Group:
         #: Why brokers did not start.
         self.failed: list[Failure] = []
         self._images = 0
-        self._ns_reactor = HostReactor("10.0.0.9", self.wires.servers)
+        self.namesrvs = {host: self._make_namesrv(host) for host in NAMESRVS}
+
+    def _make_namesrv(self, host: str) -> tuple[HostReactor, Namesrv]:
+        reactor = HostReactor(host, self.wires.servers)
         settings = NamesrvSettings(
-            config_store_path=str(root / "x"),
-            kv_config_path=str(root / "kv.json"),
+            config_store_path=str(self.root / f"{host}-x"),
+            kv_config_path=str(self.root / f"{host}-kv.json"),
             server=NettySettings(listen_port=9876),
             tls=TlsSettings(mode=TlsMode.DISABLED),
         )
-        self._namesrv = make_namesrv(settings, self._ns_reactor, InlineWorker())
-        self._namesrv.startService()
+        service = make_namesrv(settings, reactor, InlineWorker())
+        service.startService()
+        return reactor, service
+
+    def _root_of(self, replica_id: int) -> Path:
+        return Path("/store") if self.is_disk_simulated else self.root / f"broker{replica_id}"
+
+    def _make_disk(self) -> IDisk:
+        return SimDisk() if self.is_disk_simulated else OsDisk()
 
     def start(self, replica_id: int, *, disk: IDisk | None = None) -> Replica:
         """Start a broker; again with its store, if there was one."""
         host = f"10.0.0.{replica_id}"
         former = self.replicas.get(replica_id)
-        root = former.root if former is not None else self.root / f"broker{replica_id}"
+        root = former.root if former is not None else self._root_of(replica_id)
+        if disk is None:
+            disk = former.disk if former is not None else self._make_disk()
         changes = {"store": {}, **self.changes}
         store = {
             "mapped_file_size_commit_log": 64 * 1024,
@@ -258,9 +316,12 @@ class Group:
             ha_listen_port=PORT + 1,
             server=NettySettings(listen_port=PORT),
             tls=TlsSettings(mode=TlsMode.DISABLED),
-            namesrv_addr=(NAMESRV,),
+            namesrv_addr=tuple(f"{host}:9876" for host in NAMESRVS),
         )
         reactor = HostReactor(host, self.wires.servers)
+        reactor.advance(self.clock_s - reactor.seconds())
+        if isinstance(disk, SimDisk):
+            disk.now_ms = lambda: int(reactor.seconds() * 1000)
 
         def passes(way: str) -> bool:
             return self.wires.passes(host, ETCD) if way == "out" else self.wires.passes(ETCD, host)
@@ -269,24 +330,25 @@ class Group:
         service = BrokerService(
             settings,
             reactor,
-            disk=disk or OsDisk(),
+            disk=disk,
             rng=Random(1),
             worker=InlineWorker(),
             connector=self.wires.connector(host),
             etcd=etcd,
             steady=lambda: self.now,
         )
-        replica = self.replicas[replica_id] = Replica(replica_id, host, root, reactor, service, etcd)
+        replica = self.replicas[replica_id] = Replica(replica_id, host, root, reactor, service, etcd, disk)
         service.startService().addErrback(self.failed.append)
         return replica
 
     def step(self) -> None:
         for failure in self.failed:
             failure.raiseException()
-        self.now += STEP_S
+        self.now = self.wires.now = self.now + STEP_S
         self.etcd.clock.advance(STEP_S)
         self.etcd.look()
-        self._ns_reactor.advance(STEP_S)
+        for reactor, _ in self.namesrvs.values():
+            reactor.advance(STEP_S)
         for replica in self.replicas.values():
             if not (replica.is_dead or replica.is_frozen):
                 replica.reactor.advance(STEP_S)
@@ -307,6 +369,17 @@ class Group:
             assert self.now - began < seconds, "it never came to be"
             self.step()
         return self.now - began
+
+    def broker_tables(self) -> list[dict[str, Any]]:
+        """The brokers by their name, as each of the name servers has them."""
+        services = [child for _, service in self.namesrvs.values() for child in service._children]
+        routes = [child._routes for child in services if isinstance(child, ExpiryService)]
+        return [each.cluster_info().broker_addr_table for each in routes]
+
+    @property
+    def clock_s(self) -> float:
+        """The time on the clock of each host that is not stopped."""
+        return next(iter(self.namesrvs.values()))[0].seconds()
 
     @property
     def masters(self) -> list[Replica]:
@@ -331,10 +404,24 @@ class Group:
     def kill(self, replica_id: int) -> None:
         """End a broker as SIGKILL does."""
         replica = self.replicas[replica_id]
-        self._images += 1
-        image = self.root / f"image{self._images}-{replica_id}"
-        shutil.copytree(replica.root, image)
-        replica.is_dead, replica.root = True, image
+        if isinstance(replica.disk, SimDisk):
+            replica.disk = replica.disk.killed(self.rng)
+        else:
+            self._images += 1
+            image = self.root / f"image{self._images}-{replica_id}"
+            shutil.copytree(replica.root, image)
+            replica.root = image
+        self._end(replica)
+
+    def cut_power(self, replica_id: int) -> None:
+        """End a broker and its machine, whether it runs or not: what was not synced may be lost."""
+        replica = self.replicas[replica_id]
+        assert isinstance(replica.disk, SimDisk)
+        replica.disk = replica.disk.crashed(self.rng)
+        self._end(replica)
+
+    def _end(self, replica: Replica) -> None:
+        replica.is_dead = True
         replica.etcd._passes = lambda way: False
         self.wires.lose(replica.host)
 
@@ -359,7 +446,7 @@ class Group:
         replica = self.replicas[replica_id]
         replica.is_frozen = False
         self.wires.frozen.discard(replica.host)
-        replica.reactor.advance(self._ns_reactor.seconds() - replica.reactor.seconds())
+        replica.reactor.advance(self.clock_s - replica.reactor.seconds())
 
     def client(self, replica: Replica) -> Client:
         client = Client(self, replica)
@@ -374,7 +461,8 @@ class Group:
         for replica in list(self.replicas.values()):
             if replica.is_running:
                 self.stop(replica.replica_id)
-        self._namesrv.stopService()
+        for _, service in self.namesrvs.values():
+            service.stopService()
 
     def alive(self) -> Iterator[Replica]:
         return iter([replica for replica in self.replicas.values() if not replica.is_dead])
@@ -388,7 +476,8 @@ class Client:
     def __init__(self, group: Group, replica: Replica) -> None:
         self.group, self.replica = group, replica
         self.peer = Peer()
-        self._opaque = self._seen = 0
+        self._opaque = 0
+        self._decoder = FrameDecoder()
         far = group.wires.servers[f"{replica.host}:{PORT}"].buildProtocol(CLIENT)
         self.link = Link(self.peer, far)
         group.wires.wires.append(Wire(self.HOST, replica.host, self.link))
@@ -401,9 +490,9 @@ class Client:
 
     def heard(self) -> list[RemotingCommand]:
         """What came since the last time this was asked."""
-        commands = self.peer.answers[self._seen :]
-        self._seen += len(commands)
-        return commands
+        data = bytes(self.peer.received)
+        self.peer.received.clear()
+        return decode_commands(self._decoder.feed(data)) if data else []
 
     def ask(self, code: RequestCode, header: Any = None, body: bytes = b"", seconds: float = 10.0) -> RemotingCommand:
         return self.send(RemotingCommand.request(code, header, body), seconds)

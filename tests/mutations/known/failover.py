@@ -7,6 +7,7 @@ _EPOCHS = "tests/ha/test_epochs.py"
 _ETCD = "tests/ha/test_etcd.py"
 _GROUP = "tests/broker/service/test_group.py"
 _IN_SYNC = "tests/ha/test_in_sync.py"
+_POWER = "tests/broker/service/test_group_power.py"
 _LINK = "tests/ha/test_link.py"
 _RUNS = "tests/broker/service/test_group_runs.py"
 _TRUNCATION = "tests/store/test_truncation.py"
@@ -18,6 +19,90 @@ MISTAKES = [
         "        if me not in state.in_sync:\n",
         "        if False:\n",
         (_ELECTION,),
+    ),
+    Mutation(
+        "elect a replica that lost power before those that did not",
+        "ha/election.py",
+        "            if other is None or other.of != state.epoch:\n",
+        "            if other is None:\n                continue\n            if other.of != state.epoch:\n",
+        (_ELECTION, _POWER),
+    ),
+    Mutation(
+        "believe what a replica said of its log before it followed another master",
+        "ha/election.py",
+        "            if other is None or other.of != state.epoch:\n",
+        "            if other is None:\n",
+        (_ELECTION,),
+    ),
+    Mutation(
+        "elect any of those that lost power",
+        "ha/election.py",
+        "            if (other, -replica_id) > (own, -me):\n",
+        "            if False:\n",
+        (_ELECTION,),
+    ),
+    Mutation(
+        "drop the former master though too few remain",
+        "ha/election.py",
+        "        if state.master == me or len(in_sync) < self._settings.min_in_sync:\n",
+        "        if state.master == me:\n",
+        (_ELECTION,),
+    ),
+    Mutation(
+        "take the last ones that are needed out of the in-sync set",
+        "ha/in_sync.py",
+        "wanted.union(away[: max(0, self._settings.min_replicas - len(wanted))])",
+        "wanted",
+        (_IN_SYNC, _GROUP),
+    ),
+    Mutation(
+        "let a send wait for members that are away",
+        "ha/in_sync.py",
+        "min(len(self.members), self._following) >= self._settings.min_replicas",
+        "len(self.members) >= self._settings.min_replicas",
+        (_IN_SYNC, _GROUP),
+    ),
+    Mutation(
+        "trust a log after a power cut",
+        "broker/broker_group.py",
+        "        if self._settings.store.flush_disk_type is not FlushDiskType.SYNC_FLUSH:\n",
+        "        if False:\n",
+        (_POWER,),
+    ),
+    Mutation(
+        "trust a log after a power cut and a kill",
+        "broker/lossy_log.py",
+        '            disk.write(self._path, b"")\n',
+        "            self._disk = disk\n",
+        (_POWER,),
+    ),
+    Mutation(
+        "wait for others after a power cut that loses nothing",
+        "broker/broker_group.py",
+        "        if self._settings.store.flush_disk_type is not FlushDiskType.SYNC_FLUSH:\n",
+        "        if True:\n",
+        (_POWER,),
+    ),
+    Mutation(
+        "never trust a log again that lost something",
+        "broker/broker_group.py",
+        "        self._whole_at = end\n",
+        "",
+        (_POWER,),
+    ),
+    Mutation(
+        "trust a replica whose store is gone",
+        "broker/broker_group.py",
+        "        if self._history.last and not self._lossy.is_noted:\n",
+        "        if not self._lossy.is_noted:\n",
+        (_POWER,),
+    ),
+    Mutation(
+        "keep epochs of which a power cut left nothing",
+        "ha/epochs.py",
+        "(*(epoch for epoch in self.epochs if epoch.start <= new.start), new)",
+        "(*self.epochs, new)",
+        (_EPOCHS,),
     ),
     Mutation(
         "elect another while the master's lease stands",

@@ -114,7 +114,8 @@ class _Log:
 
 
 @contextmanager
-def _logged() -> Iterator[_Log]:
+def logged() -> Iterator[_Log]:
+    """Collects what is logged meanwhile."""
     log = _Log()
     globalLogPublisher.addObserver(cast(ILogObserver, log))
     try:
@@ -135,7 +136,7 @@ def _run_steps(options: Options, steps: list[Step]) -> Outcome:
     trace = 0
     violation: Violation | None = None
     world: World | None = None
-    with _logged() as log:
+    with logged() as log:
         try:
             world = World(options)
             for step in steps:

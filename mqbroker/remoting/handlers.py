@@ -191,11 +191,16 @@ class HandlerTable:
         self.batch[int(code)] = handler if self._guard is None else self._guard.guarded_batch(code, handler)
         self._runs_max[int(code)] = run_max
 
+    @property
+    def is_protected(self) -> bool:
+        """Whether a guard checks each request."""
+        return self._guard is not None
+
     def register_plain(self, code: int, handler: PlainHandler) -> None:
         """Have `handler` take plain requests of `code`, which also has a handler of another kind. With a guard it gets
         none: each request is checked."""
         _check_known(code)
-        if self._guard is None:
+        if not self.is_protected:
             self.plain, self._plain_code = handler, code
 
     def run_max(self, code: int) -> int:

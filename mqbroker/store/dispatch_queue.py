@@ -54,20 +54,18 @@ class DispatchQueue:
             runs.popleft()
         if not runs or runs[0].start > start:
             return None
-        taken = [runs.popleft()]
-        records = taken[0].count
-        while runs and records < count and runs[0].start == taken[-1].end and _can_join(taken[-1], runs[0]):
-            taken.append(runs.popleft())
-            records += taken[-1].count
-        self._bytes -= taken[-1].end - start
+        taken = [last := runs.popleft()]
+        records = last.count
+        while runs and records < count and runs[0].start == last.end and _can_join(last) and _can_join(runs[0]):
+            taken.append(last := runs.popleft())
+            records += last.count
+        self._bytes -= last.end - start
         return taken[0] if len(taken) == 1 else _joined(taken, records)
 
 
-def _can_join(former: Run, following: Run) -> bool:
-    """Whether both have their bytes, and nothing else; what is large is not copied."""
-    return all(
-        run.data is not None and len(run.data) == run.end - run.start <= JOINED_BYTES_MAX for run in (former, following)
-    )
+def _can_join(run: Run) -> bool:
+    """Whether it has its bytes, and nothing else; what is large is not copied."""
+    return run.data is not None and len(run.data) == run.end - run.start <= JOINED_BYTES_MAX
 
 
 def _joined(runs: Sequence[Run], count: int) -> Run:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from struct import Struct
 
+from twisted.logger import Logger
+
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.requests.send_message import Pending, SendRequests, answer_parts
 from mqbroker.broker.requests.send_rules import SendRules
@@ -19,6 +21,8 @@ from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import Prop, RequestCode, ResponseCode
 from mqbroker.wire.command import JSON
+
+log = Logger()
 
 #: Opaque, flag, queue id, physical offset, queue offset of each send that was taken.
 _MARKS = Struct(">iiiqq")
@@ -97,6 +101,14 @@ def serve_plain_sends(
     live: LiveSettings,
     store_host: bytes,
 ) -> None:
-    """Have plain sends taken by the compiled module, where it is there."""
-    if compiled is not None:
+    """Have plain sends taken by the compiled module, where it is there; log which path runs."""
+    if compiled is None:
+        log.warn(
+            "the hot path runs in Python, several times slower than compiled: MQBROKER_KERNEL=off is set, or the "
+            "package was installed without a C compiler; with one, install it again"
+        )
+    elif table.is_protected:
+        log.info("the hot path is compiled, but not for sends: with aclEnable each is checked in Python")
+    else:
+        log.info("the hot path is compiled")
         table.register_plain(RequestCode.SEND_MESSAGE_V2, PlainSends(store, rules, sends, live, store_host).take)

@@ -82,6 +82,8 @@ class SendRequests:
         self._rules = rules
         settings = live.current
         self._sync = settings.store.flush_disk_type == "SYNC_FLUSH"
+        #: Whether responses wait for the disk or for slaves.
+        self.waits = self._sync or acknowledgements is not None
         self._msg_id_prefix = store_host.hex().upper()
         self._answer = _answer_template(settings)
         self._prefixes: dict[int, str] = {}
@@ -207,11 +209,6 @@ class SendRequests:
 
         begin, last = appended[0][0], appended[-1]
         return self.confirmed(begin, last[0] + last[2], partial(self.answers, appended, pending))
-
-    @property
-    def waits(self) -> bool:
-        """Whether responses wait for the disk or for slaves."""
-        return bool(self._sync or self._acknowledgements)
 
     def confirmed(self, begin: int, end: int, answer: Callable[[int, Refused | None], bytes]) -> Deferred[bytes]:
         """Fires with the responses to messages that are in the log from `begin` to `end`, once these are where the

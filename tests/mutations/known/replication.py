@@ -104,8 +104,8 @@ MISTAKES = [
     Mutation(
         "answer before a slave has the message",
         "broker/requests/send_message.py",
-        "        return bool(self._sync or self._acknowledgements)\n",
-        "        return bool(self._sync)\n",
+        "self.waits = self._sync or acknowledgements is not None",
+        "self.waits = self._sync",
         ("tests/broker/service/test_replication.py::test_a_send_is_answered_once_a_slave_has_the_message",),
     ),
     Mutation(

@@ -52,7 +52,7 @@ class BrokerGroup:
         on_master: Callable[[str, str], None],
         cut: Callable[[int], None],
     ) -> None:
-        self._settings, self._clock = settings, clock
+        self._settings, self._clock, self._steady = settings, clock, steady
         self._on_role, self._on_master, self._cut = on_role, on_master, cut
         self.replica_id = settings.broker_id
         own = GroupSettings(
@@ -134,6 +134,7 @@ class BrokerGroup:
         made = self._in_sync = InSyncSet(
             slaves,
             self._clock,
+            self._steady,
             limits,
             self.replica_id,
             role.in_sync,

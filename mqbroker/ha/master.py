@@ -375,7 +375,10 @@ class MasterFactory(ServerFactory):
 
 
 class MasterService(Service):
-    """Listens for slaves, and sends them the log. `port` is the bound port while it runs."""
+    """Listens for slaves, and sends them the log. `port` is the bound port while it runs.
+
+    :param steady: seconds of a clock that is never set: no link is closed because the time of day jumps.
+    """
 
     def __init__(
         self,
@@ -384,12 +387,14 @@ class MasterService(Service):
         settings: HaSettings,
         is_allowed: Callable[[str], bool] = lambda host: True,
         group: IGroup | None = None,
+        steady: Callable[[], float] | None = None,
     ) -> None:
         self._clock = cast(IReactorTime, reactor)
         self._reactor = cast(IReactorTCP, reactor)
         self._slaves = slaves
         slaves.on_acknowledged.append(self._fire_if_drained)
-        self.factory = MasterFactory(slaves, settings, self._clock.seconds, is_allowed, self._fire_if_drained, group)
+        self._steady = steady or self._clock.seconds
+        self.factory = MasterFactory(slaves, settings, self._steady, is_allowed, self._fire_if_drained, group)
         self.port = settings.listen_port
         self._listening: IListeningPort | None = None
         self._loops = [(LoopingCall(self._look), WATCH_SECONDS), (LoopingCall(self._report), REPORT_SECONDS)]
@@ -441,7 +446,7 @@ class MasterService(Service):
             connection.send()
 
     def _look(self) -> None:
-        now = self._clock.seconds()
+        now = self._steady()
         for connection in list(self._slaves.links):
             connection.look(now)
             connection.send()

@@ -99,6 +99,22 @@ def test_a_former_master_cuts_back_what_nobody_acknowledged(group: Group) -> Non
     assert again.store.max_offset("T", 0) == 2
 
 
+@pytest.mark.parametrize("who", ["master", "replica"])
+def test_a_clock_that_is_set_forward_closes_no_link_and_takes_nobody_out(group: Group, who: str) -> None:
+    started(group)
+    master = group.master()
+    links = list(master.service._master.factory.slaves.links)
+    [jumping, *_] = [each for each in group.alive() if (each is master) == (who == "master")]
+    epoch = jumping.service._group.member.role.epoch
+    jumping.reactor.advance(3600)
+    for _ in range(20):
+        group.wait(0.25)
+        assert group.in_sync() == {1, 2, 3}
+    assert master.service._master.factory.slaves.links == links
+    assert [each.service._group.member.role.epoch for each in group.alive()] == [epoch] * 3
+    assert group.client(master).send(send_command("T", b"later")).code == ResponseCode.SUCCESS
+
+
 def isolate(group: Group, master: Replica) -> None:
     """Cut a broker off from the others and from etcd."""
     others = [each.host for each in group.replicas.values() if each is not master] + ["etcd"]

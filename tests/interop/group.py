@@ -59,7 +59,7 @@ class Three:
         self.brokers = {number: self._start(number, settings) for number in self.machines}
         #: The broker that cannot be asked.
         self.away = 0
-        self.wait_until_whole()
+        eventually("all three are in sync", lambda: self.is_whole, patience_s=60)
 
     def _start(self, number: int, settings: dict[str, Any]) -> Broker:
         machine = self.machines[number]
@@ -102,8 +102,9 @@ class Three:
         number, info = self._masters_info()
         return number, set(info.get("groupInSync", "").split())
 
-    def wait_until_whole(self) -> None:
-        eventually("all three are in sync", lambda: self.in_sync()[1] == {"1", "2", "3"}, patience_s=60)
+    @property
+    def is_whole(self) -> bool:
+        return self.in_sync()[1] == {"1", "2", "3"}
 
     @property
     def master(self) -> int:
@@ -149,7 +150,7 @@ class Faults:
             told = self._stop_broker(what, number, number == master)
         began = time.monotonic()
         self.load.wait_until_it_goes_on()
-        three.wait_until_whole()
+        self.load.wait("all three are in sync again", lambda: three.is_whole, patience_s=60)
         return f"{event}{told}, whole again after {time.monotonic() - began:.1f} s"
 
     def _replaced(self, broker: Broker) -> str:

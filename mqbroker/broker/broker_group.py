@@ -169,6 +169,8 @@ class BrokerGroup:
             raise BadPeer("this broker is not the master any more")
         if greeting.epoch != self._serves_epoch:
             raise BadPeer(f"it follows epoch {greeting.epoch}, and this is epoch {self._serves_epoch}")
+        if greeting.replica_id <= 0:
+            raise BadPeer(f"it has brokerId={greeting.replica_id}, and the ids in a group are above 0")
         if greeting.replica_id == self.replica_id:
             raise BadPeer(f"it has brokerId={greeting.replica_id}, as this broker")
         return orjson.dumps({**orjson.loads(self._history.to_json()), "end": log_end})

@@ -28,7 +28,8 @@ from mqbroker.remoting.rate_limited_log import RateLimitedLog
 
 log = Logger()
 
-#: Links at a time. One more takes the place of the oldest that has reported nothing; else it is refused.
+#: Links at a time. One more takes the place of the oldest that has reported nothing, or, in a group, is of no replica;
+#: else it is refused.
 LINKS_MAX = 64
 LINES_PER_MINUTE = 20
 WATCH_SECONDS = 1.0
@@ -346,11 +347,18 @@ class MasterFactory(ServerFactory):
         return SlaveConnection(self, peer)
 
     def _make_room(self) -> bool:
-        """Close the oldest link that has reported nothing, as a slave does at once; False if there is none."""
-        silent = next((link for link in self.slaves.links if link.link.sent is None and not link.is_closed), None)
-        if silent is None:
+        """Close the oldest link that has reported nothing, as a slave does at once, or, in a group, that is of no
+        replica; False if there is none."""
+        links = [
+            link
+            for link in self.slaves.links
+            if not link.is_closed and (link.link.sent is None or (self.group and link.link.greeting is None))
+        ]
+        if not links:
             return False
-        silent.close("it reports nothing, and others connect")
+        chosen = min(links, key=lambda link: (link.link.greeting is not None, link.link.sent is not None))
+        why = "it reports nothing" if chosen.link.sent is None else "it is of no replica of the group"
+        chosen.close(f"{why}, and others connect")
         return True
 
     def connected(self, connection: SlaveConnection) -> None:

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from mqbroker.ha.link import BadPeer, Greeting
 from mqbroker.namesrv.namesrv_service import ExpiryService
 from mqbroker.store.layout import lock_file
 from mqbroker.wire.bodies import KVTable
@@ -113,6 +114,15 @@ def test_a_clock_that_is_set_forward_closes_no_link_and_takes_nobody_out(group: 
     assert master.service._master.factory.slaves.links == links
     assert [each.service._group.member.role.epoch for each in group.alive()] == [epoch] * 3
     assert group.client(master).send(send_command("T", b"later")).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("replica_id", [0, -1, -(2**63)])
+def test_an_id_that_no_replica_can_have_is_refused(group: Group, replica_id: int) -> None:
+    """In the in-sync set it would make the group's state in etcd unreadable for all."""
+    started(group, 1)
+    part = group.master().service._group
+    with pytest.raises(BadPeer, match=f"brokerId={replica_id}, and the ids in a group are above 0"):
+        part.answer(Greeting(part._digest, part._serves_epoch, replica_id), 0)
 
 
 def isolate(group: Group, master: Replica) -> None:

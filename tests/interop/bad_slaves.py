@@ -10,8 +10,6 @@ from mqbroker.ha.election import GroupSettings
 from mqbroker.ha.link import REPORT, Greeting
 
 GIANT = 2**62
-#: More than the links that a master takes.
-SILENT = 80
 
 
 def greetings(cluster: str, broker: str, epoch: int, ids: list[int]) -> Iterator[bytes]:
@@ -60,10 +58,10 @@ class BadSlaves:
         for data in lies(rng, forged):
             self.say(data)
 
-    def never_read(self) -> None:
-        """Ask for the whole log, over more connections than are taken, and read nothing of it."""
-        for number in range(SILENT):
-            self.say(REPORT.pack(0) if number % 2 else b"")
+    def never_read(self, count: int) -> None:
+        """Ask for the log over so many connections, and read nothing of it."""
+        for _ in range(count):
+            self.say(REPORT.pack(0))
 
     def close(self) -> None:
         self._open.close()

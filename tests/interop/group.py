@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from mqbroker.ha.master import LINKS_MAX
 from mqbroker.wire.bodies import ClusterInfo, KVTable
 from mqbroker.wire.codes import RequestCode
 from tests.daemons.small_disks import SmallDisk
@@ -216,11 +217,14 @@ class Faults:
                 for process in replicas:
                     process.resume()
             load.wait_until_it_goes_on()
-            bad.never_read()
             bad.say_all(self._rng, forged)
-            bad.never_read()
+            # Those with the ids of the replicas end their links; they must find room when they connect again.
+            bad.never_read(LINKS_MAX - 4)
+            for greeting in forged:
+                bad.say(greeting)
+            bad.never_read(LINKS_MAX)
             load.wait_for(LEASE_S)
-            load.wait_until_it_goes_on()
+            load.wait_until_it_goes_on(patience_s=10)
         return "" if three.epoch == epoch else f", and there is epoch {three.epoch}"
 
     def _cut(self, number: int, who: str, whom: str) -> str:

@@ -48,10 +48,10 @@ class Load:
         end = time.monotonic() + seconds
         self.wait("time passes", lambda: time.monotonic() > end, patience_s=seconds + 10)
 
-    def wait_until_it_goes_on(self) -> None:
+    def wait_until_it_goes_on(self, patience_s: float = PATIENCE_S) -> None:
         """Wait until 50 more are acknowledged."""
         before = self.count()
-        self.wait("messages are acknowledged again", lambda: len(self.acknowledged) > before + 50)
+        self.wait("messages are acknowledged again", lambda: len(self.acknowledged) > before + 50, patience_s)
 
     def end(self) -> list[Event]:
         """Stop sending; returns what was acknowledged."""

@@ -76,9 +76,10 @@ class Network:
     def _make_bridge(self, bridge: str, made: ExitStack) -> None:
         made.callback(_remove, bridge)
         link = f"mq{os.getpid()}"
-        _run("ip", "netns", "add", bridge)
+        need("network namespaces with names", ["ip", "netns", "add", bridge])
         _run("ip", "-n", bridge, "link", "add", "bridge", "up", "type", "bridge")
-        _run("ip", "link", "add", link, "type", "veth", "peer", "name", "tests", "netns", bridge)
+        pair = ["type", "veth", "peer", "name", "tests", "netns", bridge]
+        need("links between network namespaces", ["ip", "link", "add", link, *pair])
         made.callback(subprocess.run, ["ip", "link", "delete", link], capture_output=True, check=False)
         _run("ip", "-n", bridge, "link", "set", "tests", "up", "master", "bridge")
         _run("ip", "address", "add", f"{self.address}/24", "dev", link)

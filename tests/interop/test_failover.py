@@ -116,5 +116,7 @@ def test_nothing_acknowledged_is_lost_whatever_is_cut_off(
         "namesrvAddr": f"{network.address}:{namesrv.addr.rpartition(':')[2]}",
         # Small, so that a full disk is soon noticed.
         "mappedFileSizeCommitLog": "1048576",
+        # Else a broker whose disk is full makes room by deleting the oldest messages.
+        "cleanFileForciblyEnable": "false",
     }
     run(Three(fleet, namesrv, etcd_in_network, machines, **settings), topic, NETWORK, size=1000)

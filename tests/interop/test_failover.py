@@ -100,9 +100,14 @@ def run(three: Three, topic: str, kinds: Sequence[str], **options: object) -> No
 
 
 def test_nothing_acknowledged_is_lost_whoever_fails(fleet: Fleet, etcd: Etcd, tmp_path: Path, topic: str) -> None:
-    clocks = [SetClock(tmp_path, str(number)) for number in (1, 2, 3)]
-    machines = [Machine(Place(environment=clock.environment), clock) for clock in clocks]
-    run(Three(fleet, fleet.namesrv("ours"), etcd, machines), topic, PROCESSES)
+    kinds, machines = list(PROCESSES), [Machine()] * 3
+    try:
+        clocks = [SetClock(tmp_path, str(number)) for number in (1, 2, 3)]
+        machines = [Machine(Place(environment=clock.environment), clock) for clock in clocks]
+    except pytest.skip.Exception as reason:
+        print(f"no clock is set: {reason}")
+        kinds = [kind for kind in kinds if not kind.startswith("set ")]
+    run(Three(fleet, fleet.namesrv("ours"), etcd, machines), topic, kinds)
 
 
 def test_nothing_acknowledged_is_lost_whatever_is_cut_off(

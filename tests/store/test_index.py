@@ -36,24 +36,6 @@ def test_hashes_are_those_of_topic_and_key(keys: list[str], topic: str) -> None:
         assert hasher.hash(java_hash(topic + "#"), key.encode()) == (0 if expected == 2**31 else expected)
 
 
-class _FullDisk:
-    """A new file on a disk without room."""
-
-    path, size = "index/1", HEADER_BYTES + SLOT_BYTES + ENTRY_BYTES
-    buffer = view = None
-
-    def allocate(self, offset: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def is_resident(self, offset: int, size: int) -> bool:
-        pytest.fail("touched before blocks were allocated: on tmpfs that is a SIGBUS")
-
-
-def test_a_new_file_is_not_touched_before_there_is_room_for_it() -> None:
-    with pytest.raises(OSError, match="No space left"):
-        IndexFile(_FullDisk(), 1, 1)  # type: ignore[arg-type]
-
-
 def test_what_is_kept_of_keys_is_bounded() -> None:
     hasher = KeyHasher()
     for n in range(20_000):

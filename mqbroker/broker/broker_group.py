@@ -56,7 +56,7 @@ class BrokerGroup:
         cut: Callable[[int], None],
         disk: IDisk,
     ) -> None:
-        self._settings, self._clock = settings, clock
+        self._settings, self._clock, self._steady = settings, clock, steady
         self._on_role, self._on_master, self._cut = on_role, on_master, cut
         self.replica_id = settings.broker_id
         own = GroupSettings(
@@ -167,6 +167,7 @@ class BrokerGroup:
         made = self._in_sync = InSyncSet(
             slaves,
             self._clock,
+            self._steady,
             limits,
             self.replica_id,
             role.in_sync,
@@ -201,6 +202,8 @@ class BrokerGroup:
             raise BadPeer("this broker is not the master any more")
         if greeting.epoch != self._serves_epoch:
             raise BadPeer(f"it follows epoch {greeting.epoch}, and this is epoch {self._serves_epoch}")
+        if greeting.replica_id <= 0:
+            raise BadPeer(f"it has brokerId={greeting.replica_id}, and the ids in a group are above 0")
         if greeting.replica_id == self.replica_id:
             raise BadPeer(f"it has brokerId={greeting.replica_id}, as this broker")
         return orjson.dumps({**orjson.loads(self._history.to_json()), "end": log_end})

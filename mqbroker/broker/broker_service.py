@@ -116,6 +116,7 @@ class BrokerService(Service):
         self._read_tls: Callable[[], object] | None = None
         self._reactor = reactor
         self._clock = cast(IReactorTime, reactor)
+        self._steady = steady or self._clock.seconds
         self._disk = disk
         self._rng = rng
         self._worker = worker
@@ -139,7 +140,7 @@ class BrokerService(Service):
                 settings,
                 asked,
                 self._clock,
-                steady or self._clock.seconds,
+                self._steady,
                 self._change_role,
                 self._follow_elected,
                 self._plan_cut,
@@ -291,7 +292,7 @@ class BrokerService(Service):
         async def compare(connection: MasterConnection) -> None:
             await self._compare(comparison.check() if self._group is None else self._group.compare(connection, raw))
 
-        service = SlaveService(self._clock, raw, settings, connector, compare)
+        service = SlaveService(self._clock, raw, settings, connector, compare, self._steady)
         return _Follower(client, comparison, service)
 
     def _follow_master(self, store: MessageStore, parts: Assembly, follower: _Follower) -> None:
@@ -320,7 +321,8 @@ class BrokerService(Service):
         if is_allowed is None:
             log.info("no slave can connect: aclEnable and tls.server.mode=enforcing need haWhiteRemoteAddresses")
             return
-        master = MasterService(self._reactor, slaves, HaSettings.of(self.settings), is_allowed, self._group)
+        settings = HaSettings.of(self.settings)
+        master = MasterService(self._reactor, slaves, settings, is_allowed, self._group, self._steady)
         try:
             master.startService()
         except CannotListenError as error:

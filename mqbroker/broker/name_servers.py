@@ -34,6 +34,8 @@ log = Logger()
 UNREGISTER_TIMEOUT_MS = 3_000
 #: Delay before retrying a name server that failed or closed the connection, and so has removed the broker.
 RETRY_SECONDS = 5.0
+#: The same, where the last request succeeded: clients have no route to the broker meanwhile.
+FIRST_RETRY_SECONDS = 0.5
 #: How long a change of a topic waits for name servers that do not answer. Clients time out after 5 s.
 CHANGES_SECONDS_MAX = 3.0
 #: Added to the error if a name server closes the connection without ever having answered.
@@ -230,7 +232,7 @@ class NameServer:
     def connection_closed(self) -> None:
         """Called when the connection closed: the name server has removed the broker, and may have lost its state."""
         self._known = None
-        self._retry_later()
+        self._retry_later(FIRST_RETRY_SECONDS if self.is_reachable else RETRY_SECONDS)
 
     async def unregister(self) -> None:
         """Unregister when the request in flight has ended, or after 3 s. Failures are logged."""
@@ -268,14 +270,14 @@ class NameServer:
     async def _work(self) -> None:
         while (self._due or self._changes) and not self._is_stopped:
             if not self._may_register():
-                self._retry_later()
+                self._retry_later(RETRY_SECONDS)
                 return
             due, self._due = self._due, _Due.NOTHING
             try:
                 await self._register(due)
             except MQError as error:
-                self._log_change(False, self._why(error))
                 self.connection_closed()
+                self._log_change(False, self._why(error))
                 return
 
     async def _register(self, due: _Due) -> None:
@@ -305,9 +307,9 @@ class NameServer:
     async def _request(self, command: RemotingCommand) -> RemotingCommand:
         return succeeded(await self._client.invoke_sync(self.address, command, self._timeout_ms))
 
-    def _retry_later(self) -> None:
+    def _retry_later(self, seconds: float) -> None:
         if not self._is_stopped and (self._retry is None or not self._retry.active()):
-            self._retry = self._clock.callLater(RETRY_SECONDS, self._retry_now)
+            self._retry = self._clock.callLater(seconds, self._retry_now)
 
     def _retry_now(self) -> None:
         if self._known is None:

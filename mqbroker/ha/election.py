@@ -410,7 +410,7 @@ class GroupMember(Service):
 
     async def _stand(self, state: GroupState, found: Snapshot) -> None:
         """Become master, if this replica may."""
-        me, now = self._settings.replica_id, self._clock.seconds()
+        me, now = self._settings.replica_id, self._steady()
         if self._without_master_since is None:
             self._without_master_since = now
         lossy = self.lossy_log()

@@ -37,6 +37,7 @@ class InSyncSettings:
 class InSyncSet:
     """Keeps the set while this broker is master of an epoch, and confirms what its members have.
 
+    :param steady: seconds of a clock that is never set: that of `slaves`.
     :param me: this broker's id.
     :param members: the members when the epoch began.
     :param epoch_start: where the log ended then.
@@ -48,6 +49,7 @@ class InSyncSet:
         self,
         slaves: Slaves,
         clock: IReactorTime,
+        steady: Callable[[], float],
         settings: InSyncSettings,
         me: int,
         members: frozenset[int],
@@ -55,7 +57,7 @@ class InSyncSet:
         is_master: Callable[[], bool],
         propose: Callable[[frozenset[int]], Awaitable[bool]],
     ) -> None:
-        self._slaves, self._clock, self._settings, self._me = slaves, clock, settings, me
+        self._slaves, self._steady, self._settings, self._me = slaves, steady, settings, me
         self._is_master, self._propose = is_master, propose
         self.members = members
         #: Members of proposals that may stand in etcd already, or come to stand there.
@@ -64,7 +66,7 @@ class InSyncSet:
         self._joining: frozenset[int] = frozenset()
         self._acknowledged = dict.fromkeys(members, epoch_start)
         #: When each member was last connected, and the time up to which it has the log.
-        self._seen_at = dict.fromkeys(members, clock.seconds())
+        self._seen_at = dict.fromkeys(members, steady())
         self._close_at = dict(self._seen_at)
         self._confirmed = epoch_start
         self._proposing: Deferred[None] | None = None
@@ -108,7 +110,7 @@ class InSyncSet:
         return min((self._acknowledged.get(replica, 0) for replica in others), default=self._slaves.log.end)
 
     def _note(self) -> None:
-        now = self._clock.seconds()
+        now = self._steady()
         for replica, link in self._slaves.replicas().items():
             # The replica's log is a part of this one: it was compared by epochs, and cut, before it reported.
             self._acknowledged[replica] = link.link.acknowledged
@@ -169,7 +171,7 @@ class InSyncSet:
         return {replica for replica in self.members if replica == self._me or self._keeps_up(replica, links)}
 
     def _keeps_up(self, replica: int, links: dict[int, SlaveConnection]) -> bool:
-        now = self._clock.seconds()
+        now = self._steady()
         if replica not in links and now - self._seen_at.get(replica, 0.0) > GONE_SECONDS:
             return False
         return now - self._close_at.get(replica, 0.0) <= self._settings.lag_s

@@ -28,7 +28,8 @@ from mqbroker.remoting.rate_limited_log import RateLimitedLog
 
 log = Logger()
 
-#: Links at a time. One more takes the place of the oldest that has reported nothing; else it is refused.
+#: Links at a time. One more takes the place of the oldest that has reported nothing, or, in a group, is of no replica;
+#: else it is refused.
 LINKS_MAX = 64
 LINES_PER_MINUTE = 20
 WATCH_SECONDS = 1.0
@@ -346,11 +347,18 @@ class MasterFactory(ServerFactory):
         return SlaveConnection(self, peer)
 
     def _make_room(self) -> bool:
-        """Close the oldest link that has reported nothing, as a slave does at once; False if there is none."""
-        silent = next((link for link in self.slaves.links if link.link.sent is None and not link.is_closed), None)
-        if silent is None:
+        """Close the oldest link that has reported nothing, as a slave does at once, or, in a group, that is of no
+        replica; False if there is none."""
+        links = [
+            link
+            for link in self.slaves.links
+            if not link.is_closed and (link.link.sent is None or (self.group and link.link.greeting is None))
+        ]
+        if not links:
             return False
-        silent.close("it reports nothing, and others connect")
+        chosen = min(links, key=lambda link: (link.link.greeting is not None, link.link.sent is not None))
+        why = "it reports nothing" if chosen.link.sent is None else "it is of no replica of the group"
+        chosen.close(f"{why}, and others connect")
         return True
 
     def connected(self, connection: SlaveConnection) -> None:
@@ -375,7 +383,10 @@ class MasterFactory(ServerFactory):
 
 
 class MasterService(Service):
-    """Listens for slaves, and sends them the log. `port` is the bound port while it runs."""
+    """Listens for slaves, and sends them the log. `port` is the bound port while it runs.
+
+    :param steady: seconds of a clock that is never set: no link is closed because the time of day jumps.
+    """
 
     def __init__(
         self,
@@ -384,12 +395,14 @@ class MasterService(Service):
         settings: HaSettings,
         is_allowed: Callable[[str], bool] = lambda host: True,
         group: IGroup | None = None,
+        steady: Callable[[], float] | None = None,
     ) -> None:
         self._clock = cast(IReactorTime, reactor)
         self._reactor = cast(IReactorTCP, reactor)
         self._slaves = slaves
         slaves.on_acknowledged.append(self._fire_if_drained)
-        self.factory = MasterFactory(slaves, settings, self._clock.seconds, is_allowed, self._fire_if_drained, group)
+        self._steady = steady or self._clock.seconds
+        self.factory = MasterFactory(slaves, settings, self._steady, is_allowed, self._fire_if_drained, group)
         self.port = settings.listen_port
         self._listening: IListeningPort | None = None
         self._loops = [(LoopingCall(self._look), WATCH_SECONDS), (LoopingCall(self._report), REPORT_SECONDS)]
@@ -441,7 +454,7 @@ class MasterService(Service):
             connection.send()
 
     def _look(self) -> None:
-        now = self._clock.seconds()
+        now = self._steady()
         for connection in list(self._slaves.links):
             connection.look(now)
             connection.send()

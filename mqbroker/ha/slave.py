@@ -236,6 +236,7 @@ class SlaveService(Service):
     """Follows the master whose address `follow` was given last.
 
     :param compare: see `MasterConnection`.
+    :param steady: seconds of a clock that is never set: no connection is closed because the time of day jumps.
     """
 
     def __init__(
@@ -245,7 +246,9 @@ class SlaveService(Service):
         settings: SlaveSettings,
         connector: Connector,
         compare: Compare,
+        steady: Callable[[], float] | None = None,
     ) -> None:
+        self._steady = steady or clock.seconds
         self._clock, self._raw, self._settings = clock, raw, settings
         self._connector, self._compare = connector, compare
         self.address = ""
@@ -316,7 +319,7 @@ class SlaveService(Service):
 
     async def _follow_once(self, address: str) -> _Ended:
         """Connect, and follow until the connection ends."""
-        connection = MasterConnection(self._raw, self._settings, self._clock.seconds, self._compare, self._following)
+        connection = MasterConnection(self._raw, self._settings, self._steady, self._compare, self._following)
         try:
             self._connecting = connectProtocol(  # type: ignore[no-untyped-call]
                 self._connector(*split_address(address)), connection

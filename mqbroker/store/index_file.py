@@ -65,6 +65,8 @@ class IndexFile:
         self._slots = slots
         self._capacity = capacity
         self._entries_at = HEADER_BYTES + slots * SLOT_BYTES
+        # First of all: on tmpfs even a read of a page without a block ends the process where the disk is full.
+        file.allocate(0, self._entries_at)
         read_before_touch(file, 0, HEADER_BYTES)
         header: tuple[int, int, int, int, int, int] = _HEADER.unpack_from(file.view)
         self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, self.count = header
@@ -72,11 +74,11 @@ class IndexFile:
         self._has_header = 0 < self.count <= capacity or not any(header)
         if not 0 < self.count <= capacity:
             self.count = 1
-        # Blocks for header, slots and the present entries; those for new entries are allocated later.
+        # Blocks for the present entries; those for new entries are allocated later.
         self._allocated = self._entries_at + self.count * ENTRY_BYTES
         self._is_open = True
         self._is_damaged = False
-        file.allocate(0, self._allocated)
+        file.allocate(self._entries_at, self._allocated - self._entries_at)
 
     @property
     def has_entries(self) -> bool:

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from mqbroker.broker import name_servers
-from mqbroker.broker.name_servers import RETRY_SECONDS, BrokerIdentity, Registration
+from mqbroker.broker.name_servers import FIRST_RETRY_SECONDS, RETRY_SECONDS, BrokerIdentity, Registration
 from mqbroker.errors import ConnectionClosed, Unreachable
 from mqbroker.remoting import cooperative_tasks
 from mqbroker.wire.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
@@ -283,6 +283,25 @@ def test_who_may_have_lost_it_is_told_all(
     change(registration, topics, "O")
     clock.advance(0)
     assert [told_topics(command) for _, command, _, _ in network.requests] == [{"O"}, {"O"}]
+
+
+def test_the_first_retry_after_a_success_is_soon(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock
+) -> None:
+    registration = make([A], register_name_server_period_ms=60_000)
+    registration.start()
+    network.answer()
+    registration.connection_closed(A)
+    clock.advance(FIRST_RETRY_SECONDS)
+    assert network.told == [(A, REGISTER)]
+    network.fail()
+    clock.advance(FIRST_RETRY_SECONDS)
+    assert network.told == [(A, REGISTER)]
+    network.fail()
+    clock.advance(FIRST_RETRY_SECONDS)
+    assert network.told == []
+    clock.advance(RETRY_SECONDS - FIRST_RETRY_SECONDS)
+    assert network.told == [(A, REGISTER)]
 
 
 def test_a_change_after_a_loss_is_told_with_all(

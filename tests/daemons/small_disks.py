@@ -22,7 +22,7 @@ class SmallDisk:
             need("a small ext4", ["mkfs.ext4", "-q", "-m", "0", str(image)])
             mount = f"mount -o loop {image} {self.path}"
         need(f"a small {kind}", ["unshare", "-m", "sh", "-c", mount])
-        self._holder = subprocess.Popen(["unshare", "-m", "sh", "-c", f"{mount} && exec sleep 1000"])
+        self._holder = subprocess.Popen(["unshare", "-m", "sh", "-c", f"{mount} && exec sleep 3600"])
         self.seen = Path(f"/proc/{self._holder.pid}/root{self.path}")
         wait_for(lambda: self.path.stat().st_dev != self.seen.stat().st_dev, f"{kind} to be mounted")
 

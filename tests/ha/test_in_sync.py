@@ -58,6 +58,7 @@ class World:
         self.set = InSyncSet(
             self.slaves,  # type: ignore[arg-type]
             self.clock,
+            self.clock.seconds,
             InSyncSettings(**limits),
             1,
             frozenset(members),

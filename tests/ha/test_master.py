@@ -314,6 +314,24 @@ def test_a_replica_that_connects_again_takes_its_former_links_place(reactor: Mem
     assert slaves.replicas() == {2: second}
 
 
+def test_links_of_no_replica_keep_no_replica_out(reactor: MemoryReactorClock, source: Log, logged: Logged) -> None:
+    service = MasterService(reactor, Slaves(source), HaSettings(listen_port=10912), group=OneGroup())
+    service.startService()
+    first, _ = greeted(service, Greeting(b"x" * 8, 7, 2))
+    first.dataReceived(REPORT.pack(10_000))
+    strangers = []
+    for _ in range(LINKS_MAX - 1):
+        link = service.factory.buildProtocol(IPv4Address("TCP", "10.0.0.3", 1))
+        link.makeConnection(Transport())
+        link.dataReceived(REPORT.pack(0))
+        strangers.append(link)
+    second, transport = greeted(service, Greeting(b"x" * 8, 7, 3))
+    assert transport.received() == [(GREETING, b"history to 10000")]
+    assert [link.is_closed for link in [first, second, *strangers]] == [False, False, True] + [False] * (LINKS_MAX - 2)
+    why = "it is of no replica of the group, and others connect"
+    assert logged.lines[-1] == f"the replication link to 10.0.0.3:1 is closed: {why}"
+
+
 def test_when_a_slave_had_all_that_there_was(reactor: MemoryReactorClock, source: Log, slave: Any) -> None:
     connection, _ = slave(9_000)
     assert connection.caught_up_at < 0

@@ -1,8 +1,10 @@
 """An etcd of three members on free ports: the binary on the path (Debian's etcd-server, or built with Go)."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+from tests.interop.fleet import HERE, Place
 from tests.interop.processes import Process, eventually, free_ports
 
 BINARY = shutil.which("etcd")
@@ -11,8 +13,8 @@ BINARY = shutil.which("etcd")
 class Etcd:
     """Three members that were started, and can be killed, suspended and started again."""
 
-    def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
+    def __init__(self, scratch: Path, places: Sequence[Place] = (HERE, HERE, HERE)) -> None:
+        self._scratch, self._places = scratch, places
         self._ports = [free_ports() for _ in range(3)]
         self.members = [self._start(number) for number in range(3)]
         for member in self.members:
@@ -20,12 +22,15 @@ class Etcd:
 
     @property
     def endpoints(self) -> str:
-        return ";".join(f"http://127.0.0.1:{port}" for port in self._ports)
+        return ";".join(self._url(number) for number in range(3))
+
+    def _url(self, number: int, more: int = 0) -> str:
+        return f"http://{self._places[number].address}:{self._ports[number] + more}"
 
     def _start(self, number: int) -> Process:
         assert BINARY is not None
-        client, peer = (f"http://127.0.0.1:{self._ports[number] + more}" for more in (0, 1))
-        names = ",".join(f"m{other}=http://127.0.0.1:{port + 1}" for other, port in enumerate(self._ports))
+        client, peer = self._url(number), self._url(number, 1)
+        names = ",".join(f"m{other}={self._url(other, 1)}" for other in range(3))
         options = {
             "name": f"m{number}",
             "data-dir": str(self._scratch / f"etcd{number}"),
@@ -35,12 +40,11 @@ class Etcd:
             "initial-advertise-peer-urls": peer,
             "initial-cluster": names,
         }
-        command = [BINARY, *(f"--{key}={value}" for key, value in options.items())]
+        command = [*self._places[number].wrapper, BINARY, *(f"--{key}={value}" for key, value in options.items())]
         return Process(f"etcd{number}~{client.rpartition(':')[2]}", command, self._scratch)
 
     def _wait_for(self, member: Process) -> None:
-        path = next(self._scratch.glob(f"{member.name}.stderr"))
-        eventually(f"{member.name} serves", lambda: "ready to serve client requests" in path.read_text(), patience_s=60)
+        eventually(f"{member.name} serves", lambda: "ready to serve client requests" in member.errors, patience_s=60)
 
     def restart(self, number: int) -> None:
         """Start a member again, or let it go on."""

@@ -37,6 +37,18 @@ SMALL_STORE = {
 }
 
 
+@attrs.frozen
+class Place:
+    """Where a daemon runs: its address, what runs a command there, and what its environment has beside ours."""
+
+    address: str = "127.0.0.1"
+    wrapper: Sequence[str] = ()
+    environment: Mapping[str, str] = attrs.Factory(dict)
+
+
+HERE = Place()
+
+
 @attrs.define
 class Namesrv:
     """A name server that runs, or ran: `process` is its latest life."""
@@ -58,6 +70,13 @@ class Broker:
     conf: Path
     process: Process
     home: Path | None = None
+    place: Place = HERE
+
+    @property
+    def ha_address(self) -> tuple[str, int]:
+        """Host and port for replication."""
+        host, _, port = self.addr.rpartition(":")
+        return host, int(port) + 1
 
 
 @attrs.define
@@ -95,7 +114,13 @@ class Fleet:
         return home
 
     def broker(
-        self, kind: Kind, namesrv: Namesrv, store: Path | None = None, home: Path | None = None, **settings: str
+        self,
+        kind: Kind,
+        namesrv: Namesrv,
+        store: Path | None = None,
+        home: Path | None = None,
+        place: Place = HERE,
+        **settings: str,
     ) -> Broker:
         """Start a broker, on the store directory `store` where given; returns when it is ready and registered.
 
@@ -110,8 +135,8 @@ class Fleet:
                 "brokerClusterName": "Interop",
                 "brokerName": name,
                 "brokerId": "0",
-                "brokerIP1": "127.0.0.1",
-                "brokerIP2": "127.0.0.1",
+                "brokerIP1": place.address,
+                "brokerIP2": place.address,
                 "listenPort": str(port),
                 "haListenPort": str(port + 1),
                 "namesrvAddr": namesrv.addr,
@@ -121,13 +146,13 @@ class Fleet:
                 **settings,
             },
         )
-        process = self._daemon(kind, "broker", conf, home)
-        return Broker(kind, name, f"127.0.0.1:{port}", store, conf, process, home)
+        process = self._daemon(kind, "broker", conf, home, place)
+        return Broker(kind, name, f"{place.address}:{port}", store, conf, process, home, place)
 
     def restart(self, broker: Broker) -> None:
         """Start a stopped or killed broker again, with its settings, port and store; returns when it is ready."""
         assert not broker.process.running
-        broker.process = self._daemon(broker.kind, "broker", broker.conf, broker.home)
+        broker.process = self._daemon(broker.kind, "broker", broker.conf, broker.home, broker.place)
 
     def restart_namesrv(self, namesrv: Namesrv) -> None:
         """Start a stopped or killed name server again, with its settings and port; returns when it is ready."""
@@ -180,7 +205,18 @@ class Fleet:
         """The last output of each process."""
         return "\n".join(output.tail() for output in [*self._processes, *self._peers])
 
-    def _daemon(self, kind: Kind, role: Literal["namesrv", "broker"], conf: Path, home: Path | None = None) -> Process:
+    def tracebacks(self) -> list[str]:
+        """The names of the processes that logged one."""
+        return [process.name for process in self._processes if "Traceback (most" in process.errors]
+
+    def _daemon(
+        self,
+        kind: Kind,
+        role: Literal["namesrv", "broker"],
+        conf: Path,
+        home: Path | None = None,
+        place: Place = HERE,
+    ) -> Process:
         main = _MAINS[kind, role]
         home = home or self.java.home
         if kind == "java":
@@ -190,8 +226,8 @@ class Fleet:
             given = [f"{key}={value}" for key, value in self._tls_settings().items()]
             options = [part for setting in given for part in ("-o", setting)]
             command = [str(Path(sys.executable).parent / main), "-c", str(conf), *options]
-        env = {"ROCKETMQ_HOME": str(home)}
-        process = self._keep(Process(self._name(f"{kind}-{role}"), command, self.scratch, env))
+        env = {"ROCKETMQ_HOME": str(home), **place.environment}
+        process = self._keep(Process(self._name(f"{kind}-{role}"), [*place.wrapper, *command], self.scratch, env))
         process.wait_line(_READY)
         return process
 

@@ -127,6 +127,11 @@ class Process(Output):
             self._take(line.decode("utf-8", "replace").rstrip("\n"))
         self._end()
 
+    @property
+    def errors(self) -> str:
+        """What it has written to its standard error."""
+        return self._stderr_path.read_text("utf-8", "replace")
+
     def write_line(self, line: str) -> None:
         """Hand a line to its standard input."""
         assert self._popen.stdin is not None
@@ -183,7 +188,7 @@ class Process(Output):
 
     def tail(self, count: int = 40) -> str:
         """The last lines of both outputs, cut to a readable width, for a report."""
-        stderr = self._stderr_path.read_text("utf-8", "replace").splitlines()[-count:]
+        stderr = self.errors.splitlines()[-count:]
         lines = [super().tail(count), f"--- {self.name}: stderr", *(line[:240] for line in stderr)]
         return "\n".join(lines)
 

@@ -1,33 +1,56 @@
-"""A group of three brokers with an etcd of three members, under load from the Java producer, while any of them is
-killed or suspended: nothing that was acknowledged is missing.
+"""A group of three brokers with an etcd of three members, under load from the Java producer, while something fails:
+nothing that was acknowledged is missing.
 
 What happens comes from a seed, printed; MQBROKER_FAILOVER_SEED chooses another, MQBROKER_FAILOVER_ROUNDS how many times
 something happens.
 """
 
 import os
-import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from mqbroker.wire.bodies import ClusterInfo, KVTable
-from mqbroker.wire.codes import RequestCode
+from tests.daemons.small_disks import SmallDisk
 from tests.interop.etcd import BINARY, Etcd
-from tests.interop.fleet import Broker, Fleet, Namesrv
-from tests.interop.peers import Peer
-from tests.interop.processes import ProcessFailed, eventually
-from tests.interop.raw import Line
+from tests.interop.fleet import Fleet, Place
+from tests.interop.group import NETWORK, PROCESSES, Faults, Machine, Three
+from tests.interop.load import Load
+from tests.interop.network import Network
+from tests.interop.processes import ProcessFailed
+from tests.interop.set_clock import SetClock
 from tests.interop.test_replication import log_files
 from tests.interop.traffic import bodies, consumer, stop_consumer
 
 ROUNDS = int(os.environ.get("MQBROKER_FAILOVER_ROUNDS", "4"))
-EVENTS = ("kill master", "suspend master", "kill replica", "suspend replica", "kill etcd", "suspend etcd")
+#: Begins with a fault of each kind.
+SEED = int(os.environ.get("MQBROKER_FAILOVER_SEED", "849"))
+DISK_BYTES = (64 + 32 * ROUNDS) << 20
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="there is no etcd: install etcd-server, or build it with Go")
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    network = Network(6)
+    yield network
+    network.remove()
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[list[SmallDisk]]:
+    """One for each broker."""
+    disks: list[SmallDisk] = []
+    try:
+        for number in (1, 2, 3):
+            folder = tmp_path / f"disk{number}"
+            folder.mkdir()
+            disks.append(SmallDisk("tmpfs", folder, DISK_BYTES))
+        yield disks
+    finally:
+        for disk in disks:
+            disk.end()
 
 
 @pytest.fixture
@@ -37,121 +60,32 @@ def etcd(tmp_path: Path) -> Iterator[Etcd]:
     etcd.stop_all()
 
 
-class Three:
-    """The brokers of the group, by their ids."""
-
-    def __init__(self, fleet: Fleet, namesrv: Namesrv, etcd: Etcd) -> None:
-        self.fleet, self.namesrv, self.etcd = fleet, namesrv, etcd
-        self.brokers = {
-            number: fleet.broker(
-                "ours",
-                namesrv,
-                brokerName="group-a",
-                brokerId=str(number),
-                brokerRole="SYNC_MASTER",
-                etcdEndpoints=etcd.endpoints,
-                syncFlushTimeout="2000",
-            )
-            for number in (1, 2, 3)
-        }
-        self.suspended = 0
-        self.wait_until_whole()
-
-    def info(self, broker: Broker) -> dict[str, str]:
-        with closing(Line(broker.addr)) as line:
-            return KVTable.from_json(line.one(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
-
-    def in_sync(self) -> tuple[int, set[str]]:
-        """The master's id, and the in-sync set that it says; (0, {}) while nobody serves as master."""
-        for number, broker in self.brokers.items():
-            if number == self.suspended:
-                continue
-            try:
-                info = self.info(broker)
-            except (OSError, EOFError, AssertionError):
-                continue
-            if not any(key.startswith("haMaster_") for key in info) and not info["groupWhyNot"]:
-                return number, set(info["groupInSync"].split())
-        return 0, set()
-
-    def wait_until_whole(self) -> None:
-        eventually("all three are in sync", lambda: self.in_sync()[1] == {"1", "2", "3"}, patience_s=60)
-
-    @property
-    def master(self) -> int:
-        number: int = eventually("there is a master", lambda: self.in_sync()[0], patience_s=30)
-        return number
-
-    def registered_master(self) -> str | None:
-        """The master's address as the name server has it."""
-        with closing(Line(self.namesrv.addr)) as line:
-            found = ClusterInfo.from_json(line.one(RequestCode.GET_BROKER_CLUSTER_INFO).body)
-        data = found.broker_addr_table.get("group-a")
-        return data.broker_addrs.get(0) if data is not None else None
-
-    def cause(self, event: str, rng: Random) -> float | None:
-        """Have something happen, and heal it; returns how long there was no master, in seconds."""
-        what, who = event.split()
-        master, missing = self.master, None
-        if who == "etcd":
-            number = rng.randrange(3)
-            process = self.etcd.members[number]
-            (process.kill if what == "kill" else process.suspend)()
-            time_passes(self.fleet, 4)
-            self.etcd.restart(number)
-        else:
-            number = master if who == "master" else rng.choice([other for other in self.brokers if other != master])
-            broker = self.brokers[number]
-            began, self.suspended = time.monotonic(), number
-            (broker.process.kill if what == "kill" else broker.process.suspend)()
-            if who == "master":
-                eventually(
-                    "another master is registered",
-                    lambda: self.registered_master() not in (None, broker.addr),
-                    patience_s=30,
-                )
-                missing = time.monotonic() - began
-            else:
-                time_passes(self.fleet, 4)
-            if what == "kill":
-                self.fleet.restart(broker)
-            else:
-                broker.process.resume()
-            self.suspended = 0
-        self.wait_until_whole()
-        return missing
+@pytest.fixture
+def etcd_in_network(network: Network, tmp_path: Path) -> Iterator[Etcd]:
+    etcd = Etcd(tmp_path, [Place(host.address, host.wrapper) for host in network.hosts[3:]])
+    yield etcd
+    etcd.stop_all()
 
 
-def time_passes(fleet: Fleet, seconds: float) -> None:
-    """Let the load go on."""
-    end = time.monotonic() + seconds
-    eventually("time passes", lambda: time.monotonic() > end, patience_s=seconds + 10)
+def events(kinds: Sequence[str], rng: Random) -> Iterator[str]:
+    """All of them in an order by chance, again and again."""
+    while True:
+        yield from rng.sample(kinds, len(kinds))
 
 
-def acknowledged(producer: Peer) -> list[dict[str, object]]:
-    return [event for event in producer.events("sent") if event["status"] == "SEND_OK"]
-
-
-def test_nothing_acknowledged_is_lost_whoever_fails(fleet: Fleet, etcd: Etcd, topic: str) -> None:
-    seed = int(os.environ.get("MQBROKER_FAILOVER_SEED", "5"))
-    rng = Random(seed)
-    namesrv = fleet.namesrv("ours")
-    three = Three(fleet, namesrv, etcd)
-    producer = fleet.peer(
-        "produce", namesrv, topic=topic, prefix="load", count=10_000_000, interval_ms=2, timeout_ms=3000, poll_ms=500
-    )
-    eventually("messages are acknowledged", lambda: len(acknowledged(producer)) > 100)
-    events = [rng.choice(EVENTS) for _ in range(ROUNDS)]
-    events[0] = "kill master"
-    for number, event in enumerate(events):
-        before = len(acknowledged(producer))
-        missing = three.cause(event, rng)
-        eventually("messages are acknowledged again", lambda: len(acknowledged(producer)) > before + 50)  # noqa: B023
-        without = "" if missing is None else f", {missing:.1f} s without a master"
-        print(f"seed {seed}, round {number}: {event}{without}, {len(acknowledged(producer))} acknowledged")
-    producer.close_stdin()
-    producer.finish()
-    sent = acknowledged(producer)
+def run(three: Three, topic: str, kinds: Sequence[str], **options: object) -> None:
+    """Have something happen so many times, then compare what was acknowledged with what there is."""
+    fleet, namesrv, rng = three.fleet, three.namesrv, Random(SEED)
+    options = {"topic": topic, "prefix": "load", "count": 10_000_000, "interval_ms": 2, "timeout_ms": 3000, **options}
+    load = Load(fleet.peer("produce", namesrv, poll_ms=500, **options))
+    load.wait_until_it_goes_on()
+    faults = Faults(three, load, rng)
+    for number, event in zip(range(ROUNDS), events(kinds, rng), strict=False):
+        load.longest_pause_s()
+        told = faults.cause(event)
+        pause = f"{load.longest_pause_s():.1f} s without an acknowledgement"
+        print(f"seed {SEED}, round {number}: {told}, {pause}, {load.count()} acknowledged", flush=True)
+    sent = load.end()
     process = consumer(fleet, namesrv, topic, "survivors")
     wanted = bodies(sent)
     try:
@@ -162,3 +96,33 @@ def test_nothing_acknowledged_is_lost_whoever_fails(fleet: Fleet, etcd: Etcd, to
     stop_consumer(process)
     logs = [log_files(broker) for broker in three.brokers.values()]
     assert logs[0] == logs[1] == logs[2]
+    assert fleet.tracebacks() == []
+
+
+def test_nothing_acknowledged_is_lost_whoever_fails(fleet: Fleet, etcd: Etcd, tmp_path: Path, topic: str) -> None:
+    kinds, machines = list(PROCESSES), [Machine()] * 3
+    try:
+        clocks = [SetClock(tmp_path, str(number)) for number in (1, 2, 3)]
+        machines = [Machine(Place(environment=clock.environment), clock) for clock in clocks]
+    except pytest.skip.Exception as reason:
+        print(f"no clock is set: {reason}")
+        kinds = [kind for kind in kinds if not kind.startswith("set ")]
+    run(Three(fleet, fleet.namesrv("ours"), etcd, machines), topic, kinds)
+
+
+def test_nothing_acknowledged_is_lost_whatever_is_cut_off(
+    network: Network, disks: list[SmallDisk], etcd_in_network: Etcd, fleet: Fleet, topic: str
+) -> None:
+    namesrv = fleet.namesrv("ours")
+    machines = []
+    for host, etcd_host, disk in zip(network.hosts[:3], network.hosts[3:], disks, strict=True):
+        place = Place(host.address, [*host.wrapper, *disk.wrapper(fleet.scratch)])
+        machines.append(Machine(place, disk=disk, host=host, etcd_host=etcd_host))
+    settings = {
+        "namesrvAddr": f"{network.address}:{namesrv.addr.rpartition(':')[2]}",
+        # Small, so that a full disk is soon noticed.
+        "mappedFileSizeCommitLog": "1048576",
+        # Else a broker whose disk is full makes room by deleting the oldest messages.
+        "cleanFileForciblyEnable": "false",
+    }
+    run(Three(fleet, namesrv, etcd_in_network, machines, **settings), topic, NETWORK, size=1000)

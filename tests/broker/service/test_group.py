@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from mqbroker.ha.link import BadPeer, Greeting
 from mqbroker.store.layout import lock_file
 from mqbroker.wire.bodies import KVTable
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -97,6 +98,31 @@ def test_a_former_master_cuts_back_what_nobody_acknowledged(group: Group) -> Non
     assert [record.body for record in again.records().values()] == [b"all have it", b"later"]
     assert len({replica.log() for replica in group.alive()}) == 1
     assert again.store.max_offset("T", 0) == 2
+
+
+@pytest.mark.parametrize("who", ["master", "replica"])
+def test_a_clock_that_is_set_forward_closes_no_link_and_takes_nobody_out(group: Group, who: str) -> None:
+    started(group)
+    master = group.master()
+    links = list(master.service._master.factory.slaves.links)
+    [jumping, *_] = [each for each in group.alive() if (each is master) == (who == "master")]
+    epoch = jumping.service._group.member.role.epoch
+    jumping.reactor.advance(3600)
+    for _ in range(20):
+        group.wait(0.25)
+        assert group.in_sync() == {1, 2, 3}
+    assert master.service._master.factory.slaves.links == links
+    assert [each.service._group.member.role.epoch for each in group.alive()] == [epoch] * 3
+    assert group.client(master).send(send_command("T", b"later")).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("replica_id", [0, -1, -(2**63)])
+def test_an_id_that_no_replica_can_have_is_refused(group: Group, replica_id: int) -> None:
+    """In the in-sync set it would make the group's state in etcd unreadable for all."""
+    started(group, 1)
+    part = group.master().service._group
+    with pytest.raises(BadPeer, match=f"brokerId={replica_id}, and the ids in a group are above 0"):
+        part.answer(Greeting(part._digest, part._serves_epoch, replica_id), 0)
 
 
 def isolate(group: Group, master: Replica) -> None:

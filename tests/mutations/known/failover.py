@@ -9,6 +9,7 @@ _GROUP = "tests/broker/service/test_group.py"
 _IN_SYNC = "tests/ha/test_in_sync.py"
 _POWER = "tests/broker/service/test_group_power.py"
 _LINK = "tests/ha/test_link.py"
+_MASTER = "tests/ha/test_master.py"
 _RUNS = "tests/broker/service/test_group_runs.py"
 _TRUNCATION = "tests/store/test_truncation.py"
 
@@ -320,5 +321,19 @@ MISTAKES = [
         "last = log_min if self.greeting is not None else log_end - log_end % self._segment_bytes",
         "last = log_end - log_end % self._segment_bytes",
         (_GROUP, _LINK),
+    ),
+    Mutation(
+        "measure for how long a link was silent by the time of day",
+        "ha/master.py",
+        "        self._steady = steady or self._clock.seconds\n",
+        "        self._steady = self._clock.seconds\n",
+        (_GROUP,),
+    ),
+    Mutation(
+        "let links of strangers keep a replica out",
+        "ha/master.py",
+        "(link.link.sent is None or (self.group and link.link.greeting is None))",
+        "link.link.sent is None",
+        (_MASTER,),
     ),
 ]

@@ -328,8 +328,8 @@ MISTAKES = [
     Mutation(
         "let links that report nothing keep slaves out",
         "ha/master.py",
-        "        if silent is None:\n",
-        "        if silent is not None or silent is None:\n",
+        "        if not links:\n",
+        "        if links or not links:\n",
         (_MASTER,),
     ),
     Mutation(

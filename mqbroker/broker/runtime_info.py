@@ -49,10 +49,11 @@ _POOLS = {
 class RuntimeInfo:
     """Builds the table. `now` returns seconds since the epoch.
 
-    Keys that begin with "haSlave_" are not Java's: a slave's offset, and the bytes and seconds that it is behind. Nor
-    are those that begin with "haMaster_": a slave's own offset, the bytes that it is behind (empty if unknown), and
-    why it does not follow (empty if it does). Those that begin with "group" are of brokers that elect their master:
-    the id in the group, the epoch, the ids of the in-sync replicas, and why it takes no part (empty if it does).
+    Keys that begin with "haSlave_" are not Java's: a slave's offset, the bytes and seconds that it is behind, and the
+    bytes that it gets a second. Nor are those that begin with "haMaster_": a slave's own offset, the bytes that it is
+    behind (empty if unknown), and why it does not follow (empty if it does). Those that begin with "group" are of
+    brokers that elect their master: the id in the group, the epoch, the ids of the in-sync replicas, and why it takes
+    no part (empty if it does).
     """
 
     _store: MessageStore
@@ -134,7 +135,7 @@ class RuntimeInfo:
     def _replication(self) -> dict[str, str]:
         if self._follower is None:
             return {
-                f"haSlave_{slave.peer}": f"{slave.acknowledged},{slave.behind},{slave.behind_s:.0f}"
+                f"haSlave_{slave.peer}": f"{slave.acknowledged},{slave.behind},{slave.behind_s:.0f},{slave.rate:.0f}"
                 for slave in self._slaves.states()
             }
         master = self._follower.status

@@ -236,9 +236,8 @@ def _member(name: str, broker_id: int, address: str, info: dict[str, str], maste
     """A broker that answered. Only ours say how their links are: Java's have no such key."""
     end = _number(info.get("commitLogMaxOffset"))
     if broker_id == 0:
-        slaves = sum(key.startswith("haSlave_") for key in info)
-        state = f"{slaves} slave{'' if slaves == 1 else 's'} connected" if slaves else ""
-        return Member(name, broker_id, address, end, None, state, True, True)
+        slaves = [value.split(",") for key, value in info.items() if key.startswith("haSlave_")]
+        return Member(name, broker_id, address, end, None, _slaves_state(slaves), True, True)
     behind = None if end is None or master_end is None else max(0, master_end - end)
     shown = next((value for key, value in info.items() if key.startswith("haMaster_")), None)
     if shown is None:
@@ -247,6 +246,16 @@ def _member(name: str, broker_id: int, address: str, info: dict[str, str], maste
     state = f"does not follow: {why_not}" if why_not else FOLLOWS
     behind = _number(known) if behind is None else behind
     return Member(name, broker_id, address, end, behind, state, True, not why_not, True)
+
+
+def _slaves_state(slaves: Sequence[Sequence[str]]) -> str:
+    """What a master says of its slaves: of each its offset, the bytes and seconds that it is behind, and its rate."""
+    if not slaves:
+        return ""
+    state = f"{len(slaves)} slave{'' if len(slaves) == 1 else 's'} connected"
+    seconds = max(_number(slave[2]) or 0 if len(slave) > 2 else 0 for slave in slaves)
+    rate = sum(_number(slave[3]) or 0 if len(slave) > 3 else 0 for slave in slaves)
+    return state + (f", {seconds} s behind at most" if seconds else "") + (f", {rate:,} bytes/s" if rate else "")
 
 
 def _in_group(member: Member, info: dict[str, str]) -> Member:

@@ -171,7 +171,7 @@ class GroupMember(Service):
         self._member = Member(settings.replica_id, "", "")
         self._lease = self._member_revision = 0
         self._ttl_s = float(settings.ttl_s)
-        self._deadline = 0.0
+        self._deadline = self._heard_at = 0.0
         self._state: GroupState | None = None
         self._state_revision = 0
         self._without_master_since: float | None = None
@@ -290,15 +290,29 @@ class GroupMember(Service):
         asked_at = self._steady()
         self._lease, ttl_s = await self._etcd.grant(self._settings.ttl_s)
         self._ttl_s, self._deadline, self._member_revision = float(ttl_s), asked_at + ttl_s, 0
+        self._heard_at = self._steady()
+
+    def _heard(self) -> None:
+        """Called with an answer of etcd."""
+        was_silent, self._heard_at = self._is_silent, self._steady()
+        if was_silent:
+            self._renew()
+
+    @property
+    def _is_silent(self) -> bool:
+        return self._steady() > self._heard_at + self._ttl_s / 2
 
     def _renew(self) -> None:
-        if self._lease and self._renewing is None:
+        # Where only etcd's answers are lost, renewals would keep the lease of a master that is sure of nothing, and
+        # nobody else could be elected.
+        if self._lease and self._renewing is None and not self._is_silent:
             self._renewing = Deferred.fromCoroutine(self._renew_now(self._lease))
             self._renewing.addBoth(self._renewed)
 
     async def _renew_now(self, lease: int) -> None:
         asked_at = self._steady()
         ttl_s = await self._etcd.keep_alive(lease)
+        self._heard_at = self._steady()
         if lease != self._lease:
             return
         if ttl_s:
@@ -328,6 +342,7 @@ class GroupMember(Service):
     async def _look(self) -> None:
         """Read the group's keys, and do what they ask for."""
         found = await self._etcd.read(self._settings.prefix)
+        self._heard()
         self._watch_after(found.revision)
         own = found.items.get(self._member_key(self._settings.replica_id))
         if own is None or own.lease != self._lease:

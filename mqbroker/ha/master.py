@@ -7,6 +7,7 @@ while a slave does not read, nothing is read from the log for it.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -37,6 +38,8 @@ WATCH_SECONDS = 1.0
 DRAIN_SECONDS_MAX = 3.0
 #: Interval of the line that says how far slaves are behind, as in Java.
 REPORT_SECONDS = 60.0
+#: The rate of a slave is that of the last so many seconds.
+RATE_SECONDS = 10
 
 
 class ILog(Protocol):
@@ -92,12 +95,14 @@ class IGroup(Protocol):
 @attrs.frozen
 class SlaveStatus:
     """State of one link. `acknowledged`: the slave has the log below this offset; `behind`: bytes that it lacks;
-    `behind_s`: for how long it has not had the whole log, seconds."""
+    `behind_s`: for how long it has not had the whole log, seconds; `rate`: bytes a second that it got in the last
+    RATE_SECONDS."""
 
     peer: str
     acknowledged: int
     behind: int
     behind_s: float
+    rate: float = 0.0
 
 
 @implementer(IPushProducer)
@@ -113,6 +118,8 @@ class SlaveConnection(TwistedProtocol):
         self._connected_at = self.heard_at
         #: Where the log ended when that was looked at last, and when.
         self._mark = (factory.log.end, self.heard_at)
+        #: What it had acknowledged when, once a second.
+        self._samples: deque[tuple[float, int]] = deque(maxlen=RATE_SECONDS + 1)
         self._factory = factory
         self._is_paused = self._is_reading = self._is_closed = False
 
@@ -136,6 +143,7 @@ class SlaveConnection(TwistedProtocol):
             self.close(str(error))
             return
         if is_new and self.link.sent is not None:
+            self._samples.append((self.heard_at, self.link.acknowledged))
             log.info("slave {peer} connected, and gets the log from {n} on", peer=self.peer, n=self.link.sent)
         if has_grown:
             self._note_progress(self.heard_at)
@@ -210,6 +218,8 @@ class SlaveConnection(TwistedProtocol):
         """Send a heartbeat if one is due; close the link if nothing was received for too long."""
         settings = self._factory.settings
         self._note_progress(now)
+        if self.link.sent is not None:
+            self._samples.append((now, self.link.acknowledged))
         if now - self.heard_at > settings.idle_s:
             self.close(f"nothing was heard from it for {settings.idle_s:.0f} s")
         elif self.link.sent is not None and not self._is_paused and now - self.wrote_at >= settings.heartbeat_s:
@@ -228,7 +238,14 @@ class SlaveConnection(TwistedProtocol):
         acknowledged = self.link.acknowledged
         behind = self._factory.log.end - acknowledged
         behind_s = self._factory.now() - max(self.caught_up_at, self._connected_at)
-        return SlaveStatus(self.peer, acknowledged, behind, behind_s if behind else 0.0)
+        return SlaveStatus(self.peer, acknowledged, behind, behind_s if behind else 0.0, self._rate())
+
+    def _rate(self) -> float:
+        if not self._samples:
+            return 0.0
+        since, had = self._samples[0]
+        seconds = self._factory.now() - since
+        return (self.link.acknowledged - had) / seconds if seconds > 0 else 0.0
 
     def close(self, why: str = "") -> None:
         """Close the link, and log `why`, if given."""
@@ -462,8 +479,8 @@ class MasterService(Service):
 
     def _report(self) -> None:
         for slave in self._slaves.states():
-            line = "slave {peer} is {behind} bytes and {seconds:.0f} s behind"
-            log.info(line, peer=slave.peer, behind=slave.behind, seconds=slave.behind_s)
+            line = "slave {peer} is {behind} bytes and {seconds:.0f} s behind, and gets {rate:.0f} bytes a second"
+            log.info(line, peer=slave.peer, behind=slave.behind, seconds=slave.behind_s, rate=slave.rate)
 
     def _fire_if_drained(self) -> None:
         if self._slaves.are_complete:

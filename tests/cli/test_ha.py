@@ -61,6 +61,19 @@ def test_a_master_and_its_slave() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("values", "state"),
+    [
+        (["1,0,0,0"], "1 slave connected"),
+        (["1,9,3,1000", "1,9,7,2000"], "2 slaves connected, 7 s behind at most, 3,000 bytes/s"),
+        (["1,9,x,-1", ""], "2 slaves connected"),
+    ],
+)
+def test_a_master_says_how_far_and_how_fast_its_slaves_follow(values: list[str], state: str) -> None:
+    master = {"commitLogMaxOffset": "9"} | {f"haSlave_{number}": value for number, value in enumerate(values)}
+    assert shown(net(master, {}))[0].state == state
+
+
 def test_brokers_that_elect_their_master_say_who_is_in_sync() -> None:
     group = {"groupEpoch": "7", "groupInSync": "1 x 3", "groupWhyNot": ""}
     master = {"commitLogMaxOffset": "9", "haSlave_x": "9,0,0", "groupReplicaId": "3", **group}

@@ -251,8 +251,26 @@ def test_how_far_slaves_are_behind_is_logged_each_minute(
         connection.dataReceived(REPORT.pack(9600))
         unheard.heard_at = reactor.seconds()
         reactor.advance(1)
-    assert [line for line in logged.lines if "behind" in line] == ["slave 10.0.0.2:40000 is 400 bytes and 60 s behind"]
+    assert [line for line in logged.lines if "behind" in line] == [
+        "slave 10.0.0.2:40000 is 400 bytes and 60 s behind, and gets 0 bytes a second"
+    ]
     assert master.factory.slaves.states() == [SlaveStatus("10.0.0.2:40000", 9600, 400, 60.0)]
+
+
+def test_how_many_bytes_a_second_a_slave_gets(reactor: MemoryReactorClock, master: MasterService, slave: Any) -> None:
+    connection, _ = slave(9000)
+    assert connection.status().rate == 0
+    for number in range(1, 5):
+        connection.dataReceived(REPORT.pack(9000 + 200 * number))
+        reactor.advance(1)
+    assert connection.status().rate == 200
+    for _ in range(6):
+        reactor.advance(1)
+    assert connection.status().rate == 80
+    for _ in range(10):
+        connection.dataReceived(REPORT.pack(9800))
+        reactor.advance(1)
+    assert connection.status().rate == 0
 
 
 def test_for_how_long_a_slave_is_behind(
@@ -265,7 +283,7 @@ def test_for_how_long_a_slave_is_behind(
     reactor.pump([1.0] * 3)
     assert connection.status() == SlaveStatus("10.0.0.2:40000", 10_000, 3, 3.0)
     connection.dataReceived(REPORT.pack(10_003))
-    assert connection.status() == SlaveStatus("10.0.0.2:40000", 10_003, 0, 0.0)
+    assert attrs.evolve(connection.status(), rate=0) == SlaveStatus("10.0.0.2:40000", 10_003, 0, 0.0)
 
 
 class OneGroup:

@@ -50,7 +50,7 @@ def test_a_slave_follows_and_serves_when_its_master_is_away(
     if master_kind == "ours":
         status = fleet.mqadmin("brokerStatus", "-n", namesrv.addr, "-b", master.addr)
         [line] = [line for line in status.splitlines() if line.startswith("haSlave_127.0.0.1")]
-        assert line.endswith(",0,0")
+        assert line.split(",")[1:3] == ["0", "0"]
 
     slave.process.kill()
     sent += produce(fleet, namesrv, topic, prefix="away", count=200)

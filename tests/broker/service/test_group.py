@@ -176,6 +176,15 @@ def test_a_master_that_is_cut_off_from_etcd_acknowledges_nothing_when_another_is
     assert registered(group) == f"{group.master().host}:10911"
 
 
+def test_a_master_that_etcd_hears_and_that_does_not_hear_etcd_is_replaced_within_five_seconds(group: Group) -> None:
+    started(group)
+    master = group.master()
+    group.wires.cut.add(("etcd", master.host))
+    assert group.wait_for(lambda: [each for each in group.masters if each is not master]) < 5
+    group.wires.cut.clear()
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3})
+
+
 def test_a_suspended_master_is_not_registered_again_when_it_goes_on(group: Group) -> None:
     started(group)
     master = group.master()

@@ -15,6 +15,13 @@ _TRUNCATION = "tests/store/test_truncation.py"
 
 MISTAKES = [
     Mutation(
+        "renew a lease while etcd's answers are lost",
+        "ha/election.py",
+        "if self._lease and self._renewing is None and not self._is_silent:",
+        "if self._lease and self._renewing is None:",
+        (_GROUP,),
+    ),
+    Mutation(
         "elect a replica that is not in sync",
         "ha/election.py",
         "        if me not in state.in_sync:\n",

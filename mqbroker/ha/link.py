@@ -155,14 +155,20 @@ class SlaveLink:
         offset `GREETING`. Raises BadPeer."""
         unread = self._unread
         unread += data
-        while len(unread) >= HEADER.size:
-            offset, size = HEADER.unpack_from(unread)
-            is_greeted = self.is_greeting and offset == GREETING
-            if not 0 <= size <= PIECE_BYTES_MAX or not (is_greeted or (offset >= 0 and not self.is_greeting)):
-                raise BadPeer(f"the master announces {size} bytes at {offset}")
-            if len(unread) < HEADER.size + size:
-                return
-            piece = bytes(unread[HEADER.size : HEADER.size + size])
-            del unread[: HEADER.size + size]
-            self.is_greeting = False
-            yield offset, piece
+        at = 0
+        try:
+            while len(unread) - at >= HEADER.size:
+                offset, size = HEADER.unpack_from(unread, at)
+                is_greeted = self.is_greeting and offset == GREETING
+                if not 0 <= size <= PIECE_BYTES_MAX or not (is_greeted or (offset >= 0 and not self.is_greeting)):
+                    raise BadPeer(f"the master announces {size} bytes at {offset}")
+                stop = at + HEADER.size + size
+                if len(unread) < stop:
+                    return
+                with memoryview(unread) as view:
+                    piece = bytes(view[at + HEADER.size : stop])
+                at = stop
+                self.is_greeting = False
+                yield offset, piece
+        finally:
+            del unread[:at]

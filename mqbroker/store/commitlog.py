@@ -46,6 +46,8 @@ NEXT_WANTED_PART = 4
 #: Bytes ahead of the end that are faulted in, and for how long that is assumed to hold.
 READIED_BYTES = 256 * 1024
 READIED_MS = 100
+#: A slave whose log grows faster than that catches up with its master.
+CATCH_UP_BYTES_PER_S = 64 * 1024 * 1024
 #: How many tails of records are kept.
 _TAILS_MAX = 10_000
 #: Bytes at the start of a segment that are faulted in when one request fills the segment before: about what a request
@@ -153,6 +155,7 @@ class CommitLog:
 
     def _activate(self) -> None:
         self._base = self.min_offset + (len(self.segments) - 1) * self.segment_bytes
+        self._activated_at, self._activated_ms = self.end, self._now_ms()
         self._buffer = self.segments[-1].buffer
         self._next_wanted_at = self._base + self.segment_bytes // NEXT_WANTED_PART
         self._readied_to = self._readied_until = 0
@@ -468,7 +471,9 @@ class CommitLog:
 
     def prepare_next(self) -> None:
         """Request the next segment when it is due, and find out whether there is room again after there was none."""
-        self._source.keep_ahead(self.segments[-1], self.end - self._base)
+        is_copied_fast = self._is_copied_fast
+        if not is_copied_fast:
+            self._source.keep_ahead(self.segments[-1], self.end - self._base)
         next_base = self._base + self.segment_bytes
         if self._why_no_segment:
             try:
@@ -477,7 +482,14 @@ class CommitLog:
                 return
             self._why_no_segment = ""
         elif self.end - self._base > self.segment_bytes // NEXT_WANTED_PART:
-            self._source.prepare(next_base)
+            self._source.prepare(next_base, is_written_through=not is_copied_fast)
+
+    @property
+    def _is_copied_fast(self) -> bool:
+        """Whether a slave catches up with its master: zeros that are written before its records would double what the
+        disk has to take, for appends that nobody waits for."""
+        copied, elapsed_ms = self.end - self._activated_at, self._now_ms() - self._activated_ms
+        return Refusal.FOLLOWS in self._refusals and copied * 1000 > CATCH_UP_BYTES_PER_S * max(elapsed_ms, 1000)
 
     # Forgetting
 

@@ -167,12 +167,18 @@ class SegmentSource:
         """Keep an existing empty segment for `offset`."""
         self._ready[offset] = file
 
-    def prepare(self, offset: int) -> None:
-        """Create the segment at `offset` ahead of time. A failure here is no error yet."""
+    def prepare(self, offset: int, *, is_written_through: bool = True) -> None:
+        """Create the segment at `offset` ahead of time, by default written through with zeros. A failure here is no
+        error yet."""
         if self._job is not None or offset in self._ready:
             return
         job = self._job = _Preparation(
-            self._disk, segment_path(self._directory, offset), self._segment_bytes, self._is_warm, self.sync_names
+            self._disk,
+            segment_path(self._directory, offset),
+            self._segment_bytes,
+            self._is_warm,
+            is_written_through,
+            self.sync_names,
         )
         job.done = self._worker.run(job.run)
         job.done.addBoth(self._prepared, job, offset)
@@ -190,7 +196,8 @@ class SegmentSource:
             else:
                 self._preparing.worked()
                 self._ready[offset] = result
-                self._written_through.add(result.path)
+                if job.is_written_through:
+                    self._written_through.add(result.path)
 
     def _remove(self, offset: int) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -271,9 +278,16 @@ class _Preparation:
     """Creates one segment, on the worker."""
 
     def __init__(
-        self, disk: IDisk, path: str, segment_bytes: int, is_warm: bool, sync_names: Callable[[], None]
+        self,
+        disk: IDisk,
+        path: str,
+        segment_bytes: int,
+        is_warm: bool,
+        is_written_through: bool,
+        sync_names: Callable[[], None],
     ) -> None:
         """`sync_names`: syncs the names of the segments before it."""
+        self.is_written_through = is_written_through
         self._sync_names = sync_names
         self._disk = disk
         self._path = path
@@ -302,7 +316,8 @@ class _Preparation:
             file = self._disk.create_mapped(self._path, self._segment_bytes, keep_open=True)
         try:
             file.allocate(0, file.size)
-            file.write_through(self.is_stopped)
+            if self.is_written_through:
+                file.write_through(self.is_stopped)
             self._disk.sync_directory(os.path.dirname(self._path))
         except OSError:
             file.close()

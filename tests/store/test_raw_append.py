@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqbroker.errors import DiskFull, StoreUnwritable
-from mqbroker.store import MessageStore
+from mqbroker.store import MessageStore, commitlog
 from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.raw_append import RECORD_BYTES_MAX, RawAppender
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_MAGIC, MAGIC, SIZE_AND_MAGIC, BadRecord
+from tests.fakes import FaultyFile
 from tests.store.harness import BORN, SMALL, Bench, make_bench, message, now, stop, tree, turns
 
 SEGMENT: int = SMALL["mapped_file_size_commit_log"]
@@ -328,3 +329,22 @@ def test_a_stopped_slave_leaves_what_its_master_would(master: MessageStore, slav
     theirs, ours = (tree(root) for root in (slave.root.parent / "master", slave.root))
     for name in {f"commitlog/{SEGMENT:020d}"} | {name for name in theirs if name.startswith("consumequeue/")}:
         assert ours[name] == theirs[name]
+
+
+@pytest.mark.parametrize(("seconds", "is_written"), [(0.5, False), (30, True)])
+def test_zeros_are_not_written_before_a_log_that_is_copied_fast(
+    master: MessageStore, slave: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float, is_written: bool
+) -> None:
+    monkeypatch.setattr(commitlog, "CATCH_UP_BYTES_PER_S", SEGMENT // 8)
+    written: list[str] = []
+    monkeypatch.setattr(FaultyFile, "write_through", lambda self, stop: written.append(self.path))
+    store = slave.open()
+    store.start()
+    data = log_of(master)[: SEGMENT // 2]
+    raw = store.follow()
+    for at in range(0, len(data), 1000):
+        raw.append(at, data[at : at + 1000])
+        slave.clock.advance(seconds * 1000 / len(data))
+    turns(slave.clock, 0.5)
+    assert bool(written) is is_written
+    assert slave.disk.names(str(slave.root / "commitlog"))[1:] == [f"{SEGMENT:020d}"]

@@ -282,7 +282,7 @@ def _log_registration(registration: Registration, registered: Registered) -> Non
         )
     if registered.replaced is not None:
         log.warn(
-            "broker {name} {id} is now at {addr}, not at {former}",
+            "broker {name} {id} is now at {addr}, not at {former}; if both run, give each a brokerId of its own",
             name=registration.broker_name,
             id=registration.broker_id,
             addr=registration.broker_addr,

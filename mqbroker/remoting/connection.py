@@ -260,8 +260,7 @@ class RemotingProtocol(Protocol):
         try:
             if self._table.plain is not None and not self._waiting:
                 data = self._take_plain(self._table.plain, data)
-                if not data and not self.kept_bytes:
-                    self._frame_begun = None
+                if not (data or self.kept_bytes):
                     return
             frames = self._decoder.feed(data)
             pending = self._decoder.pending_bytes
@@ -299,7 +298,10 @@ class RemotingProtocol(Protocol):
             if at == len(joined) or self._must_stop(until):
                 break
         self._scheduler.spent(address, self._clock.seconds() - began)
-        return joined[at:] if at else joined
+        if not at:
+            return joined
+        self._frame_begun = None
+        return b"" if self.closed else joined[at:]
 
     def _fail_plain(self, failure: Failure, whose: Callable[[], Sequence[Asked]]) -> None:
         requests = whose()

@@ -76,7 +76,7 @@ class Acknowledgements:
         A slave that connects with these bytes does not confirm them: it may have others there. Fails with
         SlaveNotAvailable at once, or with SlaveTimedOut.
         """
-        if self._quorum.confirm(begin, end):
+        if end <= self._quorum.reached() and self._quorum.confirm(begin, end):
             return succeed(None)
         if not self._quorum.is_near(end):
             return fail(SlaveNotAvailable("too few slaves are connected and near the end of the log"))

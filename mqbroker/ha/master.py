@@ -281,7 +281,7 @@ class Slaves:
 
     def confirm(self, begin: int, end: int, count: int) -> bool:
         """Whether `count` slaves have acknowledged begin..end of the log, which was sent to them."""
-        return sum(connection.link.confirms(begin, end) for connection in self.links) >= count
+        return sum([connection.link.confirms(begin, end) for connection in self.links]) >= count
 
     def replicas(self) -> dict[int, SlaveConnection]:
         """The links to replicas of the group, by their id, over which the first report has come."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from struct import Struct
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -231,8 +231,10 @@ class SendRequests:
     def _replicated(self, begin: int, end: int, acknowledgements: Acknowledgements) -> Deferred[int]:
         """Fires with the response code for messages that a slave has, and under SYNC_FLUSH the disk; fails as `durable`
         but for a slave's failures, which are codes."""
-        durable = self._store.durable(end) if self._sync else succeed(None)
-        codes = acknowledgements.replicated(begin, end).addCallbacks(lambda _: ResponseCode.SUCCESS, _slave_code)
+        codes = acknowledgements.replicated(begin, end).addCallbacks(_success, _slave_code)
+        if not self._sync:
+            return codes
+        durable = self._store.durable(end)
 
         def both(code: int) -> Deferred[int]:
             # As in Java, what a slave lacks is reported before what the disk lacks.
@@ -326,6 +328,10 @@ class SendRequests:
         pending.append((len(messages), len(new), queue_id, opaque, flag, None, wait))
         messages.extend(new)
         return self._rules.saved()
+
+
+def _success(_: None) -> int:
+    return ResponseCode.SUCCESS
 
 
 def _slave_code(failure: Failure) -> int:

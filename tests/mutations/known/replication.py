@@ -230,8 +230,8 @@ MISTAKES = [
     Mutation(
         "count one slave where more must have a message",
         "ha/master.py",
-        "for connection in self.links) >= count",
-        "for connection in self.links) >= 1",
+        "for connection in self.links]) >= count",
+        "for connection in self.links]) >= 1",
         ("tests/ha/test_acknowledgements.py",),
     ),
     Mutation(

@@ -263,7 +263,7 @@ def before_lost_sector(file: IMappedFile, base: int, run: Run, durable_end: int)
     Unreadable."""
     start, end = max(0, run.start - base), min(run.end - base + SECTOR_BYTES, file.size)
     read_before_touch(file, start, end - start)
-    if file.buffer.find(_LOST_SECTOR, start, end) < 0:
+    if find_bytes(file, _LOST_SECTOR, start, end) < 0:
         return run
     for number, row in enumerate(run.rows):
         end = row[3] + row[4]
@@ -315,16 +315,29 @@ def find_next(segment: IMappedFile, at: int, base: int) -> Scanned | None:
     return None
 
 
+def find_bytes(file: IMappedFile, wanted: bytes, start: int, end: int) -> int:
+    """As `bytes.find`, in start..end of a file, whose pages are in memory.
+
+    Python before 3.11.4 reads a byte behind the end of the search (its issue 105235): behind the last page of the map
+    that would end the process.
+    """
+    found = file.buffer.find(wanted, start, min(end, file.size - 1))
+    if found >= 0 or end < file.size:
+        return found
+    last = file.size - len(wanted)
+    return last if last >= start and file.buffer[last:] == wanted else -1
+
+
 def _find_between(segment: IMappedFile, start: int, end: int, base: int) -> Scanned | None:
     read_before_touch(segment, start, end - start)
-    place = segment.buffer.find(MAGIC_BYTES, start, end)
+    place = find_bytes(segment, MAGIC_BYTES, start, end)
     while place >= 0:
         at = place - 4
         with contextlib.suppress(Unreadable):
             found = scan_file(segment, at, base + at) if at >= 0 else None
             if isinstance(found, Scanned):
                 return found
-        place = segment.buffer.find(MAGIC_BYTES, place + 1, end)
+        place = find_bytes(segment, MAGIC_BYTES, place + 1, end)
     return None
 
 

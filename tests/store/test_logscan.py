@@ -5,15 +5,28 @@ from __future__ import annotations
 import itertools
 import mmap
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from zope.interface import implementer
 
 from mqbroker.store import logscan
 from mqbroker.store.disk import IMappedFile
-from mqbroker.store.logscan import SECTOR_BYTES, Row, Run, Scanned, before_lost_sector, leaves_doubt, scan_at, scan_run
+from mqbroker.store.logscan import (
+    SECTOR_BYTES,
+    Row,
+    Run,
+    Scanned,
+    before_lost_sector,
+    find_bytes,
+    leaves_doubt,
+    scan_at,
+    scan_run,
+)
 from mqbroker.wire.properties import encode_properties
 from mqbroker.wire.record import Record, encode_record
 
@@ -167,6 +180,30 @@ def test_a_lost_sector_of_properties_is_found_and_no_other_zeros(shift: int) -> 
         assert (found.rows, found.end) == (rows[:1], BASE + len(first))
         assert before_lost_sector(lost, BASE, Run.of_rows(rows, BASE), BASE + size).rows == rows
         assert leaves_doubt(rows[1][7])
+
+
+class Searched:
+    """Bytes of a map that are never searched to their very end."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def find(self, wanted: bytes, start: int, end: int) -> int:
+        assert end < len(self.data)
+        return self.data.find(wanted, start, end)
+
+    def __getitem__(self, place: slice) -> bytes:
+        return self.data[place]
+
+
+@given(st.binary(min_size=1, max_size=12), st.binary(min_size=1, max_size=3), st.integers(0, 12), st.integers(0, 12))
+@example(b"xxab", b"ab", 0, 4)
+@example(b"ab", b"ab", 0, 2)
+@example(b"ab", b"ab", 1, 2)
+def test_a_search_reads_nothing_behind_the_map(data: bytes, wanted: bytes, start: int, end: int) -> None:
+    end = min(end, len(data))
+    file: Any = SimpleNamespace(buffer=Searched(data), size=len(data))
+    assert find_bytes(file, wanted, start, end) == data.find(wanted, start, end)
 
 
 def test_one_that_is_larger_than_a_run() -> None:

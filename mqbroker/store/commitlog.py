@@ -292,6 +292,8 @@ class CommitLog:
         end = min(max(stop, start + READIED_BYTES), self.segment_bytes)
         if self._transient is None:
             try:
+                if self._is_copied_fast:  # pages that were never written: to read them first would take as long again
+                    segment.populate(start, end - start)
                 read_before_touch(segment, start, end - start)
             except OSError as error:
                 raise StoreUnwritable(f"where the next message goes {error}") from error

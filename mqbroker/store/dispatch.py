@@ -75,7 +75,7 @@ class IndexDispatcher:
     def index_queued(self, end: int, count: int) -> None:
         """Index what waits here, about `count` messages at a time, unless older ones must be indexed from the log
         first. Raises OSError."""
-        while self._waiting and self._index.offset >= self._waiting.begin:
+        while self._waiting and self._waiting.begin <= self._index.offset < end:
             self.index(end, count)
 
 

@@ -230,6 +230,19 @@ def test_what_the_dispatch_queue_forgot_is_indexed_too(bench: Bench, monkeypatch
     assert [len(now(store).query("T", key, 9, 0, 2 * NOW_MS)) for key in ("before", "lost", "after")] == [1, 1, 1]
 
 
+def test_what_is_not_in_its_queue_yet_is_not_indexed(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    bench.disk.faults.room = 0
+    store.append([message()])
+    bench.clock.advance(0)
+    store._dispatcher.index_queued()  # and it ends
+    assert store.stats.indexed == 0
+    bench.disk.faults.room = None
+    bench.clock.advance(1)
+    assert store.stats.indexed == store.log_end
+
+
 def test_dispatch_waits_for_a_full_disk_and_goes_on(bench: Bench) -> None:
     store = bench.open()
     store.start()

@@ -165,13 +165,6 @@ MISTAKES = [
         (_RAW,),
     ),
     Mutation(
-        "dispatch a slave's records from the wrong place",
-        "store/dispatch.py",
-        "        self.offset = self._taken = offset\n\n    def catch_up",
-        "        self.offset = offset\n\n    def catch_up",
-        (_RAW,),
-    ),
-    Mutation(
         "report what is not on disk though it must be",
         "ha/slave.py",
         "end = self._raw.flushed if self._settings.reports_flushed else self._raw.end",

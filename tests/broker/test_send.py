@@ -74,6 +74,13 @@ def test_region_and_trace_are_the_settings(make_bench: Callable[..., Bench]) -> 
         assert (fields["MSG_REGION"], fields["TRACE_ON"]) == ("100%sure", "false")
 
 
+@pytest.mark.parametrize("region", ['cn "north"', "back\\slash", "华北", "\U0001f600"])
+def test_a_region_of_any_characters_is_text_in_each_response(make_bench: Callable[..., Bench], region: str) -> None:
+    client = make_bench(region_id=region).client()
+    for _ in range(2):
+        assert one(client.send()).ext_fields["MSG_REGION"] == region
+
+
 # --- sizes
 
 

@@ -8,6 +8,7 @@ WAIT=false, synced.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from struct import Struct
@@ -361,5 +362,6 @@ def _answer_template(settings: BrokerSettings) -> str:
 def answer_parts(settings: BrokerSettings) -> tuple[str, str]:
     """What stands in a SUCCESS response's header between the queue id and the message ids, and behind the opaque."""
     trace = "true" if settings.trace_on else "false"
-    before_id = f'","TRACE_ON":"{trace}","MSG_REGION":"{settings.region_id}","msgId":"'
+    region = json.dumps(settings.region_id)  # ASCII, with escapes
+    before_id = f'","TRACE_ON":"{trace}","MSG_REGION":{region},"msgId":"'
     return before_id, f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'

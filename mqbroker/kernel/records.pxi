@@ -199,7 +199,7 @@ cdef class QueueEntries:
         cdef Py_ssize_t taken = 0, rows = 0
         cdef int number
         cdef list opened = []
-        cdef int16_slots slots
+        cdef QueueSlots slots
         memset(&slots, 0, sizeof(slots))
         while taken < RECORDS_MAX and read_record(p + at, stop - at, offset + at, False, &r):
             if not r.sys_flag & PREPARED:
@@ -224,7 +224,7 @@ cdef class QueueEntries:
             taken += 1
         return at, taken, self._results(opened, rows)
 
-    cdef int _find(self, Record *r, int16_slots *slots, list opened) except -2:
+    cdef int _find(self, Record *r, QueueSlots *slots, list opened) except -2:
         """The number of a record's queue; -1 where there are too many."""
         cdef uint32_t h = <uint32_t> r.queue_id * 0x9E3779B1u
         cdef Py_ssize_t i
@@ -307,7 +307,7 @@ cdef class QueueEntries:
         return results
 
 
-cdef struct int16_slots:
+cdef struct QueueSlots:
     int number[2 * QUEUES_MAX]
 
 

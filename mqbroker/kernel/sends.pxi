@@ -210,6 +210,7 @@ cdef Py_ssize_t store_properties(uint8_t *text, Py_ssize_t n, bint *waits) noexc
     cdef Span value
     cdef Py_ssize_t size
     cdef int count = 0, i
+    cdef bint has_wait = False
     waits[0] = True
     if n and text[n - 1] == 2:
         end -= 1
@@ -232,9 +233,9 @@ cdef Py_ssize_t store_properties(uint8_t *text, Py_ssize_t n, bint *waits) noexc
                 waits[0] = False
             elif not is_text(value, "true", 4):
                 return -1
-            names[count].n = 0  # what it had may be written over; it comes once
-            if count and is_waited(names, count):
+            if has_wait:
                 return -1
+            has_wait = True
         else:
             size = stop - at
             if to > text:
@@ -244,17 +245,9 @@ cdef Py_ssize_t store_properties(uint8_t *text, Py_ssize_t n, bint *waits) noexc
             if to != at:
                 memmove(to, at, size)
             to += size
-        count += 1
+            count += 1
         at = stop + 1
     return to - text
-
-
-cdef bint is_waited(Span *names, int count) noexcept nogil:
-    cdef int i
-    for i in range(count):
-        if not names[i].n:
-            return True
-    return False
 
 
 cdef uint8_t *put_number(uint8_t *to, int64_t value) noexcept nogil:
@@ -287,10 +280,6 @@ cdef inline uint8_t *put_bytes(uint8_t *to, bytes what) noexcept:
     return put(to, PyBytes_AS_STRING(what), PyBytes_GET_SIZE(what))
 
 
-cdef struct Target:
-    int64_t next_offset
-
-
 cdef class Sends:
     """Makes records and responses of plain sends.
 
@@ -310,7 +299,7 @@ cdef class Sends:
     cdef uint8_t *_records
     cdef uint8_t *_answers
     cdef uint8_t *_marks
-    cdef Target _targets[SENDS_MAX]
+    cdef int64_t _next_offsets[SENDS_MAX]
     # Of the call that runs.
     cdef Py_ssize_t _records_n, _answers_n, _last
     cdef int _count
@@ -371,7 +360,7 @@ cdef class Sends:
             self._queues = self._topics = None
 
     cdef tuple _result(self, Py_ssize_t at):
-        numbers = [(self._queues[i], self._targets[i].next_offset) for i in range(len(self._queues))]
+        numbers = [(self._queues[i], self._next_offsets[i]) for i in range(len(self._queues))]
         return (
             at, self._count, PyBytes_FromStringAndSize(<char *> self._records, self._records_n), self._last,
             PyBytes_FromStringAndSize(<char *> self._answers, self._answers_n),
@@ -454,7 +443,7 @@ cdef class Sends:
         size = head + body.n + TAIL_MIN + topic.n + n
         sys_flag = sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6)
         sys_flag |= (BORN_HOST_V6 if born_n == 20 else 0) | (STORE_HOST_V6 if store_n == 20 else 0)
-        offset = self._targets[number].next_offset
+        offset = self._next_offsets[number]
         store32(to, <uint32_t> size)
         store32(to + 4, MAGIC)
         store32(to + 8, body_crc(body.p, body.n))
@@ -475,7 +464,7 @@ cdef class Sends:
         to = put(to + 1, <const char *> topic.p, topic.n)
         to[0], to[1] = n >> 8, n & 0xFF
         self._answer(h, queue_id, offset)
-        self._targets[number].next_offset = offset + 1
+        self._next_offsets[number] = offset + 1
         self._last = self._records_n
         self._records_n += size
         self._count += 1
@@ -498,7 +487,7 @@ cdef class Sends:
         for i in range(len(self._queues)):
             if self._queues[i] is queue:
                 return <int> i
-        self._targets[len(self._queues)].next_offset = queue.next_offset
+        self._next_offsets[len(self._queues)] = queue.next_offset
         self._queues.append(queue)
         return <int> len(self._queues) - 1
 

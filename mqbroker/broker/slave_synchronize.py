@@ -18,6 +18,7 @@ from mqbroker.broker.delay import DelayOffsets, DelayService
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.offset_table import Offsets, OffsetTable, decode_offsets
 from mqbroker.broker.topic_table import TopicTable
+from mqbroker.errors import MQError
 from mqbroker.ha.divergence import log_bounds
 from mqbroker.remoting.client import RemotingClient, succeeded
 from mqbroker.wire.bodies import SubscriptionGroupWrapper, TopicConfigSerializeWrapper
@@ -60,9 +61,10 @@ class SlaveSynchronize:
         self._topics, self._groups, self._offsets, self._delay = topics, groups, offsets, delay
         self._flushed = flushed
         self._waiting: _Fetched | None = None
-        #: The offsets taken over last from `_master`.
+        #: The offsets taken over last from `_master`, as it runs since `_booted`. What is lower after it was started
+        #: again was not moved back: it had not been written.
         self._before: Offsets = {}
-        self._master = ""
+        self._master = self._booted = ""
         #: Of the tables fetched last, by request: a large one takes long to decode.
         self._digests: dict[RequestCode, bytes] = {}
 
@@ -71,13 +73,19 @@ class SlaveSynchronize:
         if address != self._master:
             self._master, self._before, self._waiting = address, {}, None
             self._digests.clear()
+        booted = (await log_bounds(self._client, address)).booted
         await self._copy(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigSerializeWrapper, self._topics.follow)
         await self._copy(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupWrapper, self._groups.follow)
         offsets = decode_offsets(await self._body(RequestCode.GET_ALL_CONSUMER_OFFSET))
         delay = DelayOffsets.from_json(await self._body(RequestCode.GET_ALL_DELAY_OFFSET))
         # Asked last: all that the offsets refer to is below.
-        _, log_end = await log_bounds(self._client, address)
+        bounds = await log_bounds(self._client, address)
+        if bounds.booted != booted:
+            raise MQError("it was started again meanwhile")
         self.look()  # what was fetched before may not wait for longer
+        if booted != self._booted:
+            self._booted, self._before = booted, {}
+        log_end = bounds.end
         self._waiting = _Fetched(offsets, delay, log_end)
         self.look()
         return log_end

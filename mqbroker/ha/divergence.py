@@ -6,7 +6,7 @@ for byte. It has its store time and its physical offset in it; logs that agree i
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mqbroker.errors import MQError, Refused
 from mqbroker.remoting.client import RemotingClient, succeeded
@@ -33,12 +33,21 @@ class IComparedLog(Protocol):
         """Offset and bytes of the last record; None without records. Raises OSError."""
 
 
-async def log_bounds(client: RemotingClient, address: str) -> tuple[int, int]:
-    """Beginning and end of the log of the broker at `address`. Raises MQError."""
+class LogBounds(NamedTuple):
+    """Where a broker's log begins and ends, and since when the broker runs, as it says itself."""
+
+    begin: int
+    end: int
+    booted: str
+
+
+async def log_bounds(client: RemotingClient, address: str) -> LogBounds:
+    """What the broker at `address` says of its log. Raises MQError."""
     answer = await client.invoke_sync(address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO), TIMEOUT_MS)
     table = KVTable.from_json(succeeded(answer).body).table
     try:
-        return int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
+        begin, end = int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
+        return LogBounds(begin, end, table.get("bootTimestamp", ""))
     except (KeyError, ValueError):
         raise MQError(f"the broker at {address} does not say where its commit log begins and ends") from None
 
@@ -70,7 +79,7 @@ class LogComparison:
             found = b""
         if found == record:
             return
-        start, end = await log_bounds(self._client, self.master_addr)
+        start, end, _ = await log_bounds(self._client, self.master_addr)
         if self._raw.end > end:
             how = f"this log ends at {self._raw.end}, the master's at {end}: it has what the master never had"
         elif offset < start:

@@ -55,16 +55,10 @@ class IndexDispatcher:
         if not self._looked <= now < self._looked + MOMENT_S:
             index.read()
             self._looked = now
-        indexed = 0
         for found in read_back(self._commit_log, self._waiting, index.offset, end, count):
             if isinstance(found, Run):
                 index.add(found)
-                indexed += found.count
-            else:
-                index.offset = found.end
-                indexed += 1
-        if indexed < count:
-            index.offset = max(index.offset, end)
+            index.offset = found.end
         index.write_header()
 
     def index_all(self, end: int, count: int) -> None:
@@ -226,17 +220,12 @@ class Dispatcher:
         commit_log = self._commit_log
         if self._cq_dispatcher.has_pending:
             self._write_pending()
-        end, taken = commit_log.readable_end, 0
-        for found in read_back(commit_log, commit_log.dispatch_queue, self._taken, end, count):
+        for found in read_back(commit_log, commit_log.dispatch_queue, self._taken, commit_log.readable_end, count):
             if isinstance(found, Run):
                 self._dispatch_run(found)
-                taken += found.count
             else:
-                taken += 1
                 self._on_damage(found)
             self._taken = found.end
-        if taken < count:
-            self._taken = end
         self._write_pending()
 
     def _dispatch_run(self, run: Run) -> None:

@@ -76,17 +76,18 @@ def _joined(runs: Sequence[Run], count: int) -> Run:
 
 
 def read_back(log: ILogView, queue: DispatchQueue, start: int, end: int, count: int) -> Iterator[Run | Damage]:
-    """As `scan`, with the runs that are in the queue; it becomes empty below where this ends."""
+    """As `scan`, with the runs that are in the queue; it becomes empty below where this ends. The last one that is
+    yielded ends at `end`, unless there are more than `count`; fillers are empty runs, and count as one record."""
     while start < end and count > 0:
         run = queue.pop(start, count)
-        if run is not None:
-            yield run
-            start, count = run.end, count - max(1, run.count)
-            continue
-        stop = min(end, queue.begin) if queue else end
-        for found in scan(log, start, stop, count):
-            yield found
-            count -= found.count if isinstance(found, Run) else 1
-        if count <= 0:
-            return
-        start = stop
+        if run is None:
+            stop = min(end, queue.begin) if queue else end
+            for found in scan(log, start, stop, count):
+                yield found
+                start = found.end
+                count -= max(1, found.count) if isinstance(found, Run) else 1
+            if count <= 0 or start >= stop:
+                continue
+            run = Run(start, stop, 0, start, 0, rows=())  # the filler at the end of a segment
+        yield run
+        start, count = run.end, count - max(1, run.count)

@@ -186,6 +186,25 @@ def test_what_is_queued_is_taken_in_parts(bench: Bench, monkeypatch: pytest.Monk
     assert [end for _, _, end, _, _ in told] == [16, 32, 40]
 
 
+@pytest.mark.parametrize("queued_bytes_max", [dispatch_queue_module.QUEUED_BYTES_MAX, 0])
+@pytest.mark.parametrize("count", [3, 4, 5, 7])
+def test_no_message_is_left_out_where_a_turn_meets_the_end_of_a_segment(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, count: int, queued_bytes_max: int
+) -> None:
+    monkeypatch.setattr(dispatch, "TURN_MESSAGES", count)
+    monkeypatch.setattr(dispatch_queue_module, "QUEUED_BYTES_MAX", queued_bytes_max)
+    for size in range(5000, 8000, 1000):
+        store = make(f"{size}").open()
+        for _ in range(60):
+            store.append([message(body=b"x" * size, properties=b"KEYS\x01k")])
+        assert store.log_end > 2 * 131_072
+        for _ in range(60):
+            store._dispatcher.dispatch(count)
+        assert store.max_offset("T", 0) == 60
+        store._dispatcher.index_all()
+        assert len(now(store).query("T", "k", 64, 0, 2 * NOW_MS)) == 60
+
+
 def test_beyond_the_bound_of_the_dispatch_queue_the_log_is_read(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:

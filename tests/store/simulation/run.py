@@ -16,7 +16,7 @@ from unittest.mock import patch
 import attrs
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 
-from mqbroker.store import checkpoint, segment
+from mqbroker.store import checkpoint, dispatch, segment
 from tests.store.simulation.model import Violation
 from tests.store.simulation.steps import Options, Step, options_of, steps_of
 from tests.store.simulation.threads import Ended, Threads
@@ -82,6 +82,8 @@ SOMETIMES = (
 )
 
 
+#: Messages in a turn of the dispatch, in some runs: more wait for it then, and ends of segments are among them.
+SHORT_TURN_MESSAGES = 3
 _MISTAKES = (AttributeError, TypeError, LookupError, AssertionError, ValueError, struct.error)
 
 
@@ -127,7 +129,12 @@ def logged() -> Iterator[_Log]:
 def run_steps(options: Options, steps: list[Step]) -> Outcome:
     """Do the steps to a new store, then heal and compare."""
     threads = Threads()  # who waits for a lock lets others have their turn
-    with patch.object(checkpoint, "threading", threads), patch.object(segment, "threading", threads):
+    turn = SHORT_TURN_MESSAGES if "short turns" in options.get("extras", ()) else dispatch.TURN_MESSAGES
+    with (
+        patch.object(checkpoint, "threading", threads),
+        patch.object(segment, "threading", threads),
+        patch.object(dispatch, "TURN_MESSAGES", turn),
+    ):
         return _run_steps(options, steps)
 
 

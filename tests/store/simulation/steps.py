@@ -38,6 +38,7 @@ EXTRAS = {
     "table": 0.3,
     "switches": 0.3,
     "kernel queue": 0.4,
+    "short turns": 0.3,
 }
 #: All descriptors but these few are open from now on.
 FEW = "descriptors but a few"

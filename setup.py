@@ -4,7 +4,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 SOURCE = "mqbroker/kernel/compiled.pyx"
-PARTS = [f"mqbroker/kernel/{name}.pxi" for name in ("bytes", "records", "sends")]
+PARTS = [f"mqbroker/kernel/{name}.pxi" for name in ("bytes", "records", "sends", "sockets")]
 
 extensions = cythonize([Extension("mqbroker.kernel.compiled", [SOURCE], depends=PARTS)], build_dir="build/cython")
 for extension in extensions:

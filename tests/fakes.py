@@ -132,7 +132,7 @@ class FaultyFile:
     def write_through(self, stop: Callable[[], bool]) -> None:
         self._inner.write_through(stop)
 
-    def populate(self, offset: int, size: int) -> None:
+    def populate(self, offset: int, size: int, *, is_soon_full: bool = False) -> None:
         self._inner.populate(offset, size)
 
     def write_at(self, offset: int, data: memoryview) -> None:

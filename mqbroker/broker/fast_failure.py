@@ -7,7 +7,7 @@ wait in thread pool queues.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ import attrs
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
-from mqbroker.remoting.handlers import HandlerTable, IConnection, PlainHandler, Taken
+from mqbroker.remoting.handlers import HandlerTable, IConnection, PlainHandler, PlainRead, Taken
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.requests import REQUESTS, WaitQueue
 
@@ -96,12 +96,12 @@ class FastFailure:
         """Leave requests that waited too long to the handler that refuses them."""
         turns = self._turns
 
-        def take(data: bytes, at: int, connection: IConnection) -> Taken | None:
-            now = connection.last_active
+        def take(reads: Sequence[PlainRead]) -> Taken | None:
+            now = reads[0][2].last_active
             if now - turns.turn_began >= limit.seconds:
                 return None
             self._sends_taken = now
-            return handler(data, at, connection)
+            return handler(reads)
 
         return take
 

@@ -17,7 +17,13 @@ from twisted.logger import Logger
 
 from mqbroker.config import BrokerSettings, LogLevel, NamesrvSettings, TlsMode, show_settings
 from mqbroker.daemons.options import DaemonOptions
-from mqbroker.daemons.process import WrittenFile, raise_file_limit, relax_collector, warn_of_few_files
+from mqbroker.daemons.process import (
+    WrittenFile,
+    keep_freed_memory,
+    raise_file_limit,
+    relax_collector,
+    warn_of_few_files,
+)
 from mqbroker.errors import MQError
 
 log = Logger()
@@ -77,6 +83,7 @@ class Daemon(Service):
             log.warn("{warning}", warning=warning)
         raise_file_limit()
         relax_collector()
+        keep_freed_memory()
         try:
             self._served = served = self._make(self._settings)
             await maybeDeferred(served.service.startService)

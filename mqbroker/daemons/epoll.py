@@ -188,8 +188,8 @@ class BusyPollReactor(EPollReactor):
             self._ends += 1
             super()._disconnectSelectable(selectable, *why)  # type: ignore[no-untyped-call]
         else:
-            self.removeReader(selectable)  # type: ignore[no-untyped-call]
-            self.removeWriter(selectable)  # type: ignore[no-untyped-call]
+            selectable.stopReading()  # type: ignore[no-untyped-call]
+            selectable.stopWriting()  # type: ignore[no-untyped-call]
             self._ending.setdefault(selectable, why)
 
     def _end_some(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import gc
@@ -70,6 +71,21 @@ def freeze_collector() -> None:
     gc.collect()
     gc.freeze()
     relax_collector()
+
+
+#: Of glibc's mallopt.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+#: Buffers of at most so many bytes are from the heap, and so much that is free at its end is kept.
+HEAP_BUFFER_BYTES, KEPT_BYTES = 1024 * 1024, 4 * 1024 * 1024
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what buffers of reads and writes free. By default those from 128 KiB on are mapped anew
+    each time, which takes longer than to fill them: a slave copies a log 1.15 times as fast without that."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, HEAP_BUFFER_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 class AlreadyRunning(MQError):

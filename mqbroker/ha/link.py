@@ -142,33 +142,47 @@ class MasterLink:
 
 
 class SlaveLink:
-    """The slave's end of the link: takes the master's stream apart. Whoever appends the pieces checks that each
-    continues the log."""
+    """The slave's end of the link: takes the master's stream apart. Whoever appends the data checks that it continues
+    the log."""
 
     def __init__(self) -> None:
-        self._unread = bytearray()
+        #: The beginning of a header, or of an answer to a greeting.
+        self._unread = b""
+        #: Of the piece that comes: where its next byte belongs in the log, and how many are missing.
+        self._offset = self._missing = 0
         #: Whether the answer to a greeting comes next.
         self.is_greeting = False
 
     def receive(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """The pieces that `data` completes: offset and bytes, none in a heartbeat; the answer to a greeting with the
-        offset `GREETING`. Raises BadPeer."""
-        unread = self._unread
-        unread += data
+        """What `data` brings: offset and bytes of the log, of a piece what is there of it, none in a heartbeat; the
+        answer to a greeting, whole, with the offset `GREETING`. Raises BadPeer."""
+        if self._unread:
+            data, self._unread = self._unread + data, b""
         at = 0
-        try:
-            while len(unread) - at >= HEADER.size:
-                offset, size = HEADER.unpack_from(unread, at)
+        while at < len(data):
+            if not self._missing:
+                if len(data) - at < HEADER.size:
+                    self._unread = data[at:]
+                    return
+                offset, size = HEADER.unpack_from(data, at)
                 is_greeted = self.is_greeting and offset == GREETING
                 if not 0 <= size <= PIECE_BYTES_MAX or not (is_greeted or (offset >= 0 and not self.is_greeting)):
                     raise BadPeer(f"the master announces {size} bytes at {offset}")
                 stop = at + HEADER.size + size
-                if len(unread) < stop:
-                    return
-                with memoryview(unread) as view:
-                    piece = bytes(view[at + HEADER.size : stop])
-                at = stop
-                self.is_greeting = False
-                yield offset, piece
-        finally:
-            del unread[:at]
+                if is_greeted:
+                    if len(data) < stop:
+                        self._unread = data[at:]
+                        return
+                    self.is_greeting = False
+                    yield offset, data[at + HEADER.size : stop]
+                    at = stop
+                    continue
+                self._offset, self._missing = offset, size
+                at += HEADER.size
+            part = data[at : at + self._missing]
+            at += len(part)
+            offset = self._offset
+            self._offset += len(part)
+            self._missing -= len(part)
+            if part or not self._missing:
+                yield offset, part

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import attrs
@@ -26,6 +26,7 @@ from mqbroker.config import BrokerSettings
 from mqbroker.errors import StoreError
 from mqbroker.ha.link import BadPeer, Greeting, MasterLink
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
+from mqbroker.remoting.tcp import write_at_once
 
 log = Logger()
 
@@ -36,6 +37,8 @@ LINES_PER_MINUTE = 20
 WATCH_SECONDS = 1.0
 #: How long a stop waits for slaves to acknowledge the whole log.
 DRAIN_SECONDS_MAX = 3.0
+#: Pieces of so many bytes together are sent with one call.
+SENT_AT_ONCE_BYTES = 256 * 1024
 #: Interval of the line that says how far slaves are behind, as in Java.
 REPORT_SECONDS = 60.0
 #: The rate of a slave is that of the last so many seconds.
@@ -182,37 +185,44 @@ class SlaveConnection(TwistedProtocol):
     def send(self) -> None:
         """Send what the slave lacks, until the transport is full or the rest must be read from disk."""
         source = self._factory.log
+        parts: list[bytes | memoryview] = []
+        size = 0
         while not (self._is_paused or self._is_reading or self._is_closed):
             piece = self.link.next_piece(source.end)
             if piece is None:
-                return
+                break
             if piece[0] < source.start:
                 self.close(f"what it lacks from {piece[0]} on was deleted here; start it with an empty store")
                 return
             try:
                 found = source.read(*piece)
             except StoreError:  # too many reads wait; the next look tries again
-                return
-            if isinstance(found, memoryview):
-                self._write(bytes(found))
-            else:
+                break
+            if not isinstance(found, memoryview):
                 self._is_reading = True
                 found.addCallbacks(self._have_read, self._not_read)
+                break
+            parts += [self.link.header(len(found)), found]
+            size += len(found)
+            if size >= SENT_AT_ONCE_BYTES:
+                self._write(parts)
+                parts, size = [], 0
+        if parts:
+            self._write(parts)
 
     def _have_read(self, data: bytes) -> None:
         self._is_reading = False
         if not self._is_closed:
-            self._write(data)
+            self._write([self.link.header(len(data)), data])
             self.send()
 
     def _not_read(self, failure: Failure) -> None:
         self._is_reading = False
         self.close(f"the log cannot be read for it: {failure.getErrorMessage()}")
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, parts: Sequence[bytes | memoryview]) -> None:
         self.wrote_at = self._factory.now()
-        transport = cast(Any, self.transport)
-        transport.writeSequence([self.link.header(len(data)), data])
+        write_at_once(self.transport, b"".join(parts))
 
     def look(self, now: float) -> None:
         """Send a heartbeat if one is due; close the link if nothing was received for too long."""
@@ -223,7 +233,7 @@ class SlaveConnection(TwistedProtocol):
         if now - self.heard_at > settings.idle_s:
             self.close(f"nothing was heard from it for {settings.idle_s:.0f} s")
         elif self.link.sent is not None and not self._is_paused and now - self.wrote_at >= settings.heartbeat_s:
-            self._write(b"")
+            self._write([self.link.header(0)])
 
     def _note_progress(self, now: float) -> None:
         end, marked_at = self._mark

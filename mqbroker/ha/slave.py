@@ -26,12 +26,15 @@ from mqbroker.errors import MQError, StoreBusy, StoreError
 from mqbroker.ha.divergence import Diverged
 from mqbroker.ha.link import GREETING, REPORT, BadPeer, Greeting, SlaveLink
 from mqbroker.remoting.client import Connector
+from mqbroker.remoting.tcp import write_at_once
 from mqbroker.wire.names import split_address
 from mqbroker.wire.record import BadRecord
 
 log = Logger()
 
 CONNECT_SECONDS_MAX = 5.0
+#: Size of one recv: a slave that catches up appends so much with one turn of Python.
+READ_BYTES = 256 * 1024
 #: Delays before the next attempts; the last one stays.
 RETRY_SECONDS = (1.0, 2.0, 4.0, 5.0)
 #: Delay after the logs were found to differ: it needs a person.
@@ -52,8 +55,11 @@ class ISlaveLog(Protocol):
     def flushed(self) -> int:
         """The log is on disk below this offset."""
 
-    def append(self, offset: int, data: bytes) -> None:
-        """Append a piece of the master's log. Raises BadRecord, StoreUnwritable and StoreBusy."""
+    def take(self, offset: int, data: bytes) -> None:
+        """Take bytes of the master's log. Raises BadRecord, StoreUnwritable and StoreBusy."""
+
+    def append(self) -> None:
+        """Append the whole records of what was taken. Raises as `take`."""
 
     def restart(self) -> None:
         """Forget a part of a record at the end of the last piece."""
@@ -131,7 +137,9 @@ class MasterConnection(TwistedProtocol):
         self.ended: Deferred[_Ended] = Deferred()
 
     def connectionMade(self) -> None:
-        cast(Any, self.transport).setTcpNoDelay(True)
+        transport = cast(Any, self.transport)
+        transport.setTcpNoDelay(True)
+        transport.bufferSize = READ_BYTES
         self._heard_at = self._now()
         self._beginning = Deferred.fromCoroutine(self._begin())
         self._beginning.addErrback(self._not_begun)
@@ -174,7 +182,8 @@ class MasterConnection(TwistedProtocol):
                 if offset == GREETING:
                     self._greeted(piece)
                 else:
-                    self._raw.append(offset, piece)
+                    self._raw.take(offset, piece)
+            self._raw.append()
         except (BadPeer, BadRecord) as error:
             self.close(str(error), DIVERGED_SECONDS)
         except StoreBusy as error:
@@ -207,7 +216,7 @@ class MasterConnection(TwistedProtocol):
     def _report(self, offset: int) -> None:
         self._reported = offset
         self._wrote_at = self._now()
-        cast(Any, self.transport).write(REPORT.pack(offset))
+        write_at_once(self.transport, REPORT.pack(offset))
 
     def look(self) -> None:
         """Send a heartbeat if one is due; close the connection if nothing was received for too long."""

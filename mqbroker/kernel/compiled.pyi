@@ -46,11 +46,14 @@ class Sends:
     ) -> None: ...
     def take(
         self,
-        data: bytes,
-        at: int,
+        reads: list[tuple[bytes, int, Any]],
         topics: dict[bytes, tuple[int, int, list[Any]]],
-        born_host: bytes,
         now_ms: int,
         log_end: int,
         room: int,
-    ) -> tuple[int, int, bytes, int, bytes, bytes, list[tuple[Any, int]]] | None: ...
+    ) -> tuple[list[tuple[int, int]], list[bytes], list[bytes], int, bytes, int, list[tuple[Any, int]]] | None: ...
+
+class Receiver:
+    def receive(self, fds: list[int]) -> list[bytes | int]: ...
+
+def send_each(fds: list[int], pieces: list[bytes]) -> list[int]: ...

@@ -4,3 +4,4 @@
 include "bytes.pxi"
 include "records.pxi"
 include "sends.pxi"
+include "sockets.pxi"

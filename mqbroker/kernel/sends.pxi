@@ -1,4 +1,4 @@
-# Plain sends of one read: from frames to records of the commit log and the responses.
+# Plain sends of some reads: from frames to records of the commit log and the responses.
 # What is done here is done with the same bytes by mqbroker/broker/requests/send_rules.py and mqbroker/store/commitlog.py.
 
 cdef enum:
@@ -280,6 +280,10 @@ cdef inline uint8_t *put_bytes(uint8_t *to, bytes what) noexcept:
     return put(to, PyBytes_AS_STRING(what), PyBytes_GET_SIZE(what))
 
 
+cdef inline bytes bytes_of(uint8_t *p, Py_ssize_t n):
+    return PyBytes_FromStringAndSize(<char *> p, n)
+
+
 cdef class Sends:
     """Makes records and responses of plain sends.
 
@@ -330,42 +334,48 @@ cdef class Sends:
         PyMem_Free(self._answers)
         PyMem_Free(self._marks)
 
-    def take(self, bytes data, Py_ssize_t at, dict topics, bytes born_host, int64_t now_ms, int64_t log_end, room):
-        """Take plain sends from the frames at `at`.
+    def take(self, list reads, dict topics, int64_t now_ms, int64_t log_end, room):
+        """Take plain sends from the beginnings of some reads.
 
+        :param reads: (bytes, where to begin in them, the connection, which has `remote_host`).
         :param topics: by name, of those that take plain sends: (number of queues, sys flag, list of their queues).
         :param now_ms: the store timestamp.
         :param log_end: where the records will stand; `room`: bytes that fit there.
 
-        Returns None if there is none, else (where it stopped, their number, the records, where the last one begins in
-        them, the responses, the marks, pairs of a queue and its next offset).
+        Returns None if there is none, else (for each read where it stopped and how many sends it had, the responses
+        of each read, the marks of each, the number of all sends, the records, where the last one begins in them, pairs
+        of a queue and its next offset).
         """
-        cdef Py_ssize_t start = at
-        check_range(data, at, PyBytes_GET_SIZE(data))
-        if len(born_host) not in (8, 20):
-            return None
-        self._born_host, self._now_ms, self._log_end, self._topics = born_host, now_ms, log_end, topics
+        cdef Py_ssize_t at, start, taken, answers_from
+        cdef int count_from
+        cdef bytes data
+        cdef list stops = [], answers = [], marks = []
+        self._now_ms, self._log_end, self._topics = now_ms, log_end, topics
         self._room = min(OUT_BYTES, <Py_ssize_t> max(0, room))
         self._records_n = self._answers_n = self._last = 0
         self._count = 0
         self._queues = []
         try:
-            while self._count < SENDS_MAX:
-                taken = self._take_one(<Bytes> PyBytes_AS_STRING(data) + at, PyBytes_GET_SIZE(data) - at)
-                if not taken:
-                    break
-                at += taken
-            return None if at == start else self._result(at)
+            for read in reads:
+                data, start, connection = <tuple?> read
+                check_range(data, start, PyBytes_GET_SIZE(data))
+                self._born_host = connection.remote_host
+                at, count_from, answers_from = start, self._count, self._answers_n
+                while self._count < SENDS_MAX and PyBytes_GET_SIZE(self._born_host) in (8, 20):
+                    taken = self._take_one(<Bytes> PyBytes_AS_STRING(data) + at, PyBytes_GET_SIZE(data) - at)
+                    if not taken:
+                        break
+                    at += taken
+                stops.append((at, self._count - count_from))
+                answers.append(bytes_of(self._answers + answers_from, self._answers_n - answers_from))
+                marks.append(bytes_of(self._marks + count_from * MARK, (self._count - count_from) * MARK))
+            if not self._count:
+                return None
+            numbers = [(self._queues[i], self._next_offsets[i]) for i in range(len(self._queues))]
+            records = bytes_of(self._records, self._records_n)
+            return stops, answers, marks, self._count, records, self._last, numbers
         finally:
             self._queues = self._topics = None
-
-    cdef tuple _result(self, Py_ssize_t at):
-        numbers = [(self._queues[i], self._next_offsets[i]) for i in range(len(self._queues))]
-        return (
-            at, self._count, PyBytes_FromStringAndSize(<char *> self._records, self._records_n), self._last,
-            PyBytes_FromStringAndSize(<char *> self._answers, self._answers_n),
-            PyBytes_FromStringAndSize(<char *> self._marks, self._count * MARK), numbers,
-        )
 
     cdef Py_ssize_t _take_one(self, Bytes p, Py_ssize_t n) except -1:
         """Take the frame at `p`; returns its size, 0 where it is left."""

@@ -32,12 +32,13 @@ from zope.interface import implementer
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError
 from mqbroker.remoting.failures import OVERLOADED, asked, encode_answer, failures
 from mqbroker.remoting.fair_scheduler import FairScheduler
-from mqbroker.remoting.handlers import Asked, BatchHandler, HandlerTable, IConnection, PlainHandler, RawRequest
+from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, PlainHandler, RawRequest, Taken
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
 from mqbroker.remoting.peer_address import peer_of
+from mqbroker.remoting.plain_requests import settle
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.response_table import OPAQUE_MASK, ResponseTable
-from mqbroker.remoting.tcp import unsent_bytes
+from mqbroker.remoting.tcp import ImmediateWriteServer, unsent_bytes
 from mqbroker.wire.command import (
     EXT_FIELDS_MAX,
     JSON,
@@ -120,6 +121,10 @@ class RemotingProtocol(Protocol):
         self._unread_since = 0.0
         self._reading = True
         self._watches_writing = False
+        #: Gets the first bytes instead of `dataReceived`, which it may call with them.
+        self.sniff: Callable[[bytes], None] | None = None
+        #: Where answers may be sent directly while it `is_free`; None if they may not, and once it is closed.
+        self.socket: ImmediateWriteServer | None = None
         self._on_closed: list[Callable[[], None]] = []
         self._on_room: deque[Callable[[], None]] = deque()
         self._prompt_write: Callable[[bytes], None] = _discard
@@ -131,8 +136,9 @@ class RemotingProtocol(Protocol):
         transport = cast(ITCPTransport, self.transport)
         self._write = transport.write
         # Look at the type: a TLS wrapper would return the method of the socket it wraps.
-        prompt = hasattr(type(transport), "write_at_once")
-        self._prompt_write = cast(Any, transport).write_at_once if prompt else transport.write
+        if hasattr(type(transport), "write_at_once"):
+            self.socket = cast(ImmediateWriteServer, transport)
+        self._prompt_write = transport.write if self.socket is None else self.socket.write_at_once
         self.remote_addr, self.remote_host = peer_of(transport.getPeer())
         self._responses.peer = self.remote_addr
         self.from_address = self._load.of(self.remote_host)
@@ -206,6 +212,7 @@ class RemotingProtocol(Protocol):
         """Drop received bytes and unhandled frames. No reference cycle may remain, or only the garbage collector would
         free the connection."""
         self._write = self._prompt_write = _discard
+        self.socket = None
         self._decoder.clear()
         self._waiting = []
         self._waiting_bytes = 0
@@ -230,7 +237,7 @@ class RemotingProtocol(Protocol):
         self._handshake_begun = self._clock.seconds()
         transport.startTLS(creator)
         # Write through the TLS layer from now on, not directly to the socket.
-        self._prompt_write = transport.write
+        self._prompt_write, self.socket = transport.write, None
         transport.protocol.dataReceived(data)
 
     def overdue(self, now: float) -> str | None:
@@ -255,6 +262,10 @@ class RemotingProtocol(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         if self.closed:
+            return
+        if self.sniff is not None:
+            sniff, self.sniff = self.sniff, None
+            sniff(data)
             return
         self.last_active = self._clock.seconds()
         try:
@@ -287,14 +298,9 @@ class RemotingProtocol(Protocol):
         if joined is None:
             return data
         at = 0
-        while self._has_room() and (taken := handler(joined, at, self)) is not None:
-            at, count, answers, whose = taken
-            if isinstance(answers, bytes):
-                if answers:
-                    self._put(answers, self._prompt_write)
-            else:
-                self._begin(count)
-                answers.addCallback(self._finish_batch, count).addErrback(self._fail_plain, whose)
+        while self.has_room_for_requests() and (taken := handler([(joined, at, self)])) is not None:
+            at = taken.reads[0][0]
+            settle(taken, [self])
             if at == len(joined) or self._must_stop(until):
                 break
         self._scheduler.spent(address, self._clock.seconds() - began)
@@ -303,9 +309,10 @@ class RemotingProtocol(Protocol):
         self._frame_begun = None
         return b"" if self.closed else joined[at:]
 
-    def _fail_plain(self, failure: Failure, whose: Callable[[], Sequence[Asked]]) -> None:
-        requests = whose()
-        self._finish_batch(failures(requests, failure.value), len(requests))
+    @property
+    def may_take_plain(self) -> bool:
+        """Whether plain requests may be taken from the bytes that are read now: nothing that came before waits."""
+        return self._reading and self.sniff is None and not (self.closed or self._decoder.pending_bytes)
 
     def _handle_read(self, frames: list[Frame]) -> None:
         """Handle `frames` as far as the scheduler allows and queue the rest."""
@@ -401,7 +408,7 @@ class RemotingProtocol(Protocol):
     def _run_batch(self, handler: BatchHandler | None, run: list[RawRequest], write: Callable[[bytes], None]) -> None:
         if handler is None:
             return
-        if not self._has_room():
+        if not self.has_room_for_requests():
             write(failures(asked(run), OVERLOADED))
             return
         try:
@@ -413,19 +420,9 @@ class RemotingProtocol(Protocol):
             if answers:
                 self._put(answers, write)
             return
-        self._begin(len(run))
         # Not `run` itself: what thousands of waiting requests brought would be kept, and fall out of the caches.
-        answers.addCallbacks(self._finish_batch, self._fail_batch, (len(run),), errbackArgs=(asked(run),))
-
-    def _finish_batch(self, answers: bytes, count: int) -> None:
-        try:
-            if answers:
-                self.write(answers)
-        finally:
-            self._end(count)
-
-    def _fail_batch(self, failure: Failure, run: Sequence[Asked]) -> None:
-        self._finish_batch(failures(run, failure.value), len(run))
+        those = asked(run)
+        settle(Taken([(0, len(run))], answers.addCallback(lambda data: [data]), lambda _: those), [self])
 
     def _take(self, command: RemotingCommand, write: Callable[[bytes], None]) -> None:
         if command.is_response:
@@ -436,7 +433,7 @@ class RemotingProtocol(Protocol):
             return
         if self.closed:
             return
-        if not self._has_room():
+        if not self.has_room_for_requests():
             write(failures([(command.opaque, command.flag, command.serialize_type)], OVERLOADED))
             return
         answer = self._table.handle(command, self)
@@ -446,7 +443,7 @@ class RemotingProtocol(Protocol):
             if not command.is_oneway:
                 self._put(encode_answer(answer, command), write)
             return
-        self._begin(1)
+        self.begin_requests(1)
         cast("Deferred[RemotingCommand | None]", answer).addCallback(self._finish, command)
 
     def _finish(self, answer: RemotingCommand | None, request: RemotingCommand) -> None:
@@ -454,7 +451,7 @@ class RemotingProtocol(Protocol):
             if answer is not None and not request.is_oneway:
                 self.write(encode_answer(answer, request))
         finally:
-            self._end(1)
+            self.end_requests(1)
 
     # --- bytes out
 
@@ -465,6 +462,10 @@ class RemotingProtocol(Protocol):
         """Send whole frames, without waiting for the reactor's next turn where the socket takes them."""
         self.last_active = self._clock.seconds()
         self._put(data, self._prompt_write)
+
+    def write_rest(self, data: bytes) -> None:
+        """Send what the socket did not take directly."""
+        self._put(data, self._write)
 
     def _put(self, data: bytes, write: Callable[[bytes], None]) -> None:
         if len(data) >= PROMPT_BYTES_MIN:
@@ -504,19 +505,20 @@ class RemotingProtocol(Protocol):
 
     # --- bounds
 
-    def _has_room(self) -> bool:
+    def has_room_for_requests(self) -> bool:
+        """Whether more requests may be under way."""
         most = self._limits.requests_under_way_max
         load = self._load
         return 2 * load.requests < most or load.has_room(most, self.from_address, self._in_flight)
 
-    def _begin(self, count: int) -> None:
+    def begin_requests(self, count: int) -> None:
         self._in_flight += count
         self._load.requests += count
         self.from_address.requests += count
         if self._in_flight >= self._limits.requests_in_flight_max:
             self._pace()
 
-    def _end(self, count: int) -> None:
+    def end_requests(self, count: int) -> None:
         full = self._in_flight >= self._limits.requests_in_flight_max
         self._in_flight -= count
         load, address = self._load, self.from_address

@@ -119,18 +119,21 @@ BatchHandler = Callable[[list[RawRequest], IConnection], "bytes | Deferred[bytes
 Asked = tuple[int, int, int]
 
 
+#: The bytes of one read, where to begin in them, and the connection.
+PlainRead = tuple[bytes, int, IConnection]
+
+
 class Taken(NamedTuple):
-    """Requests that a plain handler took: where it stopped in the bytes, their number, the bytes of their responses,
-    and a function that names them, should the responses fail."""
+    """Requests that a plain handler took: for each read where it stopped and how many it took, the bytes of the
+    responses for each read, and a function that names the requests of a read, by its number, should these fail."""
 
-    stop: int
-    requests: int
-    answers: bytes | Deferred[bytes]
-    asked: Callable[[], Sequence[Asked]]
+    reads: Sequence[tuple[int, int]]
+    answers: Sequence[bytes] | Deferred[Sequence[bytes]]
+    asked: Callable[[int], Sequence[Asked]]
 
 
-#: Takes plain requests from the frames at a place of the bytes of one read; None where there is none.
-PlainHandler = Callable[[bytes, int, IConnection], Taken | None]
+#: Takes plain requests from the beginnings of some reads; None where there is none. Each read is of another connection.
+PlainHandler = Callable[[Sequence[PlainRead]], Taken | None]
 
 
 class IGuard(Interface):

@@ -13,13 +13,16 @@ from twisted.logger import LogLevel
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable
-from mqbroker.remoting.limits import Limits, Load
+from mqbroker.remoting.limits import AddressLoad, Limits, Load
+from mqbroker.remoting.plain_requests import settle
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.tls import ServerTls
 
 #: Interval between checks for idle connections and incomplete frames.
 WATCH_SECONDS = 5.0
 CLOSINGS_LOGGED_PER_MINUTE = 20
+#: Plain requests of a longer read are not handled together with others, but alone, in slices of time.
+SHORT_READ_BYTES = 16 * 1024
 
 
 class ConnectionEvent(Enum):
@@ -96,6 +99,48 @@ class RemotingServerFactory(ServerFactory):
         if self._tls is not None:
             self._tls.watch(protocol)
         return protocol
+
+    def take_together(self, protocols: Sequence[object], reads: Sequence[bytes]) -> Sequence[bytes]:
+        """Have the plain requests at the beginnings of short reads handled together, as far as the scheduler allows;
+        returns what is left of each read, for `dataReceived`. `protocols`: of any kind, of each read another."""
+        handler = self._table.plain
+        if handler is None:
+            return reads
+        now = self._clock.seconds()
+        is_roomy = 2 * self.load.requests < self._limits.requests_under_way_max
+        chosen: list[int] = []
+        connections: list[RemotingProtocol] = []
+        counts: dict[AddressLoad, int] = {}
+        for number, (connection, data) in enumerate(zip(protocols, reads, strict=True)):
+            if (
+                len(data) <= SHORT_READ_BYTES
+                and isinstance(connection, RemotingProtocol)
+                and connection.may_take_plain
+                and (is_roomy or connection.has_room_for_requests())
+            ):
+                address = connection.from_address
+                if address not in counts:
+                    if self.scheduler.until(address, now) <= now:
+                        continue
+                    counts[address] = 0
+                counts[address] += 1
+                connection.last_active = now
+                chosen.append(number)
+                connections.append(connection)
+        if not chosen:
+            return reads
+        taken = handler([(reads[number], 0, each) for number, each in zip(chosen, connections, strict=True)])
+        if taken is not None:
+            settle(taken, connections)
+        share = (self._clock.seconds() - now) / len(chosen)
+        for address, count in counts.items():
+            self.scheduler.spent(address, share * count)
+        if taken is None:
+            return reads
+        left = list(reads)
+        for number, (stop, _) in zip(chosen, taken.reads, strict=True):
+            left[number] = left[number][stop:]
+        return left
 
     def connected(self, connection: RemotingProtocol) -> bool:
         part = connection.from_address

@@ -20,6 +20,7 @@ from zope.interface import implementer
 
 from mqbroker.config import NettySettings
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
+from mqbroker.remoting.shared_reads import SharedReads, can_share_reads
 
 
 class ImmediateWriteServer(tcp.Server):
@@ -27,17 +28,45 @@ class ImmediateWriteServer(tcp.Server):
 
     # Size of one recv, and unsent bytes above which producers are paused.
     bufferSize = 256 * 1024  # noqa: N815
+    #: Whether what is sent over the socket now comes in its turn: nothing waits, not even the end of the connection.
+    is_free = True
+    #: Of the socket, while it is open.
+    descriptor = -1
+
+    def startReading(self) -> None:  # noqa: N802
+        self.descriptor = self.fileno()
+        reads = getattr(self.server, "reads", None)
+        if reads is None:
+            super().startReading()  # type: ignore[no-untyped-call]
+        else:
+            reads.add(self)
+
+    def stopReading(self) -> None:  # noqa: N802
+        reads = getattr(self.server, "reads", None)
+        if reads is None:
+            super().stopReading()  # type: ignore[no-untyped-call]
+        else:
+            reads.remove(self)
+
+    @property
+    def may_read(self) -> bool:
+        """Whether its protocol gets what was read."""
+        return bool(self.connected and not (self.disconnecting or self._aborting))
+
+    def startWriting(self) -> None:  # noqa: N802
+        self.is_free = False
+        super().startWriting()  # type: ignore[no-untyped-call]
+
+    def stopWriting(self) -> None:  # noqa: N802
+        self.is_free = not (self.dataBuffer or self._tempDataBuffer or self.disconnecting or self._aborting)
+        super().stopWriting()  # type: ignore[no-untyped-call]
 
     def write_at_once(self, data: bytes) -> None:
         """Send what the socket accepts now and `write` the rest. Errors are left for the reactor to detect."""
-        if self.connected and not (self.disconnecting or self.disconnected or self.dataBuffer or self._tempDataBuffer):
-            try:
-                sent = self.socket.send(data)
-            except OSError:
-                sent = 0
-            if sent == len(data):
+        if self.is_free and self.connected and not self.disconnected:
+            data = data[_sent(self.socket, data) :]
+            if not data:
                 return
-            data = data[sent:]
         self.write(data)  # type: ignore[no-untyped-call]
 
     def connectionLost(self, reason: Failure) -> None:
@@ -50,6 +79,23 @@ class ImmediateWriteServer(tcp.Server):
         # startTLS replaced these by methods of the TLS layer, which refers to the connection.
         for name in ("getHandle", "getPeerCertificate"):
             self.__dict__.pop(name, None)
+
+
+def write_at_once(transport: Any, data: bytes) -> None:
+    """Send what the socket of a transport accepts now and `write` the rest, which waits for the reactor's next turn."""
+    if isinstance(transport, tcp.Connection) and transport.connected and not transport.disconnecting:
+        is_free = not (transport.dataBuffer or transport._tempDataBuffer)  # noqa: SLF001
+        data = data[_sent(transport.socket, data) :] if is_free else data
+    if data:
+        transport.write(data)
+
+
+def _sent(connected: socket.socket, data: bytes) -> int:
+    """Bytes that the socket has accepted. Errors are left for the reactor to detect."""
+    try:
+        return connected.send(data)
+    except OSError:
+        return 0
 
 
 def unsent_bytes(transport: Any) -> int:
@@ -108,6 +154,9 @@ class ImmediateWritePort(tcp.Port):
     ) -> None:
         super().__init__(port, factory, backlog, interface, reactor)
         self._buffers = buffers
+        together = getattr(factory, "take_together", None)
+        #: What reads for all connections; None: the reactor does.
+        self.reads = SharedReads(reactor, together) if together is not None and can_share_reads() else None
         self._logger = Logger("mqbroker.remoting.tcp", observer=_AcceptFailureLog(reactor.seconds))
 
     def createInternetSocket(self) -> Any:  # noqa: N802
@@ -117,6 +166,11 @@ class ImmediateWritePort(tcp.Port):
             if size:
                 made.setsockopt(socket.SOL_SOCKET, option, size)
         return made
+
+    def connectionLost(self, reason: Failure) -> None:
+        super().connectionLost(reason)  # type: ignore[no-untyped-call]
+        if self.reads is not None:
+            self.reads.port_closed()
 
     def doRead(self) -> None:  # noqa: N802
         """Accept a limited number of waiting connections: refused ones keep their descriptors until the next reactor

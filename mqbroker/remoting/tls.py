@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.application.service import Service
@@ -83,10 +83,9 @@ class ServerTls:
 
     def watch(self, connection: RemotingProtocol) -> None:
         """Inspect the first bytes of a new connection: TLS or plain text."""
-        cast(Any, connection).dataReceived = partial(self._first, connection)
+        connection.sniff = partial(self._first, connection)
 
     def _first(self, connection: RemotingProtocol, data: bytes) -> None:
-        del cast(Any, connection).dataReceived
         encrypted = data[0] == HANDSHAKE
         mode = self._settings.mode
         if encrypted and mode is TlsMode.DISABLED:

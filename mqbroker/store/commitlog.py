@@ -46,8 +46,8 @@ NEXT_WANTED_PART = 4
 #: Bytes ahead of the end that are faulted in, and for how long that is assumed to hold.
 READIED_BYTES = 256 * 1024
 READIED_MS = 100
-#: A slave whose log grows faster than that catches up with its master.
-CATCH_UP_BYTES_PER_S = 64 * 1024 * 1024
+#: A slave whose log grows by more within so long catches up with its master.
+CATCH_UP_BYTES, CATCH_UP_MS = 16 * 1024 * 1024, 250
 #: How many tails of records are kept.
 _TAILS_MAX = 10_000
 #: Bytes at the start of a segment that are faulted in when one request fills the segment before: about what a request
@@ -120,6 +120,8 @@ class CommitLog:
         self.on_dispatchable: list[Callable[[], None]] = []
         #: Called once for each segment, when the next one should be created.
         self.on_next_wanted: list[Callable[[], None]] = []
+        #: Where a slave's log ended when its growth was last looked at, when that was (ms), and what was found.
+        self._copied, self._was_copied_fast = (end, now_ms()), False
         self._refusals: dict[Refusal, str] = {}
         # Why there is no next segment, if the last append found none.
         self._why_no_segment = ""
@@ -155,7 +157,6 @@ class CommitLog:
 
     def _activate(self) -> None:
         self._base = self.min_offset + (len(self.segments) - 1) * self.segment_bytes
-        self._activated_at, self._activated_ms = self.end, self._now_ms()
         self._buffer = self.segments[-1].buffer
         self._next_wanted_at = self._base + self.segment_bytes // NEXT_WANTED_PART
         self._readied_to = self._readied_until = 0
@@ -245,10 +246,11 @@ class CommitLog:
         return appended
 
     def _store(self, data: bytes, run: Run) -> None:
-        """Store whole records at the end, where there is room, and leave them to the dispatcher."""
-        start, view = self.end - self._base, memoryview(data)
+        """Store whole records at the end, where there is room, and leave them to the dispatcher. Of `data` what belongs
+        to `run`."""
+        start, size, view = self.end - self._base, run.end - run.start, memoryview(data)
         # Stored last, so that a kill leaves no record's head without its end.
-        self._buffer[start + COMMIT_BYTES : start + len(data)] = view[COMMIT_BYTES:]
+        self._buffer[start + COMMIT_BYTES : start + size] = view[COMMIT_BYTES:size]
         self._buffer[start : start + COMMIT_BYTES] = view[:COMMIT_BYTES]
         self.end = run.end
         self.last_timestamp_ms = max(self.last_timestamp_ms, run.newest_ms)
@@ -292,8 +294,10 @@ class CommitLog:
         end = min(max(stop, start + READIED_BYTES), self.segment_bytes)
         if self._transient is None:
             try:
-                if self._is_copied_fast:  # pages that were never written: to read them first would take as long again
-                    segment.populate(start, end - start)
+                if self._is_copied_fast():  # pages that were never written: to read them first would take as long again
+                    self._source.keep_ahead(segment, start, is_synced=False)
+                    if not segment.is_resident(start, end - start):
+                        segment.populate(start, end - start, is_soon_full=True)
                 read_before_touch(segment, start, end - start)
             except OSError as error:
                 raise StoreUnwritable(f"where the next message goes {error}") from error
@@ -425,14 +429,15 @@ class CommitLog:
 
     # A master's records
 
-    def append_raw(self, data: bytes, run: Run) -> None:
-        """Append records as a master has them: `run`, scanned from `data`, goes on where the log ends, and ends within
-        the segment. Raises StoreUnwritable."""
-        self._make_room_raw(len(data))
+    def append_raw(self, run: Run) -> None:
+        """Append records as a master has them: `run`, which has their bytes, goes on where the log ends, and ends
+        within the segment. Raises StoreUnwritable."""
+        assert run.data is not None
+        self._make_room_raw(run.end - run.start)
         for row in run.rows if run.has_nul else ():
             if b"\0" in row[7] and leaves_doubt(row[7]):
                 self.doubtful_end = row[3] + row[4]
-        self._store(data, run)
+        self._store(run.data, run)
 
     def append_raw_filler(self, data: bytes) -> None:
         """Append the filler that ends the segment as a master has it, and go on in the next. Raises StoreUnwritable,
@@ -469,11 +474,12 @@ class CommitLog:
         except OSError as error:
             raise StoreUnwritable(f"the commit log cannot begin at {offset}: {error}") from error
         self.min_offset = self.end = offset
+        self._copied = offset, self._now_ms()
         self._activate()
 
     def prepare_next(self) -> None:
         """Request the next segment when it is due, and find out whether there is room again after there was none."""
-        is_copied_fast = self._is_copied_fast
+        is_copied_fast = self._is_copied_fast()
         if not is_copied_fast:
             self._source.keep_ahead(self.segments[-1], self.end - self._base)
         next_base = self._base + self.segment_bytes
@@ -486,12 +492,16 @@ class CommitLog:
         elif self.end - self._base > self.segment_bytes // NEXT_WANTED_PART:
             self._source.prepare(next_base, is_written_through=not is_copied_fast)
 
-    @property
     def _is_copied_fast(self) -> bool:
         """Whether a slave catches up with its master: zeros that are written before its records would double what the
         disk has to take, for appends that nobody waits for."""
-        copied, elapsed_ms = self.end - self._activated_at, self._now_ms() - self._activated_ms
-        return Refusal.FOLLOWS in self._refusals and copied * 1000 > CATCH_UP_BYTES_PER_S * max(elapsed_ms, 1000)
+        if Refusal.FOLLOWS not in self._refusals:
+            return False
+        now, (end, since) = self._now_ms(), self._copied
+        is_fast = (self.end - end) * CATCH_UP_MS > CATCH_UP_BYTES * max(now - since, CATCH_UP_MS)
+        if is_fast or now - since >= CATCH_UP_MS:
+            self._was_copied_fast, self._copied = is_fast, (self.end, now)
+        return self._was_copied_fast
 
     # Forgetting
 

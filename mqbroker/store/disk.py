@@ -61,8 +61,10 @@ class IMappedFile(Interface):
         May run on a worker; `stop` is called before each piece. Only for a file that is not in use yet.
         """
 
-    def populate(offset: int, size: int) -> None:
-        """Prefault these pages for writing, without changing them. May run on a worker. Raises OSError."""
+    def populate(offset: int, size: int, *, is_soon_full: bool = False) -> None:
+        """Prefault these pages for writing, without changing them. May run on a worker. Raises OSError.
+
+        With `is_soon_full` in large folios, five times as fast: each sync of a byte in one writes it whole."""
 
     def clear_from(offset: int) -> None:
         """Zero and deallocate all bytes from `offset` on. The buffer must not be used meanwhile."""

@@ -152,9 +152,9 @@ class CachedFile:
         with self._opened() as mapped:
             mapped.write_through(stop)
 
-    def populate(self, offset: int, size: int) -> None:
+    def populate(self, offset: int, size: int, *, is_soon_full: bool = False) -> None:
         with self._opened() as mapped:
-            mapped.populate(offset, size)
+            mapped.populate(offset, size, is_soon_full=is_soon_full)
 
     def clear_from(self, offset: int) -> None:
         with self._opened() as mapped:

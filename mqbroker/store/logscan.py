@@ -192,7 +192,7 @@ def _scan_one_by_one(file: IMappedFile, at: int, base: int, end: int, count: int
 
 def scan_bytes(data: bytes, start: int, count: int = RUN_RECORDS) -> Run:
     """Scan up to `count` whole plain records at the beginning of `data`, which is at `start` of the log, up to the
-    first that is none: one with IPv6 hosts may be. Hot in a recovery, and on a slave."""
+    first that is none: one with IPv6 hosts may be. Hot in a recovery, and on a slave. `data` is the run's."""
     if compiled is None:
         return Run.of_rows(_scan_plain(data, 0, start, count), start, data)
     done, end, last, newest_ms, has_nul = compiled.scan(data, 0, len(data), start, count, True)

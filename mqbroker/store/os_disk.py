@@ -157,9 +157,13 @@ class OsMappedFile:
                 os.fdatasync(fd)
         os.fdatasync(fd)
 
-    def populate(self, offset: int, size: int) -> None:
-        for at in range(offset, offset + size, ZEROS_BYTES):
-            self._populate(at, min(ZEROS_BYTES, offset + size - at))
+    def populate(self, offset: int, size: int, *, is_soon_full: bool = False) -> None:
+        end = offset + size
+        for at in range(offset - offset % _PAGE_BYTES, end, ZEROS_BYTES):
+            if is_soon_full:
+                _call("madvise", self._at(at), min(ZEROS_BYTES, end - at), MADV_POPULATE_WRITE, self.path)
+            else:
+                self._populate(at, min(ZEROS_BYTES, end - at))
 
     def _populate(self, offset: int, size: int) -> bool:
         """False with a kernel before 5.14, which does not know it.

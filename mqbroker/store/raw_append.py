@@ -74,21 +74,22 @@ class RawAppender:
         self._waiting.clear()
         self._waiting_bytes = self._needed = 0
 
-    def append(self, offset: int, data: bytes) -> None:
-        """Append the records that `data`, which is at `offset` of the master's log, completes.
-
-        An empty log begins where the master's first piece does. Raises BadRecord on what is none or does not continue
-        the log, StoreUnwritable and StoreBusy: all before it was appended; then `restart` must follow.
-        """
+    def take(self, offset: int, data: bytes) -> None:
+        """Take bytes that are at `offset` of the master's log, for the next `append`. An empty log begins where the
+        first of them are. Raises BadRecord where they do not continue the log, StoreUnwritable and StoreBusy."""
         if offset != self.end + self._waiting_bytes:
             if self.end or self._waiting_bytes:
                 raise BadRecord(f"the piece at {offset} does not continue the log, which ends at {self.end}")
             self._begin_at(offset)
         self._waiting.append(data)
         self._waiting_bytes += len(data)
+
+    def append(self) -> None:
+        """Append the whole records of what was taken. Raises BadRecord on what is none, StoreUnwritable and StoreBusy:
+        all before it was appended; then `restart` must follow."""
         if self._waiting_bytes < self._needed:
             return
-        data = b"".join(self._waiting) if len(self._waiting) > 1 else data
+        data = b"".join(self._waiting) if len(self._waiting) != 1 else self._waiting[0]
         self.restart()
         rest = data[self._append_whole(data) :]
         if rest:
@@ -108,10 +109,10 @@ class RawAppender:
         """Append the whole records at the beginning of `data`; returns how many bytes they are."""
         at = 0
         while at < len(data):
-            run = scan_bytes(data[at : at + RUN_BYTES], self.end)
+            run = scan_bytes(data if not at and len(data) <= RUN_BYTES else data[at : at + RUN_BYTES], self.end)
             if run.count and self._fits(run.end):
                 size = run.end - self.end
-                self._append(data[at : at + size], run)
+                self._append(run)
             else:
                 size = self._append_one(data, at)
             if not size:
@@ -123,9 +124,8 @@ class RawAppender:
         room = self.segment_bytes - self.end % self.segment_bytes
         return end - self.end <= room - BLANK_BYTES_MIN
 
-    def _append(self, data: bytes, run: Run) -> None:
-        run.data = data
-        self._log.append_raw(data, run)
+    def _append(self, run: Run) -> None:
+        self._log.append_raw(run)
         self._last = run.last, run.end - run.last
 
     def _append_one(self, data: bytes, at: int) -> int:
@@ -152,7 +152,7 @@ class RawAppender:
         item = scan_at(memoryview(record), 0, self.end)
         self._check(isinstance(item, Scanned), item.why if isinstance(item, Nothing) else "")
         assert isinstance(item, Scanned)
-        self._append(record, Run.of_rows([item], self.end, record))
+        self._append(Run.of_rows([item], self.end, record))
         return size
 
     def _check(self, is_good: bool, why: str) -> None:

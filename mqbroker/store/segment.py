@@ -21,6 +21,9 @@ from mqbroker.store.worker import IWorker
 #: Bytes that are prepared ahead, and bytes of them that are synced at once.
 AHEAD_BYTES = 64 * 1024 * 1024
 PIECE_BYTES = 16 * 1024 * 1024
+#: The same without a sync: what is prepared further ahead is synced by others before it is needed.
+UNSYNCED_AHEAD_BYTES = 8 * 1024 * 1024
+UNSYNCED_PIECE_BYTES = 2 * 1024 * 1024
 
 
 class PagePrefault:
@@ -39,19 +42,21 @@ class PagePrefault:
         self._running: Deferred[None] | None = None
         self._is_stopped = False
 
-    def keep(self, file: IMappedFile, at: int) -> None:
-        """Prepare the pages of `file` from `at` on. Files smaller than a piece are left alone."""
+    def keep(self, file: IMappedFile, at: int, *, is_synced: bool = True) -> None:
+        """Prepare the pages of `file` from `at` on. Files smaller than a piece are left alone. Without `is_synced` few
+        of them, and the zeros in them are not written to the disk before the records."""
+        piece, ahead = (PIECE_BYTES, AHEAD_BYTES) if is_synced else (UNSYNCED_PIECE_BYTES, UNSYNCED_AHEAD_BYTES)
         if self._running is not None or self._is_stopped or file.size < PIECE_BYTES:
             return
         if file is not self._file:
             self._file, self._ready = file, 0
-        start = max(self._ready, at - at % PIECE_BYTES)
-        end = min(file.size, at + AHEAD_BYTES)
+        start = max(self._ready, at - at % piece)
+        end = min(file.size, at + ahead)
         if end < file.size:
-            end -= end % PIECE_BYTES
+            end -= end % piece
         if start >= end:
             return
-        self._running = self._worker.run(lambda: self._populate(file, start, end))
+        self._running = self._worker.run(lambda: self._populate(file, start, end, is_synced))
         self._running.addCallbacks(lambda _: self._done(end), self._failed)
 
     @property
@@ -59,12 +64,13 @@ class PagePrefault:
         """Whether the worker prepares pages."""
         return self._running is not None
 
-    def _populate(self, file: IMappedFile, start: int, end: int) -> None:
-        for offset in range(start, end, PIECE_BYTES):
+    def _populate(self, file: IMappedFile, start: int, end: int, is_synced: bool) -> None:
+        for offset in range(start, end, piece := PIECE_BYTES if is_synced else UNSYNCED_PIECE_BYTES):
             if self._is_stopped:
                 return
-            file.populate(offset, min(PIECE_BYTES, end - offset))
-            file.sync_apart()
+            file.populate(offset, min(piece, end - offset), is_soon_full=not is_synced)
+            if is_synced:
+                file.sync_apart()
 
     def _done(self, end: int) -> None:
         self._running = None
@@ -134,10 +140,10 @@ class SegmentSource:
         )
         self._pinning: Deferred[None] = succeed(None)
 
-    def keep_ahead(self, file: IMappedFile, at: int) -> None:
-        """Prefault the pages of the active segment from `at` on, unless it was written through."""
+    def keep_ahead(self, file: IMappedFile, at: int, *, is_synced: bool = True) -> None:
+        """Prefault the pages of the active segment from `at` on, unless it was written through; see `PagePrefault`."""
         if file.path not in self._written_through:
-            self._ahead.keep(file, at)
+            self._ahead.keep(file, at, is_synced=is_synced)
 
     def use(self, file: IMappedFile, former: IMappedFile | None) -> None:
         """Set the active segment, and the one before."""

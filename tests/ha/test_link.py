@@ -138,12 +138,15 @@ def test_the_recorded_link_of_java() -> None:
     reports = [REPORT.pack(0)]
     stream = (GOLDEN / "ha-master-to-slave.bin").read_bytes()
     log = bytearray()
-    for offset, piece in SlaveLink().receive(stream):
+    link = SlaveLink()
+    for offset, piece in link.receive(stream):
         if not piece:
             continue
         assert offset == len(log)
         log += piece
         reports.append(REPORT.pack(len(log)))
+    if link._missing:  # of the last piece not all was recorded, and no report
+        reports.pop()
     recorded = (GOLDEN / "ha-slave-to-master.bin").read_bytes()
     assert len(reports) > 2
     assert recorded.startswith(b"".join(reports))

@@ -25,6 +25,8 @@ from tests.store.harness import make_bench, stop, tree
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
 SEEDS = int(os.environ.get("MQBROKER_TWIN_SEEDS", "60"))
+#: Where the body of a record with IPv4 hosts begins.
+BODY_AT = 88
 BASE = 3 << 20
 V6 = ("fe80::1", 10911)
 TAGS = ["", "TagA", "TagB", "día", "\U0001f600", "中文", "\0", "a\x01b"]
@@ -183,6 +185,20 @@ def test_the_same_records_are_found(seed: int) -> None:
         assert run.end == (wanted[-1][3] + wanted[-1][4] if wanted else BASE)
         assert run.newest_ms == max([0, *[row.store_timestamp_ms for row in found]])
         assert run.has_nul or not any(b"\0" in row.properties for row in found)
+
+
+@pytest.mark.parametrize("size", [*range(150), 255, 256, 257, 1000, 1024, 4095, 65_536, 100_003])
+def test_the_checksum_of_a_body_is_that_of_zlib(size: int) -> None:
+    one = Record(
+        topic="T", queue_id=0, queue_offset=0, physical_offset=BASE, store_size=0, flag=0, sys_flag=0,
+        born_timestamp=1, born_host=("1.2.3.4", 5), store_timestamp=1, store_host=("1.2.3.4", 5), body_crc=0,
+        reconsume_times=0, prepared_offset=0, body=Random(size).randbytes(size), properties={},
+    )  # fmt: skip
+    data = encode_record(one)  # its checksum is zlib's
+    assert scan_bytes(data, BASE).count == 1
+    for at in {0, size // 2, size - 1} if size else ():
+        place = BODY_AT + at
+        assert scan_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :], BASE).count == 0
 
 
 @pytest.mark.parametrize(("at", "stop"), [(-1, 5), (6, 5), (0, 11), (2**62, 2**62)])

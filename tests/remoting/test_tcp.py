@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
+from twisted.internet import tcp
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Protocol, ServerFactory
@@ -18,7 +19,14 @@ from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
-from mqbroker.remoting.tcp import NO_BUFFERS, Buffers, ImmediateWritePort, ImmediateWriteServer, unsent_bytes
+from mqbroker.remoting.tcp import (
+    NO_BUFFERS,
+    Buffers,
+    ImmediateWritePort,
+    ImmediateWriteServer,
+    unsent_bytes,
+    write_at_once,
+)
 from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.remoting.link import CLIENT, SERVER, End, NoOwner
 from tests.remoting.logs import Logged
@@ -109,6 +117,26 @@ def test_plain_write_waits_for_the_reactor_and_is_not_overtaken(
     assert drain(server, pair[1], reactor) == b"first second third"
     server.write_at_once(b"again at once")
     assert read(pair[1]) == b"again at once"
+
+
+def test_bytes_are_written_at_once_to_any_socket_of_twisted(
+    pair: tuple[socket.socket, socket.socket], reactor: Reactor
+) -> None:
+    plain = tcp.Connection(pair[0], Protocol(), cast(Any, reactor))
+    plain.connected = 1
+    write_at_once(plain, b"now")
+    assert read(pair[1]) == b"now"
+    plain.write(b"first ")
+    write_at_once(plain, b"second")
+    assert read(pair[1]) == b""
+    plain.doWrite()
+    assert read(pair[1]) == b"first second"
+    write_at_once(plain, b"x" * 100_000)
+    found = read(pair[1])
+    while plain in reactor.writers:
+        plain.doWrite()
+        found += read(pair[1])
+    assert found == b"x" * 100_000
 
 
 def test_what_the_socket_does_not_take_follows_in_order(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
+from mmap import PAGESIZE
 from pathlib import Path
 
 import pytest
 from zope.interface import implementer
 
 from mqbroker.store.disk import IMappedFile
-from mqbroker.store.os_disk import OsDisk
-from mqbroker.store.segment import AHEAD_BYTES, PIECE_BYTES, PagePrefault
+from mqbroker.store.os_disk import ZEROS_BYTES, OsDisk
+from mqbroker.store.segment import AHEAD_BYTES, PIECE_BYTES, UNSYNCED_AHEAD_BYTES, UNSYNCED_PIECE_BYTES, PagePrefault
 from tests.fakes import SteppedWorker
 
 
@@ -22,13 +23,15 @@ class Pages:  # type: ignore[misc] # only what is asked of a file here
         self.size = size
         self.path = "pages"
         self.done: list[tuple[int, int]] = []
+        self.are_soon_full: list[bool] = []
         self.syncs = 0
         self.error: OSError | None = None
 
-    def populate(self, offset: int, size: int) -> None:
+    def populate(self, offset: int, size: int, *, is_soon_full: bool = False) -> None:
         if self.error is not None:
             raise self.error
         self.done.append((offset, offset + size))
+        self.are_soon_full.append(is_soon_full)
 
     def sync_apart(self) -> None:
         self.syncs += 1
@@ -80,6 +83,16 @@ def test_it_ends_with_the_file_and_begins_anew_with_the_next(worker: SteppedWork
     assert following.done == pieces(0, AHEAD_BYTES)
 
 
+def test_without_a_sync_few_pages_are_made_ready(worker: SteppedWorker) -> None:
+    ahead, file = PagePrefault(worker), Pages()
+    at = 3 * UNSYNCED_PIECE_BYTES + 77
+    ahead.keep(file, at, is_synced=False)
+    worker.step()
+    assert file.done[0][0] == 3 * UNSYNCED_PIECE_BYTES
+    assert file.done[-1][1] == 3 * UNSYNCED_PIECE_BYTES + UNSYNCED_AHEAD_BYTES
+    assert (file.syncs, file.are_soon_full) == (0, [True] * len(file.done))
+
+
 def test_small_files_are_left_alone(worker: SteppedWorker) -> None:
     PagePrefault(worker).keep(Pages(PIECE_BYTES - 1), 0)
     assert worker.waiting == []
@@ -105,6 +118,18 @@ def test_stopping_waits_for_the_worker_and_takes_up_no_more(worker: SteppedWorke
     assert file.done == []
     ahead.keep(file, AHEAD_BYTES)
     assert worker.waiting == []
+
+
+@pytest.mark.parametrize("is_soon_full", [False, True])
+def test_pages_are_populated_from_within_one_on(tmp_path: Path, is_soon_full: bool) -> None:
+    size = 4 * ZEROS_BYTES
+    file = OsDisk().create_mapped(str(tmp_path / "pages"), size)
+    file.allocate(0, size)
+    assert not file.is_resident(ZEROS_BYTES, PAGESIZE)
+    file.populate(ZEROS_BYTES - 100, ZEROS_BYTES + 200, is_soon_full=is_soon_full)
+    assert file.is_resident(ZEROS_BYTES - 100, ZEROS_BYTES + 200)
+    assert bytes(file.buffer) == bytes(size)
+    file.close()
 
 
 def test_the_content_of_populated_pages_stays(tmp_path: Path) -> None:

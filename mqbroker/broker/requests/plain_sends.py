@@ -6,6 +6,7 @@ that a send by all rules makes, and that every change of the topic or of the set
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 
 from twisted.logger import Logger
@@ -16,7 +17,7 @@ from mqbroker.broker.requests.send_rules import SendRules
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused, StoreError
 from mqbroker.kernel import compiled
-from mqbroker.remoting.handlers import Asked, HandlerTable, IConnection, Taken
+from mqbroker.remoting.handlers import Asked, HandlerTable, PlainRead, Taken
 from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import Prop, RequestCode, ResponseCode
@@ -29,7 +30,7 @@ _MARKS = Struct(">iiiqq")
 
 
 class PlainSends:
-    """Takes plain SEND_MESSAGE_V2 requests from the bytes of a read.
+    """Takes plain SEND_MESSAGE_V2 requests from the bytes of reads.
 
     :param store_host: 8 or 20 bytes, this broker's address in records and message ids.
     """
@@ -56,15 +57,14 @@ class PlainSends:
             self._store.open_queue,
         )
 
-    def take(self, data: bytes, at: int, connection: IConnection) -> Taken | None:
-        """Take the plain sends from `at` on; see `HandlerTable.register_plain`."""
+    def take(self, reads: Sequence[PlainRead]) -> Taken | None:
+        """Take the plain sends at the beginnings of `reads`; see `HandlerTable.register_plain`."""
         log = self._log
         now, begin = log.next_timestamp_ms, log.end
-        targets = self._rules.plain_targets
-        found = self._compiled.take(data, at, targets, connection.remote_host, now, begin, log.room)
+        found = self._compiled.take(list(reads), self._rules.plain_targets, now, begin, log.room)
         if found is None:
             return None
-        stop, count, records, last, answers, marks, numbers = found
+        stops, answers, marks, count, records, last, numbers = found
         try:
             log.append_encoded(records, count, last, now)
         except StoreError:  # nothing was stored, and whoever refuses them says why
@@ -72,16 +72,18 @@ class PlainSends:
         for queue, next_offset in numbers:
             queue.next_offset = next_offset
 
-        def asked() -> list[Asked]:
-            return [(opaque, flag, JSON) for opaque, flag, *_ in _MARKS.iter_unpack(marks)]
+        def asked(number: int) -> list[Asked]:
+            return [(opaque, flag, JSON) for opaque, flag, *_ in _MARKS.iter_unpack(marks[number])]
 
         if not self._sends.waits:
-            return Taken(stop, count, answers, asked)
+            return Taken(stops, answers, asked)
 
-        def answer(code: int, refusal: Refused | None = None) -> bytes:
-            return answers if code == ResponseCode.SUCCESS else self._sends.answers(*_places(marks), code, refusal)
+        def answer(code: int, refusal: Refused | None = None) -> Sequence[bytes]:
+            if code == ResponseCode.SUCCESS:
+                return list[bytes](answers)
+            return [self._sends.answers(*_places(each), code, refusal) for each in marks]
 
-        return Taken(stop, count, self._sends.confirmed(begin, log.end, answer), asked)
+        return Taken(stops, self._sends.confirmed(begin, log.end, answer), asked)
 
 
 def _places(marks: bytes) -> tuple[list[Appended], list[Pending]]:

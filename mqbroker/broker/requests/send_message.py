@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from struct import Struct
+from typing import TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -41,6 +42,9 @@ log = Logger()
 
 _LENGTHS = Struct(">II")
 _NUMBERS_MAX = 4096
+#: Bytes of responses, of one connection or for each of several.
+A = TypeVar("A")
+
 #: (first message, count, queue, opaque, flag, response frame if it is answered already, whether that waits for the
 #: disk)
 Pending = tuple[int, int, int, int, int, bytes | None, bool]
@@ -211,11 +215,11 @@ class SendRequests:
         begin, last = appended[0][0], appended[-1]
         return self.confirmed(begin, last[0] + last[2], partial(self.answers, appended, pending))
 
-    def confirmed(self, begin: int, end: int, answer: Callable[[int, Refused | None], bytes]) -> Deferred[bytes]:
+    def confirmed(self, begin: int, end: int, answer: Callable[[int, Refused | None], A]) -> Deferred[A]:
         """Fires with the responses to messages that are in the log from `begin` to `end`, once these are where the
         broker promises them: `answer` makes those with a code, or a refusal."""
 
-        def late(failure: Failure) -> bytes:
+        def late(failure: Failure) -> A:
             # The messages are stored; only their sync is not confirmed.
             error = failure.value
             if isinstance(error, FlushTimedOut):

@@ -1,0 +1,63 @@
+"""The responses to plain requests, of one connection or of several that were read together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from mqbroker.kernel import compiled
+from mqbroker.remoting.failures import failures
+from mqbroker.remoting.handlers import Taken
+
+if TYPE_CHECKING:
+    from mqbroker.remoting.connection import RemotingProtocol
+
+
+def settle(taken: Taken, connections: Sequence[RemotingProtocol]) -> None:
+    """Send the responses over the connections, at once or when they are there: then the requests are in flight."""
+    answers = taken.answers
+    if not isinstance(answers, Deferred):
+        write_each(connections, answers)
+        return
+    for connection, (_, count) in zip(connections, taken.reads, strict=True):
+        connection.begin_requests(count)
+
+    def finish(found: Sequence[bytes]) -> None:
+        try:
+            write_each(connections, found)
+        finally:
+            for connection, (_, count) in zip(connections, taken.reads, strict=True):
+                connection.end_requests(count)
+
+    def fail(failure: Failure) -> None:
+        requests = [taken.asked(number) for number in range(len(connections))]
+        finish([failures(those, failure.value) if those else b"" for those in requests])
+
+    answers.addCallbacks(finish, fail)
+
+
+def write_each(connections: Sequence[RemotingProtocol], answers: Sequence[bytes]) -> None:
+    """Write to each connection its bytes, whole frames, without waiting for the reactor's next turn where the sockets
+    take them."""
+    if compiled is None or len(connections) == 1:
+        for connection, data in zip(connections, answers, strict=True):
+            if data:
+                connection.write(data)
+        return
+    sockets, direct, pieces = [], [], []
+    for connection, data in zip(connections, answers, strict=True):
+        socket = connection.socket
+        if not data:
+            continue
+        if socket is None or not socket.is_free:
+            connection.write(data)
+        else:
+            sockets.append(socket.descriptor)
+            direct.append(connection)
+            pieces.append(data)
+    for connection, data, sent in zip(direct, pieces, compiled.send_each(sockets, pieces), strict=True):
+        if sent < len(data):
+            connection.write_rest(data[sent:])

@@ -44,6 +44,8 @@ class Pair:
         self.senders: list[Sender] = []
         self.start_master()
         self.start_slave()
+        # A slave without a log begins with the master's last segment, which is the first one still.
+        wait_for(lambda: slaves_of(self.port), "the slave to connect")
 
     def _start(self, name: str, **settings: object) -> tuple[Process, int]:
         settings = {
@@ -104,6 +106,12 @@ def end_of(port: int) -> int:
     """Where the log of a broker ends."""
     table = KVTable.from_json(ask(port, RequestCode.GET_BROKER_RUNTIME_INFO).body).table
     return int(table["commitLogMaxOffset"])
+
+
+def slaves_of(port: int) -> list[str]:
+    """The slaves that a master says it has."""
+    table = KVTable.from_json(ask(port, RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+    return [key for key in table if key.startswith("haSlave_")]
 
 
 def end_senders(senders: list[Sender]) -> None:

@@ -1,12 +1,20 @@
 """Master and slave of either system: the slave's commit log is the master's, byte for byte, and consumers read from it
 when the master is away."""
 
+import random
+from contextlib import closing
+
 import pytest
 
+from mqbroker.wire.bodies import KVTable
+from mqbroker.wire.codes import RequestCode
 from tests.interop.fleet import Broker, Fleet, Kind, Namesrv
 from tests.interop.processes import eventually
+from tests.interop.raw import Line, request, send
 from tests.interop.traffic import bodies, consumer, produce, stop_consumer
 
+#: Of the larger logs, as by default.
+SEGMENT = 1 << 30
 #: Master and slave.
 PAIRS: list[tuple[Kind, Kind]] = [("ours", "java"), ("java", "ours"), ("ours", "ours")]
 pairs = pytest.mark.parametrize(("master_kind", "slave_kind"), PAIRS)
@@ -83,6 +91,64 @@ def test_a_slave_follows_over_many_segments_and_restarts_of_the_master(
         fleet.restart(master)
         produce(fleet, namesrv, topic, prefix=end, count=50)
         eventually("the slave follows again", lambda: follows(slave, master), patience_s=60)
+
+
+def end_of(broker: Broker) -> int:
+    """Where its log ends; -1 while it does not say."""
+    try:
+        with closing(Line(broker.addr)) as line:
+            [answer] = line.ask([request(RequestCode.GET_BROKER_RUNTIME_INFO)])
+    except (OSError, AssertionError):  # it begins or ends
+        return -1
+    return -1 if answer.code else int(KVTable.from_json(answer.body).table["commitLogMaxOffset"])
+
+
+def require_same_log(slave: Broker, master: Broker, end: int) -> None:
+    """Compare the segments of the slave with the master's, up to the end of the log."""
+    logs = [broker.store / "commitlog" for broker in (slave, master)]
+    names = sorted(path.name for path in logs[0].iterdir() if int(path.name) < end)
+    assert sum(1 for _ in names) >= 2
+    for name in names:
+        left = min(SEGMENT, end - int(name))
+        with (logs[0] / name).open("rb") as ours, (logs[1] / name).open("rb") as theirs:
+            while left > 0:
+                size = min(left, 16 << 20)
+                assert ours.read(size) == theirs.read(size), f"{name}, {left} bytes before the end"
+                left -= size
+
+
+@pytest.mark.parametrize(("master_kind", "slave_kind"), PAIRS[:2])
+def test_a_slave_gets_a_log_of_two_gibibytes(fleet: Fleet, topic: str, master_kind: Kind, slave_kind: Kind) -> None:
+    """While messages go on to come, and through a kill of the slave and a stop of the master."""
+    namesrv = fleet.namesrv("ours")
+    master = fleet.broker(master_kind, namesrv, mappedFileSizeCommitLog=str(SEGMENT))
+    slave = start_slave(fleet, namesrv, master, slave_kind, SEGMENT)
+    produce(fleet, namesrv, topic, count=10)
+    eventually("the slave follows", lambda: 0 < end_of(master) == end_of(slave), patience_s=40)
+    slave.process.stop()
+    body = random.Random(1).randbytes(1 << 20)
+    with closing(Line(master.addr)) as line:
+        while end_of(master) < 2 << 30:
+            line.ask_well([send(topic, number % 4, body, {"KEYS": "k"}) for number in range(32)])
+
+    fleet.restart(slave)
+    eventually("the slave gets on", lambda: end_of(slave) > 200 << 20, patience_s=60)
+    slave.process.kill()
+    fleet.restart(slave)
+    eventually("the slave gets on again", lambda: end_of(slave) > 1200 << 20, patience_s=60)
+    produce(fleet, namesrv, topic, prefix="meanwhile", count=50)
+    master.process.stop()
+    fleet.restart(master)
+    sent = produce(fleet, namesrv, topic, prefix="last", count=50)
+    eventually("the slave has it all", lambda: end_of(master) == end_of(slave), patience_s=120)
+    end = end_of(slave)
+    assert end > 2 << 30
+    require_same_log(slave, master, end)
+    with closing(Line(master.addr)) as from_master, closing(Line(slave.addr)) as from_slave:
+        for queue_id in range(4):
+            last = from_master.max_offset(topic, queue_id)
+            eventually(f"queue {queue_id}", lambda: from_slave.max_offset(topic, queue_id) == last)  # noqa: B023
+    assert len(sent) == 50
 
 
 @pairs

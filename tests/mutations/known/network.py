@@ -184,4 +184,32 @@ MISTAKES = [
         "                is_hopeless = False\n",
         ("tests/client/test_producer.py",),
     ),
+    Mutation(
+        "take plain requests of a connection out of the middle of a frame",
+        "remoting/connection.py",
+        " and not (self.closed or self._decoder.pending_bytes)\n",
+        " and not self.closed\n",
+        ("tests/remoting/test_plain_requests.py::test_who_may_not_be_handled_together_is_left_whole",),
+    ),
+    Mutation(
+        "charge nobody for requests of several connections that are handled together",
+        "remoting/server.py",
+        "            self.scheduler.spent(address, share * count)\n",
+        "            pass\n",
+        ("tests/remoting/test_plain_requests.py::test_each_address_is_charged_for_its_reads",),
+    ),
+    Mutation(
+        "leave requests of several connections in flight when their answers are there",
+        "remoting/plain_requests.py",
+        "                connection.end_requests(count)\n",
+        "                pass\n",
+        ("tests/remoting/test_plain_requests.py::test_answers_that_come_later_are_in_flight_for_each",),
+    ),
+    Mutation(
+        "take the first bytes of a connection for plain text before anybody has looked at them",
+        "remoting/connection.py",
+        "self._reading and self.sniff is None and",
+        "self._reading and",
+        ("tests/remoting/test_plain_requests.py::test_who_may_not_be_handled_together_is_left_whole",),
+    ),
 ]

@@ -346,4 +346,18 @@ MISTAKES = [
         "moved = [path for path in parts[::-1] if disk.exists(path)]",
         ("tests/store/test_put_aside.py",),
     ),
+    Mutation(
+        "take offsets that a master lost with its power for moved back",
+        "broker/slave_synchronize.py",
+        "            self._booted, self._before = booted, {}\n",
+        "            self._booted = booted\n",
+        ("tests/broker/service/test_group_runs.py::test_what_once_failed",),
+    ),
+    Mutation(
+        "give each part of a piece the offset of the first",
+        "ha/link.py",
+        "            self._offset += len(part)\n",
+        "",
+        ("tests/ha/test_link.py",),
+    ),
 ]

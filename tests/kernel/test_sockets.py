@@ -159,7 +159,7 @@ def test_a_number_too_large_for_a_descriptor_is_refused(wide: int, pair: Pair) -
     assert receive(pair[0]) == [b"data"]
 
 
-@pytest.mark.parametrize("wrong", [None, "1", b"1", [], object()], ids=repr)
+@pytest.mark.parametrize("wrong", [None, "1", b"1", [], object()], ids=lambda wrong: type(wrong).__name__)
 def test_what_is_no_number_is_no_descriptor(wrong: Any) -> None:
     with pytest.raises(TypeError):
         compiled.Receiver().receive([wrong])

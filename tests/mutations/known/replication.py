@@ -132,8 +132,8 @@ MISTAKES = [
     Mutation(
         "keep part of a record for the next connection",
         "store/raw_append.py",
-        "        self._waiting.clear()\n        self._waiting_bytes = self._needed = 0\n\n    def append",
-        "        self._needed = 0\n\n    def append",
+        "        self._waiting.clear()\n        self._waiting_bytes = self._needed = 0\n\n    def take",
+        "        self._needed = 0\n\n    def take",
         (_RAW,),
     ),
     Mutation(

@@ -2,6 +2,7 @@
 when the master is away."""
 
 import random
+import shutil
 from contextlib import closing
 
 import pytest
@@ -149,6 +150,9 @@ def test_a_slave_gets_a_log_of_two_gibibytes(fleet: Fleet, topic: str, master_ki
             last = from_master.max_offset(topic, queue_id)
             eventually(f"queue {queue_id}", lambda: from_slave.max_offset(topic, queue_id) == last)  # noqa: B023
     assert len(sent) == 50
+    for broker in (slave, master):  # 4 GiB would be kept for days
+        broker.process.kill()
+        shutil.rmtree(broker.store)
 
 
 @pairs

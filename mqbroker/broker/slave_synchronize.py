@@ -85,10 +85,9 @@ class SlaveSynchronize:
         self.look()  # what was fetched before may not wait for longer
         if booted != self._booted:
             self._booted, self._before = booted, {}
-        log_end = bounds.end
-        self._waiting = _Fetched(offsets, delay, log_end)
+        self._waiting = _Fetched(offsets, delay, bounds.end)
         self.look()
-        return log_end
+        return bounds.end
 
     def look(self) -> None:
         """Take over the offsets fetched last, if the log is on disk so far."""

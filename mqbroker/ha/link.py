@@ -146,8 +146,8 @@ class SlaveLink:
     the log."""
 
     def __init__(self) -> None:
-        #: The beginning of a header, or of an answer to a greeting.
-        self._unread = b""
+        #: The beginning of a header, or of an answer to a greeting, and how many bytes of it make progress possible.
+        self._unread, self._wanted = bytearray(), 0
         #: Of the piece that comes: where its next byte belongs in the log, and how many are missing.
         self._offset = self._missing = 0
         #: Whether the answer to a greeting comes next.
@@ -157,12 +157,16 @@ class SlaveLink:
         """What `data` brings: offset and bytes of the log, of a piece what is there of it, none in a heartbeat; the
         answer to a greeting, whole, with the offset `GREETING`. Raises BadPeer."""
         if self._unread:
-            data, self._unread = self._unread + data, b""
+            self._unread += data
+            if len(self._unread) < self._wanted:
+                return
+            data = bytes(self._unread)
+            self._unread.clear()
         at = 0
         while at < len(data):
             if not self._missing:
                 if len(data) - at < HEADER.size:
-                    self._unread = data[at:]
+                    self._keep(data[at:], HEADER.size)
                     return
                 offset, size = HEADER.unpack_from(data, at)
                 is_greeted = self.is_greeting and offset == GREETING
@@ -171,7 +175,7 @@ class SlaveLink:
                 stop = at + HEADER.size + size
                 if is_greeted:
                     if len(data) < stop:
-                        self._unread = data[at:]
+                        self._keep(data[at:], stop - at)
                         return
                     self.is_greeting = False
                     yield offset, data[at + HEADER.size : stop]
@@ -186,3 +190,7 @@ class SlaveLink:
             self._missing -= len(part)
             if part or not self._missing:
                 yield offset, part
+
+    def _keep(self, data: bytes, wanted: int) -> None:
+        self._unread += data
+        self._wanted = wanted

@@ -199,16 +199,16 @@ class SlaveConnection(TwistedProtocol):
             except StoreError:  # too many reads wait; the next look tries again
                 break
             if not isinstance(found, memoryview):
+                self._write(parts)  # before what is read, which may be there already
                 self._is_reading = True
                 found.addCallbacks(self._have_read, self._not_read)
-                break
+                return
             parts += [self.link.header(len(found)), found]
             size += len(found)
             if size >= SENT_AT_ONCE_BYTES:
                 self._write(parts)
                 parts, size = [], 0
-        if parts:
-            self._write(parts)
+        self._write(parts)
 
     def _have_read(self, data: bytes) -> None:
         self._is_reading = False
@@ -221,8 +221,9 @@ class SlaveConnection(TwistedProtocol):
         self.close(f"the log cannot be read for it: {failure.getErrorMessage()}")
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
-        self.wrote_at = self._factory.now()
-        write_at_once(self.transport, b"".join(parts))
+        if parts:
+            self.wrote_at = self._factory.now()
+            write_at_once(self.transport, b"".join(parts))
 
     def look(self, now: float) -> None:
         """Send a heartbeat if one is due; close the link if nothing was received for too long."""

@@ -46,7 +46,7 @@ class Sends:
     ) -> None: ...
     def take(
         self,
-        reads: list[tuple[bytes, int, Any]],
+        reads: Sequence[tuple[bytes, int, Any]],
         topics: dict[bytes, tuple[int, int, list[Any]]],
         now_ms: int,
         log_end: int,

@@ -334,7 +334,7 @@ cdef class Sends:
         PyMem_Free(self._answers)
         PyMem_Free(self._marks)
 
-    def take(self, list reads, dict topics, int64_t now_ms, int64_t log_end, room):
+    def take(self, reads, dict topics, int64_t now_ms, int64_t log_end, room):
         """Take plain sends from the beginnings of some reads.
 
         :param reads: (bytes, where to begin in them, the connection, which has `remote_host`).

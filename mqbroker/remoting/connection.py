@@ -35,9 +35,9 @@ from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, PlainHandler, RawRequest, Taken
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
 from mqbroker.remoting.peer_address import peer_of
-from mqbroker.remoting.plain_requests import settle
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.response_table import OPAQUE_MASK, ResponseTable
+from mqbroker.remoting.responses import settle
 from mqbroker.remoting.tcp import ImmediateWriteServer, unsent_bytes
 from mqbroker.wire.command import (
     EXT_FIELDS_MAX,
@@ -509,7 +509,7 @@ class RemotingProtocol(Protocol):
         """Whether more requests may be under way."""
         most = self._limits.requests_under_way_max
         load = self._load
-        return 2 * load.requests < most or load.has_room(most, self.from_address, self._in_flight)
+        return load.is_light(most) or load.has_room(most, self.from_address, self._in_flight)
 
     def begin_requests(self, count: int) -> None:
         self._in_flight += count

@@ -176,6 +176,10 @@ class Load:
         if not part.connections and not part.requests:
             self._addresses.pop(part.address, None)
 
+    def is_light(self, requests_max: int) -> bool:
+        """Whether so few are under way that any connection may have more."""
+        return 2 * self.requests < requests_max
+
     def has_room(self, requests_max: int, part: AddressLoad, own: int) -> bool:
         """Whether a connection with `own` requests under way may have one more."""
         return has_fair_share(requests_max, self.requests, part.requests, own)

@@ -14,8 +14,8 @@ from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
-from mqbroker.remoting.plain_requests import settle
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
+from mqbroker.remoting.responses import settle
 from mqbroker.remoting.tls import ServerTls
 
 #: Interval between checks for idle connections and incomplete frames.
@@ -107,7 +107,7 @@ class RemotingServerFactory(ServerFactory):
         if handler is None:
             return reads
         now = self._clock.seconds()
-        is_roomy = 2 * self.load.requests < self._limits.requests_under_way_max
+        is_roomy = self.load.is_light(self._limits.requests_under_way_max)
         chosen: list[int] = []
         connections: list[RemotingProtocol] = []
         counts: dict[AddressLoad, int] = {}

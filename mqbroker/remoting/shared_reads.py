@@ -47,27 +47,33 @@ class SharedReads:
         self._receiver = compiled.Receiver()
         self._is_port_open = True
         self._poll: select.epoll | None = None
+        #: By descriptor.
         self._transports: dict[int, ImmediateWriteServer] = {}
-        self._descriptors: dict[ImmediateWriteServer, int] = {}
 
     def add(self, transport: ImmediateWriteServer) -> None:
         """Read for `transport`. Raises OSError."""
-        if transport in self._descriptors:
+        if self._reads(transport):
             return
         if self._poll is None:
             self._poll = select.epoll()
-            self._reactor.addReader(self)
-        fd = transport.descriptor
-        self._poll.register(fd, select.EPOLLIN)
-        self._transports[fd], self._descriptors[transport] = transport, fd
+            try:
+                self._reactor.addReader(self)
+            except OSError:
+                self._poll.close()
+                self._poll = None
+                raise
+        self._poll.register(transport.descriptor, select.EPOLLIN)
+        self._transports[transport.descriptor] = transport
 
     def remove(self, transport: ImmediateWriteServer) -> None:
         """Read for it no longer."""
-        fd = self._descriptors.pop(transport, None)
-        if fd is not None and self._poll is not None:
-            del self._transports[fd]
-            self._poll.unregister(fd)
+        if self._reads(transport) and self._poll is not None:
+            del self._transports[transport.descriptor]
+            self._poll.unregister(transport.descriptor)
             self._close_unused()
+
+    def _reads(self, transport: ImmediateWriteServer) -> bool:
+        return self._transports.get(transport.descriptor) is transport
 
     def port_closed(self) -> None:
         """No more connections are accepted: with the last one that reads the poll is closed."""
@@ -90,7 +96,7 @@ class SharedReads:
 
     def connectionLost(self, reason: Failure) -> None:
         """The reactor ends: so do the connections, of which it knows nothing."""
-        for transport in list(self._descriptors):
+        for transport in list(self._transports.values()):
             try:
                 transport.connectionLost(reason)
             except BaseException:
@@ -105,7 +111,7 @@ class SharedReads:
             self._reactor.turn_began = self._reactor.seconds()
         while ready:
             # What others' requests have closed or paused meanwhile is not read.
-            some = [transport for transport in ready[:READS_MAX] if transport in self._descriptors]
+            some = [transport for transport in ready[:READS_MAX] if self._reads(transport)]
             ready[:READS_MAX] = some[self._read(some) :]
 
     def _read(self, transports: Sequence[ImmediateWriteServer]) -> int:
@@ -121,7 +127,7 @@ class SharedReads:
         if len(known) < len(found):
             for transport, data in zip(transports, found, strict=False):
                 has_ended = not data or (isinstance(data, int) and data not in _NOTHING_THERE)
-                if has_ended and transport.may_read:
+                if has_ended:
                     self._end([transport], main.CONNECTION_LOST if data else main.CONNECTION_DONE)
         return len(found)
 
@@ -144,6 +150,8 @@ class SharedReads:
 
     def _end(self, transports: Sequence[ImmediateWriteServer], why: BaseException) -> None:
         for transport in transports:
+            if not transport.may_read:  # its end is under way
+                continue
             try:
                 transport.stopReading()
                 self._reactor._disconnectSelectable(transport, why, True)  # noqa: SLF001

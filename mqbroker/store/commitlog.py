@@ -296,8 +296,7 @@ class CommitLog:
             try:
                 if self._is_copied_fast():  # pages that were never written: to read them first would take as long again
                     self._source.keep_ahead(segment, start, is_synced=False)
-                    if not segment.is_resident(start, end - start):
-                        segment.populate(start, end - start, is_soon_full=True)
+                    segment.populate(start, end - start, is_soon_full=True)
                 read_before_touch(segment, start, end - start)
             except OSError as error:
                 raise StoreUnwritable(f"where the next message goes {error}") from error

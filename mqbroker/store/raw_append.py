@@ -109,7 +109,7 @@ class RawAppender:
         """Append the whole records at the beginning of `data`; returns how many bytes they are."""
         at = 0
         while at < len(data):
-            run = scan_bytes(data if not at and len(data) <= RUN_BYTES else data[at : at + RUN_BYTES], self.end)
+            run = scan_bytes(data[at : at + RUN_BYTES], self.end)
             if run.count and self._fits(run.end):
                 size = run.end - self.end
                 self._append(run)

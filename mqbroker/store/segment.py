@@ -56,7 +56,7 @@ class PagePrefault:
             end -= end % piece
         if start >= end:
             return
-        self._running = self._worker.run(lambda: self._populate(file, start, end, is_synced))
+        self._running = self._worker.run(lambda: self._populate(file, range(start, end, piece), end, is_synced))
         self._running.addCallbacks(lambda _: self._done(end), self._failed)
 
     @property
@@ -64,11 +64,11 @@ class PagePrefault:
         """Whether the worker prepares pages."""
         return self._running is not None
 
-    def _populate(self, file: IMappedFile, start: int, end: int, is_synced: bool) -> None:
-        for offset in range(start, end, piece := PIECE_BYTES if is_synced else UNSYNCED_PIECE_BYTES):
+    def _populate(self, file: IMappedFile, pieces: range, end: int, is_synced: bool) -> None:
+        for offset in pieces:
             if self._is_stopped:
                 return
-            file.populate(offset, min(piece, end - offset), is_soon_full=not is_synced)
+            file.populate(offset, min(pieces.step, end - offset), is_soon_full=not is_synced)
             if is_synced:
                 file.sync_apart()
 

@@ -180,6 +180,16 @@ def test_a_replica_greets_is_answered_and_then_reports(step: int) -> None:
     assert list(far.receive(near.header(3) + b"abc")) == [(1024, b"abc")]
 
 
+def test_an_answer_that_comes_byte_by_byte_is_looked_at_once() -> None:
+    link = SlaveLink()
+    link.is_greeting = True
+    answer = HEADER.pack(GREETING, 100_000) + bytes(100_000)
+    assert [piece for byte in answer[:-1] for piece in link.receive(bytes([byte]))] == []
+    assert link._wanted == len(answer)
+    assert list(link.receive(answer[-1:] + HEADER.pack(7, 1)[:5])) == [(GREETING, bytes(100_000))]
+    assert list(link.receive(HEADER.pack(7, 1)[5:] + b"x")) == [(7, b"x")]
+
+
 def test_a_greeting_comes_first_and_once() -> None:
     link = master(0, 0, 5000)
     with pytest.raises(BadPeer, match="the offset -2"):

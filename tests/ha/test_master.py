@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.address import IPv4Address
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 
 from mqbroker.errors import StoreBusy, StoreError
@@ -120,6 +120,20 @@ def test_what_is_on_the_disk_is_waited_for_and_comes_in_order(source: Log, slave
     assert len(source.reads) == 1
     waiting.callback(source.data[offset : offset + size])
     assert b"".join(data for _, data in transport.received()) == source.data[9000:]
+
+
+def test_what_is_read_at_once_comes_behind_what_is_in_memory(
+    source: Log, slave: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(self: Log, offset: int, size: int) -> Deferred[bytes] | memoryview:
+        found = self.data[offset : offset + size]
+        return succeed(found) if offset >= 9000 else memoryview(found)
+
+    monkeypatch.setattr(Log, "read", read)
+    _, transport = slave(7900)
+    pieces = transport.received()
+    assert [offset for offset, _ in pieces] == [7900, 8192, 9192]
+    assert b"".join(data for _, data in pieces) == source.data[7900:]
 
 
 def test_a_slave_that_does_not_read_is_sent_nothing_more(source: Log, slave: Any) -> None:

@@ -16,12 +16,12 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from mqbroker.errors import Refused
-from mqbroker.remoting import plain_requests
+from mqbroker.remoting import responses
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.fair_scheduler import ALL_AT_ONCE_S, AT_ONCE_S
 from mqbroker.remoting.handlers import Asked, HandlerTable, PlainRead, Taken
 from mqbroker.remoting.limits import Limits
-from mqbroker.remoting.plain_requests import write_each
+from mqbroker.remoting.responses import write_each
 from mqbroker.remoting.server import SHORT_READ_BYTES, RemotingServerFactory
 from mqbroker.remoting.tcp import ImmediateWriteServer
 from mqbroker.wire.codes import ResponseCode
@@ -584,7 +584,7 @@ def test_all_sockets_are_sent_to_in_one_call(sockets: Sockets, monkeypatch: pyte
             calls.append((fds, pieces))
             return [1, 0, 4]
 
-    monkeypatch.setattr(plain_requests, "compiled", Sending)
+    monkeypatch.setattr(responses, "compiled", Sending)
     one, other, _, whole = connections = sockets.connect(4)
     write_each(connections, [b"one", b"other", b"", b"data"])
     fds = [cast(ImmediateWriteServer, each.transport).descriptor for each in (one, other, whole)]

@@ -61,9 +61,10 @@ class PlainSends:
         """Take the plain sends at the beginnings of `reads`; see `HandlerTable.register_plain`."""
         log = self._log
         now, begin = log.next_timestamp_ms, log.end
-        found = self._compiled.take(list(reads), self._rules.plain_targets, now, begin, log.room)
+        found = self._compiled.take(reads, self._rules.plain_targets, now, begin, log.room)
         if found is None:
             return None
+        answers: Sequence[bytes]
         stops, answers, marks, count, records, last, numbers = found
         try:
             log.append_encoded(records, count, last, now)
@@ -80,7 +81,7 @@ class PlainSends:
 
         def answer(code: int, refusal: Refused | None = None) -> Sequence[bytes]:
             if code == ResponseCode.SUCCESS:
-                return list[bytes](answers)
+                return answers
             return [self._sends.answers(*_places(each), code, refusal) for each in marks]
 
         return Taken(stops, self._sends.confirmed(begin, log.end, answer), asked)

@@ -1,4 +1,5 @@
-"""The responses to plain requests, of one connection or of several that were read together."""
+"""Sending the responses to requests that were handled together: of one connection, or of several that were read in one
+turn."""
 
 from __future__ import annotations
 

@@ -73,9 +73,10 @@ class SlaveSynchronize:
         if address != self._master:
             self._master, self._before, self._waiting = address, {}, None
             self._digests.clear()
-        booted = (await log_bounds(self._client, address)).booted
         await self._copy(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigSerializeWrapper, self._topics.follow)
         await self._copy(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupWrapper, self._groups.follow)
+        # Not before: Java's says nothing of a log that is empty, and the tables above are wanted all the same.
+        booted = (await log_bounds(self._client, address)).booted
         offsets = decode_offsets(await self._body(RequestCode.GET_ALL_CONSUMER_OFFSET))
         delay = DelayOffsets.from_json(await self._body(RequestCode.GET_ALL_DELAY_OFFSET))
         # Asked last: all that the offsets refer to is below.

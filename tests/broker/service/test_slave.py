@@ -6,11 +6,14 @@ import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mqbroker.broker import slave_synchronize
 from mqbroker.broker.delay import DelayOffsets
 from mqbroker.config import BrokerRole
+from mqbroker.errors import MQError
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import KVTable, SubscriptionGroupConfig, TopicConfig
@@ -109,6 +112,23 @@ def test_tables_follow_and_older_ones_do_not(pair: Pair) -> None:
     slave.parts.topics.follow(type(old)({}, type(version)(version.timestamp - 1, version.counter - 1)))
     assert slave.parts.topics.get("T") == master.parts.topics.get("T")
     assert slave.parts.topics.data_version == master.parts.topics.data_version
+
+
+def test_topics_and_groups_follow_a_master_that_says_nothing_of_its_log(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Java's, of one that is empty."""
+
+    async def say_nothing(*_: Any) -> None:
+        raise MQError("java.util.NoSuchElementException")
+
+    monkeypatch.setattr(slave_synchronize, "log_bounds", say_nothing)
+    master, slave = pair.master(), pair.slave()
+    master.parts.topics.put(TopicConfig("A", 3, 3, 6))
+    master.parts.groups.put(SubscriptionGroupConfig("G", retry_max_times=3))
+    pair.turn(12)
+    assert slave.parts.topics.get("A") == TopicConfig("A", 3, 3, 6)
+    assert slave.parts.groups.get("G").retry_max_times == 3
 
 
 def test_a_table_that_has_not_changed_is_not_taken_over_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

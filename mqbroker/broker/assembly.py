@@ -37,8 +37,10 @@ from mqbroker.broker.requests.client_requests import (
 from mqbroker.broker.requests.end_transaction import EndTransactionRequests
 from mqbroker.broker.requests.group_requests import ConsumeStatsRequests, GroupRequests
 from mqbroker.broker.requests.offset_requests import OffsetAdminRequests, OffsetRequests
+from mqbroker.broker.requests.plain_pulls import serve_plain_pulls
 from mqbroker.broker.requests.plain_sends import serve_plain_sends
 from mqbroker.broker.requests.pull_message import PULLS_AT_ONCE_MAX, OffsetMovedEvents, PullRequests
+from mqbroker.broker.requests.pull_plans import PullPlans
 from mqbroker.broker.requests.query_message import MessageRequests, QueueEntryRequests
 from mqbroker.broker.requests.reply_message import ReplyRequests
 from mqbroker.broker.requests.send_back import SendBackRequests
@@ -188,6 +190,8 @@ class Assembly:
             self._replication.follower is not None,
         )
         table.register_batch(RequestCode.PULL_MESSAGE, pull.pull, PULLS_AT_ONCE_MAX)
+        plans = PullPlans(self.topics, self.groups, self.consumers, live)
+        serve_plain_pulls(table, store, pull, plans, self.stats.gets)
         transactions = EndTransactionRequests(store, self.half_queue, self.settings.store, rights)
         table.register_batch(RequestCode.END_TRANSACTION, transactions.end)
         for family in (

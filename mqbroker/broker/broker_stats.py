@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.store.get_message_result import GetMessageResult
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_OP_HALF_TOPIC
 from mqbroker.wire.names import LMQ_PREFIX
@@ -184,6 +185,17 @@ class PullCounts:
     found: dict[tuple[str, str, int], list[int]] = attrs.field(factory=dict)
     missed: int = 0
     longest_ms: int = 0
+
+    def count(self, topic: str, group: str, queue_id: int, result: GetMessageResult) -> None:
+        """Count a pull that got messages."""
+        key = topic, group, queue_id
+        try:
+            counts = self.found[key]
+        except KeyError:
+            counts = self.found[key] = [0, 0, 0, 0]
+        counts[0] += 1
+        counts[1] += result.count
+        counts[2] += sum(map(len, result.pieces))
 
 
 @attrs.frozen

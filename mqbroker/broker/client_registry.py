@@ -140,6 +140,8 @@ class ConsumerRegistry:
         self._now = clock.seconds
         self._notifications = Notifications(clock, self._connections)
         self._groups: dict[str, ConsumerGroup] = {}
+        #: Called when a group's message model or subscriptions changed, or it is gone.
+        self.on_change: list[Callable[[], None]] = []
 
     def group(self, name: str) -> ConsumerGroup | None:
         return self._groups.get(name)
@@ -179,6 +181,7 @@ class ConsumerRegistry:
         if group is None:
             group = ConsumerGroup(data.consume_type, data.message_model, data.consume_from_where)
             self._groups[data.group_name] = group
+        before = group.message_model, group.subscriptions
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
@@ -191,6 +194,8 @@ class ConsumerRegistry:
         self._subscriptions -= len(group.subscriptions)
         changed |= _update_subscriptions(group, data.subscription_data_set)
         self._subscriptions += len(group.subscriptions)
+        if before != (group.message_model, group.subscriptions):
+            self._tell_changed()
         if changed and notify:
             self._notify(data.group_name)
 
@@ -214,6 +219,7 @@ class ConsumerRegistry:
         if not group.clients:
             self._subscriptions -= len(group.subscriptions)
             del self._groups[group_name]
+            self._tell_changed()
             self._on_gone(group_name)
         elif notify:
             self._notify(group_name)
@@ -235,6 +241,10 @@ class ConsumerRegistry:
     def stop(self) -> None:
         """Stop notifying."""
         self._notifications.stop()
+
+    def _tell_changed(self) -> None:
+        for callback in self.on_change:
+            callback()
 
     def _notify(self, name: str) -> None:
         if self._live.current.notify_consumer_ids_changed_enable:

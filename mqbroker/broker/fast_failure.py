@@ -87,10 +87,10 @@ class FastFailure:
         """Wrap the handlers registered so far."""
         for code, request in REQUESTS.items():
             if request.wait_queue is not None:
-                table.wrap(code, partial(self._guarded, limit=self._limits[request.wait_queue]))
-
-        if table.plain is not None:
-            table.plain = self._unless_late(table.plain, self._limits[WaitQueue.SEND])
+                limit = self._limits[request.wait_queue]
+                table.wrap(code, partial(self._guarded, limit=limit))
+                if code in table.plain:
+                    table.plain[code] = self._unless_late(table.plain[code], limit)
 
     def _unless_late(self, handler: PlainHandler, limit: _Limit) -> PlainHandler:
         """Leave requests that waited too long to the handler that refuses them."""
@@ -100,7 +100,8 @@ class FastFailure:
             now = reads[0][2].last_active
             if now - turns.turn_began >= limit.seconds:
                 return None
-            self._sends_taken = now
+            if limit.is_send:
+                self._sends_taken = now
             return handler(reads)
 
         return take

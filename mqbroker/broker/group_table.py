@@ -95,13 +95,13 @@ class GroupTable(VersionedTable[SubscriptionGroupConfig]):
         if group.group_name not in self._values:
             self._make_room(lambda: len(self._values) < self._live.current.groups_max, "groupsMax")
         self._values[group.group_name] = group
-        self.mark_changed()
+        self._changed(group.group_name)
 
     def remove(self, name: str) -> None:
         """Remove a group if it exists."""
         if self._values.pop(name, None) is not None:
             log.info("delete subscription group {name}", name=name)
-            self.mark_changed()
+            self._changed(name)
 
     def snapshot(self) -> SubscriptionGroupWrapper:
         return SubscriptionGroupWrapper(dict(self._values), self.data_version)

@@ -87,8 +87,6 @@ class TopicTable(VersionedTable[TopicConfig]):
     def __init__(self, file: JsonFile, now: Callable[[], float], live: LiveSettings) -> None:
         """Load the table. `now` returns seconds since the epoch. Raises StoreDamaged."""
         super().__init__(file, now, live, "topic")
-        #: Called with the name of each topic that changed.
-        self.on_change: list[Callable[[str], None]] = []
         #: Each returns a Deferred that fires when name servers have the changes so far, or did not answer in time.
         self.announcers: list[Callable[[], Deferred[None]]] = []
         self._values = {topic.topic_name: topic for topic in system_topics(live.current)}
@@ -100,11 +98,7 @@ class TopicTable(VersionedTable[TopicConfig]):
 
     def follow(self, master: TopicConfigSerializeWrapper) -> None:
         """Replace the topics by a master's, unless these are newer."""
-        before = dict(self._values)
-        if self._replace(master.data_version, master.topic_config_table, check_topic):
-            for name in before.keys() | self._values.keys():
-                if before.get(name) != self._values.get(name):
-                    self._tell(name)
+        self._replace(master.data_version, master.topic_config_table, check_topic)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """Update the template topic, which controls whether topics are created on send."""
@@ -183,14 +177,6 @@ class TopicTable(VersionedTable[TopicConfig]):
             topic = TopicConfig(check_topic(name), queues, queues, READ_WRITE, topic_sys_flag=sys_flag)
             self.put(topic)
         return topic
-
-    def _changed(self, name: str) -> None:
-        self.mark_changed()
-        self._tell(name)
-
-    def _tell(self, name: str) -> None:
-        for callback in self.on_change:
-            callback(name)
 
     async def when_announced(self) -> None:
         """Return when the name servers have all changes so far, or did not answer in time."""

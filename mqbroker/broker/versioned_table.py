@@ -39,6 +39,8 @@ class VersionedTable(Generic[T]):
         self._values: dict[str, T] = {}
         #: Called when the table is full, to remove unused values.
         self.on_full: list[Callable[[], None]] = []
+        #: Called with the name of each value that changed.
+        self.on_change: list[Callable[[str], None]] = []
         self.data_version = DataVersion(self._now_ms(), 0)
         #: Whether the table is a copy of a master's, whose version it keeps.
         self._is_copy = live.current.store.broker_role is BrokerRole.SLAVE
@@ -81,16 +83,28 @@ class VersionedTable(Generic[T]):
             self.data_version = self.data_version.next(self._now_ms())
         self.persist()
 
-    def _replace(self, version: DataVersion, table: Mapping[str, T], check: Callable[[str], object]) -> bool:
+    def _changed(self, name: str) -> None:
+        """Mark the table changed, and tell of a value that was added, replaced or removed."""
+        self.mark_changed()
+        self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        for callback in self.on_change:
+            callback(name)
+
+    def _replace(self, version: DataVersion, table: Mapping[str, T], check: Callable[[str], object]) -> None:
         """Replace all values by a master's, but for names for which `check` raises MQError. An older version, or the
-        same, replaces nothing: False."""
+        same, replaces nothing."""
         known = self.data_version
         if version == known or (version.timestamp < known.timestamp and version.counter < known.counter):
-            return False
+            return
+        before = dict(self._values)
         self._values.clear()
         self._load(version, table, check)
         self.persist()
-        return True
+        for name in before.keys() | self._values.keys():
+            if before.get(name) != self._values.get(name):
+                self._tell(name)
 
     def saved(self) -> Deferred[bool] | None:
         """Fires when all changes so far are on the disk, or could not be written; None if no write is in progress."""

@@ -1,6 +1,6 @@
 """Types of the compiled module; see the .pxi files for what the functions do."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 def scan(
@@ -57,3 +57,23 @@ class Receiver:
     def receive(self, fds: list[int]) -> list[bytes | int]: ...
 
 def send_each(fds: list[int], pieces: list[bytes]) -> list[int]: ...
+def pick_messages(
+    entries: Any,
+    at: int,
+    count: int,
+    codes: Collection[int] | None,
+    room: int,
+    bytes_limit: int,
+    read: Callable[[int, int], Any],
+    origin: tuple[bytes, int, int, bool] | None,
+) -> tuple[int, int, bytes] | None: ...
+def take_pulls(
+    reads: Sequence[tuple[bytes, int, Any]],
+    plans: dict[bytes, tuple[Any, Any, Collection[int] | None, int]],
+    locate: Callable[[Any, int, int, bool], tuple[Any, int, int, int, int, Any, Any, int, int] | None],
+    commit: Callable[[Any, int], None],
+    counts: dict[Any, list[int]],
+    tail: bytes,
+    pulls_max: int,
+    bytes_max: int,
+) -> tuple[list[tuple[int, int]], list[bytes]] | None: ...

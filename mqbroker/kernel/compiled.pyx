@@ -3,5 +3,7 @@
 
 include "bytes.pxi"
 include "records.pxi"
+include "frames.pxi"
 include "sends.pxi"
+include "pulls.pxi"
 include "sockets.pxi"

@@ -3,152 +3,13 @@
 
 cdef enum:
     SEND_MESSAGE_V2 = 310
-    FRAME_HEAD = 8
     ONEWAY = 2
-    FIELDS_MAX = 64
     PAIRS_MAX = 32
     PROPERTIES_MAX = 32767
     SENDS_MAX = 512             # in one call
     OUT_BYTES = 1 << 20         # records of one call
     ANSWER_NUMBERS = 128        # bytes of the numbers in a response
     LETTERS = 26
-    HAS_CODE = 1
-    HAS_OPAQUE = 2
-    HAS_FLAG = 4
-    HAS_FIELDS = 8
-    HAS_ALL = 15
-
-cdef extern from *:
-    """
-    static uint8_t is_plain_byte[256];   /* what a JSON string has as it is, of ASCII */
-    static void fill_plain_bytes(void) {
-      for (int i = 0x20; i < 0x80; i++) is_plain_byte[i] = i != '"' && i != '\\\\';
-    }
-    """
-    const uint8_t *is_plain_byte
-    void fill_plain_bytes() noexcept nogil
-
-fill_plain_bytes()
-
-
-cdef struct Header:
-    int64_t code, opaque, flag
-    int have
-    Span fields[LETTERS]        # extFields of one letter, as they stand in the JSON
-
-
-cdef inline Bytes string_end(Bytes p, Bytes end) noexcept nogil:
-    """Where the string from `p` on has its closing quote; NULL where it has escapes or more than ASCII."""
-    while p < end and is_plain_byte[p[0]]:
-        p += 1
-    return p if p < end and p[0] == c'"' else NULL
-
-
-cdef inline Bytes any_string_end(Bytes p, Bytes end) noexcept nogil:
-    """As `string_end`, for any string."""
-    while p < end and p[0] != c'"':
-        p += 2 if p[0] == c'\\' else 1
-    return p if p < end else NULL
-
-
-cdef Bytes read_integer(Bytes p, Bytes end, int64_t *found) noexcept nogil:
-    cdef Span digits
-    cdef bint is_negative = p < end and p[0] == c'-'
-    p += is_negative
-    digits.p = p
-    while p < end and 48 <= p[0] <= 57:
-        p += 1
-    digits.n = p - digits.p
-    if (digits.n > 1 and digits.p[0] == c'0') or not read_number(digits, 10, 0x7FFFFFFF, found):
-        return NULL
-    if is_negative:
-        found[0] = -found[0]
-    return p
-
-
-cdef Bytes read_fields(Bytes p, Bytes end, Header *h) noexcept nogil:
-    """extFields from behind the opening brace on; returns what follows the closing one."""
-    cdef Bytes key
-    cdef Bytes stop
-    cdef int count, letter
-    for count in range(FIELDS_MAX):
-        if p >= end or p[0] != c'"':
-            return NULL
-        key = p + 1
-        stop = string_end(key, end)
-        if stop == NULL or end - stop < 3 or stop[1] != c':' or stop[2] != c'"':
-            return NULL
-        letter = key[0] - c'a' if stop == key + 1 else -1
-        p = stop + 3
-        stop = any_string_end(p, end) if letter == c'i' - c'a' else string_end(p, end)
-        if stop == NULL or end - stop < 2:
-            return NULL
-        if 0 <= letter < LETTERS:
-            if h.fields[letter].p != NULL:
-                return NULL
-            h.fields[letter].p, h.fields[letter].n = p, stop - p
-        p = stop + 1
-        if p[0] == c'}':
-            return p + 1
-        if p[0] != c',':
-            return NULL
-        p += 1
-    return NULL
-
-
-cdef Bytes read_member(Bytes p, Bytes end, Span key, Header *h) noexcept nogil:
-    """The value of one member of the header; returns what follows it."""
-    cdef int64_t ignored
-    cdef int have = 0
-    if is_text(key, "code", 4):
-        have = HAS_CODE
-        p = read_integer(p, end, &h.code)
-    elif is_text(key, "opaque", 6):
-        have = HAS_OPAQUE
-        p = read_integer(p, end, &h.opaque)
-    elif is_text(key, "flag", 4):
-        have = HAS_FLAG
-        p = read_integer(p, end, &h.flag)
-    elif is_text(key, "version", 7):
-        p = read_integer(p, end, &ignored)
-    elif is_text(key, "extFields", 9):
-        have = HAS_FIELDS
-        p = read_fields(p + 1, end, h) if p < end and p[0] == c'{' else NULL
-    elif is_text(key, "language", 8) or is_text(key, "serializeTypeCurrentRPC", 23):
-        p = string_end(p + 1, end) if p < end and p[0] == c'"' else NULL
-        p = p + 1 if p != NULL else NULL
-    else:
-        return NULL
-    if h.have & have:
-        return NULL
-    h.have |= have
-    return p
-
-
-cdef bint read_header(Bytes p, Bytes end, Header *h) noexcept nogil:
-    """Read a JSON header without spaces; False where it is not so plain."""
-    cdef Span key
-    cdef Bytes stop
-    memset(h, 0, sizeof(Header))
-    if p >= end or p[0] != c'{':
-        return False
-    while True:
-        p += 1
-        if p >= end or p[0] != c'"':
-            return False
-        key.p = p + 1
-        stop = string_end(key.p, end)
-        if stop == NULL or end - stop < 2 or stop[1] != c':':
-            return False
-        key.n = stop - key.p
-        p = read_member(stop + 2, end, key, h)
-        if p == NULL or p >= end:
-            return False
-        if p[0] == c'}':
-            return p + 1 == end and h.have == HAS_ALL
-        if p[0] != c',':
-            return False
-
 
 cdef inline int hex_digit(int c) noexcept nogil:
     if 48 <= c <= 57:
@@ -304,6 +165,7 @@ cdef class Sends:
     cdef uint8_t *_answers
     cdef uint8_t *_marks
     cdef int64_t _next_offsets[SENDS_MAX]
+    cdef Span _given[LETTERS]
     # Of the call that runs.
     cdef Py_ssize_t _records_n, _answers_n, _last
     cdef int _count
@@ -379,52 +241,46 @@ cdef class Sends:
 
     cdef Py_ssize_t _take_one(self, Bytes p, Py_ssize_t n) except -1:
         """Take the frame at `p`; returns its size, 0 where it is left."""
-        cdef Header h
-        cdef Py_ssize_t length, head
+        cdef Request r
+        cdef Py_ssize_t size = read_request(p, n, &r)
+        cdef Span *given = self._given
         cdef int64_t queue_id, born_ms, sys_flag, flag, reconsume = 0, ignored
-        cdef Span body
-        if n < FRAME_HEAD:
+        if not size or r.header.code != SEND_MESSAGE_V2 or r.header.flag & ~ONEWAY:
             return 0
-        length, head = load32(p), load32(p + 4)
-        if length < 4 or length > n - 4 or head > length - 4:  # also of another encoding than JSON
-            return 0
-        if not read_header(p + FRAME_HEAD, p + FRAME_HEAD + head, &h):
-            return 0
-        if h.code != SEND_MESSAGE_V2 or h.flag & ~ONEWAY:
-            return 0
-        body.p, body.n = p + FRAME_HEAD + head, length - 4 - head
-        if body.n > self._body_max or not self._has_fields(&h):
+        if r.body.n > self._body_max or not by_letter(&r.header, given) or not self._has_fields():
             return 0
         if not (
-            read_number(field(&h, c'e'), 9, 0x7FFFFFFF, &queue_id)
-            and read_number(field(&h, c'f'), 9, 0x7FFFFFFF, &sys_flag)
-            and read_number(field(&h, c'g'), 18, 0x7FFFFFFFFFFFFFFF, &born_ms)
-            and read_number(field(&h, c'h'), 9, 0x7FFFFFFF, &flag)
-            and read_number(field(&h, c'd'), 9, 0x7FFFFFFF, &ignored)
+            read_number(field(given, c'e'), 9, 0x7FFFFFFF, &queue_id)
+            and read_number(field(given, c'f'), 9, 0x7FFFFFFF, &sys_flag)
+            and read_number(field(given, c'g'), 18, 0x7FFFFFFFFFFFFFFF, &born_ms)
+            and read_number(field(given, c'h'), 9, 0x7FFFFFFF, &flag)
+            and read_number(field(given, c'd'), 9, 0x7FFFFFFF, &ignored)
         ):
             return 0
-        if field(&h, c'j').p != NULL and not read_number(field(&h, c'j'), 9, 0x7FFFFFFF, &reconsume):
+        if field(given, c'j').p != NULL and not read_number(field(given, c'j'), 9, 0x7FFFFFFF, &reconsume):
             return 0
-        if not self._store(&h, body, queue_id, sys_flag, born_ms, flag, reconsume):
+        if not self._store(&r.header, r.body, queue_id, sys_flag, born_ms, flag, reconsume):
             return 0
-        return 4 + length
+        return size
 
-    cdef bint _has_fields(self, Header *h) noexcept:
+    cdef bint _has_fields(self) noexcept:
         """Whether the fields that have no number are there and plain."""
-        cdef Span batch = field(h, c'm'), unit = field(h, c'k')
+        cdef Span *given = self._given
+        cdef Span batch = field(given, c'm'), unit = field(given, c'k')
         cdef int64_t ignored
-        if field(h, c'a').p == NULL or field(h, c'b').p == NULL or field(h, c'c').p == NULL or field(h, c'i').p == NULL:
+        if field(given, c'a').p == NULL or field(given, c'b').p == NULL or field(given, c'c').p == NULL or field(given, c'i').p == NULL:
             return False
         if batch.p != NULL and not is_text(batch, "false", 5):
             return False
         if unit.p != NULL and not (is_text(unit, "false", 5) or is_text(unit, "true", 4)):
             return False
-        return field(h, c'l').p == NULL or read_number(field(h, c'l'), 9, 0x7FFFFFFF, &ignored)
+        return field(given, c'l').p == NULL or read_number(field(given, c'l'), 9, 0x7FFFFFFF, &ignored)
 
     cdef bint _store(
         self, Header *h, Span body, int64_t queue_id, int64_t sys_flag, int64_t born_ms, int64_t flag, int64_t reconsume
     ) except -1:
-        cdef Span topic = field(h, c'b')
+        cdef Span *given = self._given
+        cdef Span topic = field(given, c'b')
         cdef Py_ssize_t born_n = PyBytes_GET_SIZE(self._born_host), store_n = PyBytes_GET_SIZE(self._store_host)
         cdef Py_ssize_t head = HEAD_V4 - 16 + born_n + store_n
         cdef Py_ssize_t cluster_n = PyBytes_GET_SIZE(self._cluster), n, size
@@ -434,11 +290,11 @@ cdef class Sends:
         cdef int number
         cdef int64_t offset
         # The most that it can take; escapes only become shorter.
-        size = head + body.n + TAIL_MIN + topic.n + min(field(h, c'i').n, <Py_ssize_t> PROPERTIES_MAX) + 1 + cluster_n
+        size = head + body.n + TAIL_MIN + topic.n + min(field(given, c'i').n, <Py_ssize_t> PROPERTIES_MAX) + 1 + cluster_n
         if self._records_n + size > self._room or topic.n > TOPIC_MAX:
             return False
         properties = to + head + body.n + 1 + topic.n + 2
-        n = unescape(field(h, c'i'), properties)
+        n = unescape(field(given, c'i'), properties)
         n = store_properties(properties, n, &waits) if n >= 0 else -1
         if n < 0 or n + 1 + cluster_n > PROPERTIES_MAX or (self._always_waits and not waits):
             return False
@@ -534,5 +390,18 @@ cdef enum:
     MARK = 28                   # opaque 4, flag 4, queue id 4, physical offset 8, queue offset 8
 
 
-cdef inline Span field(Header *h, int letter) noexcept nogil:
-    return h.fields[letter - c'a']
+cdef inline Span field(Span *fields, int letter) noexcept nogil:
+    return fields[letter - c'a']
+
+
+cdef bint by_letter(Header *h, Span *fields) noexcept nogil:
+    """The extFields of one letter; False where one comes twice."""
+    cdef int i, letter
+    memset(fields, 0, LETTERS * sizeof(Span))
+    for i in range(h.fields):
+        letter = h.keys[i].p[0] - c'a' if h.keys[i].n == 1 else -1
+        if 0 <= letter < LETTERS:
+            if fields[letter].p != NULL:
+                return False
+            fields[letter] = h.values[i]
+    return True

@@ -32,7 +32,7 @@ from zope.interface import implementer
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError
 from mqbroker.remoting.failures import OVERLOADED, asked, encode_answer, failures
 from mqbroker.remoting.fair_scheduler import FairScheduler
-from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, PlainHandler, RawRequest, Taken
+from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, RawRequest, Taken
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
 from mqbroker.remoting.peer_address import peer_of
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
@@ -269,8 +269,8 @@ class RemotingProtocol(Protocol):
             return
         self.last_active = self._clock.seconds()
         try:
-            if self._table.plain is not None and not self._waiting:
-                data = self._take_plain(self._table.plain, data)
+            if self._table.plain and not self._waiting:
+                data = self._take_plain(data)
                 if not (data or self.kept_bytes):
                     return
             frames = self._decoder.feed(data)
@@ -290,7 +290,7 @@ class RemotingProtocol(Protocol):
         except BadFrame as error:
             self._close(LogLevel.warn, str(error))
 
-    def _take_plain(self, handler: PlainHandler, data: bytes) -> bytes:
+    def _take_plain(self, data: bytes) -> bytes:
         """Have plain requests handled as far as the scheduler allows; returns the bytes behind them."""
         began, address = self.last_active, self.from_address
         until = self._scheduler.until(address, began)
@@ -298,7 +298,7 @@ class RemotingProtocol(Protocol):
         if joined is None:
             return data
         at = 0
-        while self.has_room_for_requests() and (taken := handler([(joined, at, self)])) is not None:
+        while self.has_room_for_requests() and (taken := self._table.take_plain([(joined, at, self)])) is not None:
             at = taken.reads[0][0]
             settle(taken, [self])
             if at == len(joined) or self._must_stop(until):

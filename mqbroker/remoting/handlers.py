@@ -128,7 +128,7 @@ class Taken(NamedTuple):
     responses for each read, and a function that names the requests of a read, by its number, should these fail."""
 
     reads: Sequence[tuple[int, int]]
-    answers: Sequence[bytes] | Deferred[Sequence[bytes]]
+    answers: list[bytes] | Deferred[list[bytes]]
     asked: Callable[[int], Sequence[Asked]]
 
 
@@ -154,9 +154,8 @@ class HandlerTable:
     batch: dict[int, BatchHandler] = attrs.field(factory=dict)
     _guard: IGuard | None = None
     _runs_max: dict[int, int] = attrs.field(factory=dict)
-    #: Takes plain requests of one code before all others. None: each request goes to its handler.
-    plain: PlainHandler | None = None
-    _plain_code: int = -1
+    #: By code, what takes plain requests before they are split into frames.
+    plain: dict[int, PlainHandler] = attrs.field(factory=dict)
 
     def protect(self, guard: IGuard) -> None:
         """Check all requests with `guard`. Raises ValueError if handlers are registered already."""
@@ -204,7 +203,15 @@ class HandlerTable:
         none: each request is checked."""
         _check_known(code)
         if not self.is_protected:
-            self.plain, self._plain_code = handler, code
+            self.plain[code] = handler
+
+    def take_plain(self, reads: Sequence[PlainRead]) -> Taken | None:
+        """Have the first of the plain handlers that can take requests from the beginnings of `reads`."""
+        for handler in self.plain.values():
+            taken = handler(reads)
+            if taken is not None:
+                return taken
+        return None
 
     def run_max(self, code: int) -> int:
         """Maximum number of requests of `code` passed to its batch handler at a time."""
@@ -224,8 +231,7 @@ class HandlerTable:
             raise why
 
         for code in codes:
-            if code == self._plain_code:
-                self.plain = None
+            self.plain = {each: handler for each, handler in self.plain.items() if each != code}
             if code in self._handlers:
                 self._handlers[int(code)] = refuse
             if code in self.batch:

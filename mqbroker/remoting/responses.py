@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from mqbroker.kernel import compiled
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
 def settle(taken: Taken, connections: Sequence[RemotingProtocol]) -> None:
     """Send the responses over the connections, at once or when they are there: then the requests are in flight."""
     answers = taken.answers
-    if not isinstance(answers, Deferred):
+    if isinstance(answers, list):
         write_each(connections, answers)
         return
     for connection, (_, count) in zip(connections, taken.reads, strict=True):
         connection.begin_requests(count)
 
-    def finish(found: Sequence[bytes]) -> None:
+    def finish(found: list[bytes]) -> None:
         try:
             write_each(connections, found)
         finally:

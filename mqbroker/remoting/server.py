@@ -85,6 +85,8 @@ class RemotingServerFactory(ServerFactory):
         self.scheduler = FairScheduler(clock)
         self.close_log = RateLimitedLog("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
         self._refusals = RateLimitedLog("connections refused", clock.seconds, 1)
+        #: The code of the plain requests that were taken last: the next are likely to have it, too.
+        self._taken_last = -1
         self._watch = IdleWatch(self.connections, clock, (self.close_log, self._refusals))
 
     def startFactory(self) -> None:
@@ -103,13 +105,12 @@ class RemotingServerFactory(ServerFactory):
     def take_together(self, protocols: Sequence[object], reads: Sequence[bytes]) -> Sequence[bytes]:
         """Have the plain requests at the beginnings of short reads handled together, as far as the scheduler allows;
         returns what is left of each read, for `dataReceived`. `protocols`: of any kind, of each read another."""
-        handler = self._table.plain
-        if handler is None:
+        handlers = self._table.plain
+        if not handlers:
             return reads
         now = self._clock.seconds()
         is_roomy = self.load.is_light(self._limits.requests_under_way_max)
-        chosen: list[int] = []
-        connections: list[RemotingProtocol] = []
+        chosen: list[tuple[int, RemotingProtocol]] = []
         counts: dict[AddressLoad, int] = {}
         for number, (connection, data) in enumerate(zip(protocols, reads, strict=True)):
             if (
@@ -125,21 +126,20 @@ class RemotingServerFactory(ServerFactory):
                     counts[address] = 0
                 counts[address] += 1
                 connection.last_active = now
-                chosen.append(number)
-                connections.append(connection)
-        if not chosen:
-            return reads
-        taken = handler([(reads[number], 0, each) for number, each in zip(chosen, connections, strict=True)])
-        if taken is not None:
-            settle(taken, connections)
-        share = (self._clock.seconds() - now) / len(chosen)
-        for address, count in counts.items():
-            self.scheduler.spent(address, share * count)
-        if taken is None:
-            return reads
+                chosen.append((number, connection))
         left = list(reads)
-        for number, (stop, _) in zip(chosen, taken.reads, strict=True):
-            left[number] = left[number][stop:]
+        for code, handler in sorted(handlers.items(), key=lambda item: item[0] != self._taken_last):
+            taken = handler([(left[number], 0, each) for number, each in chosen]) if chosen else None
+            if taken is not None:
+                self._taken_last = code
+                settle(taken, [each for _, each in chosen])
+                for (number, _), (stop, _) in zip(chosen, taken.reads, strict=True):
+                    left[number] = left[number][stop:]
+                chosen = [(number, each) for number, each in chosen if left[number] and not each.closed]
+        if counts:
+            share = (self._clock.seconds() - now) / sum(counts.values())
+            for address, count in counts.items():
+                self.scheduler.spent(address, share * count)
         return left
 
     def connected(self, connection: RemotingProtocol) -> bool:

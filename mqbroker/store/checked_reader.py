@@ -104,10 +104,9 @@ class CheckedReader:
         queue, offset = get.queue, get.offset
         if not queue.min_offset <= offset < queue.max_offset:
             return outside(offset, queue.min_offset, queue.max_offset)
-        window = _window(get.max_count)
+        window = window_of(get.max_count)
         if get.property_filter is not None:
             window = min(window, get.property_filter.most_at_once)
-        if get.tags_codes is not None or get.property_filter is not None:
             found = self._filtered.get(get, window)
             if found is not None:
                 return found
@@ -128,12 +127,8 @@ class CheckedReader:
         queue, offset = look.get.queue, look.get.offset
         if look.why_lost and not look.seen and not look.missing:
             raise LostEntry(look.why_lost)
-        queue.note_read(
-            offset,
-            offset + look.seen,
-            is_whole=look.count == look.seen and not look.missing,
-            is_behind=0 < look.newest < self._log.end - self.hot_bytes,
-        )
+        if 0 < look.newest < self._log.end - self.hot_bytes:
+            queue.note_read(offset + look.seen)
         return self._result(look)
 
     def _entries(self, look: _Look, start: int, count: int) -> memoryview | None:
@@ -365,7 +360,7 @@ def _may_match(unit: ExtUnit, tags_codes: AbstractSet[int] | None, property_filt
     return property_filter is None or property_filter.may_match(unit)
 
 
-def _window(max_count: int) -> int:
+def window_of(max_count: int) -> int:
     """How many entries a get examines; the Java broker computes it in 32 bits."""
     wanted_bytes = (max_count * ENTRY_BYTES + _MAX_INT + 1) % (1 << 32) - _MAX_INT - 1
     return -(-max(_WINDOW_BYTES, wanted_bytes) // ENTRY_BYTES)

@@ -546,22 +546,6 @@ class CommitLog:
             return None
         return self.segments[index].view[at : at + size]
 
-    def read_each(self, offsets: Sequence[int], sizes: Sequence[int], *, copy: bool) -> Pieces | None:
-        """The bytes at each of `offsets`, in ascending order; None if the log does not hold them all in one segment."""
-        first, end = offsets[0], offsets[-1] + sizes[-1]
-        if not self.min_offset <= first < end <= self.readable_end:
-            return None
-        index, at = divmod(first - self.min_offset, self.segment_bytes)
-        if at + end - first > self.segment_bytes:
-            return None
-        base = first - at
-        segment = self.segments[index]
-        if copy:
-            buffer = segment.buffer
-            return [buffer[offset - base : offset - base + size] for offset, size in zip(offsets, sizes, strict=True)]
-        view = segment.view
-        return [view[offset - base : offset - base + size] for offset, size in zip(offsets, sizes, strict=True)]
-
     def path_of(self, offset: int) -> str:
         """The file that holds the byte at `offset`."""
         return self.segments[(offset - self.min_offset) // self.segment_bytes].path

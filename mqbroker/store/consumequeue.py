@@ -55,7 +55,7 @@ class ConsumeQueue:
         "_allocated", "_base", "_cache", "_disk", "_file_bytes", "_files", "_first", "_is_clear", "_is_cut", "_kept",
         "_new_names", "_oldest", "_per_file", "_tail", "_unsynced", "begins_at", "directory", "ext", "is_removed",
         "is_schedule", "lacks_first", "last", "max_offset", "min_offset", "next_offset", "queue_id",
-        "resident_from", "topic", "topic_bytes", "verified_range",
+        "resident_from", "topic", "topic_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -89,7 +89,6 @@ class ConsumeQueue:
         #: Physical offset and size of the newest entry, if any: known without its file.
         self.last = (0, 0)
         self.resident_from = 0  # entries below may not be resident
-        self.verified_range = (0, 0)  # from, to: messages that a reader found whole
         self._file_bytes = file_bytes
         self._per_file = file_bytes // ENTRY_BYTES
         self._files: list[CachedFile] = []
@@ -538,15 +537,9 @@ class ConsumeQueue:
         self.begins_at = self.next_offset = offset
         self.reset()
 
-    def note_read(self, start: int, end: int, *, is_whole: bool, is_behind: bool) -> None:
-        """Record a read: messages found whole, which the next reader need not check, and old ones, whose pages may be
-        evicted."""
-        if is_behind:
-            self.resident_from = max(self.resident_from, end)
-        if is_whole:
-            known = self.verified_range
-            touches = start <= known[1] and known[0] <= end
-            self.verified_range = (min(start, known[0]), max(end, known[1])) if touches else (start, end)
+    def note_read(self, end: int) -> None:
+        """Note that a reader is far behind the newest messages: pages of entries below `end` may have been evicted."""
+        self.resident_from = max(self.resident_from, end)
 
     def reset(self) -> None:
         """Delete all files: the queue is about to be rebuilt."""
@@ -573,7 +566,6 @@ class ConsumeQueue:
         self._first = self._base = self._allocated = 0
         self._oldest = None
         self._tail = self._kept = b""
-        self.verified_range = (0, 0)
         return files
 
     def _remove(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Filtered gets of recently appended messages, which are known to be whole and resident.
+"""Gets by a property filter, of recently appended messages, which are known to be whole and resident.
 
 Hot, since few of many examined messages may be wanted: entries are processed in batches, with few steps for each that
 is not wanted. What counts as full, how many entries a get examines and its next begin offset are as in
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from struct import Struct
 
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue_entry import ENTRY_BYTES, entries_struct, places_struct
+from mqbroker.store.consumequeue_entry import ENTRY_BYTES, places_struct
 from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.get_message_result import Get, GetMessageResult, GetMessageStatus, TransferLimits, is_above
 from mqbroker.store.resident_pages import ResidentPages
@@ -50,8 +50,7 @@ class FilteredRead:
         """Get the wanted messages of `window` entries, from an offset that the queue has; None if they need checks.
         Hot."""
         queue, offset, max_count, max_bytes, tags_codes, property_filter = get
-        is_one = tags_codes is None or property_filter is None
-        if queue.ext is not None or offset < queue.resident_from or not is_one:
+        if property_filter is None or tags_codes is not None or queue.ext is not None or offset < queue.resident_from:
             return None
         intact_from = max(self._log.min_offset, self._log.end - self._hot_bytes, self._corrupt_ranges.intact_from)
         entries, at, available = queue.locate(offset)
@@ -67,20 +66,13 @@ class FilteredRead:
         places: list[tuple[int, int]] = []
         while at < end and room:
             count = min(stretch, (end - at) // ENTRY_BYTES)
-            if property_filter is None:
-                assert tags_codes is not None
-                flat = entries_struct(count).unpack_from(entries, at)
-                offsets, sizes = flat[::3], flat[1::3]
-                largest = max(sizes)
-                picked = [i for i, code in enumerate(flat[2::3]) if code in tags_codes][:room]
-            else:
-                flat = places_struct(count).unpack_from(entries, at)
-                offsets, sizes = flat[::2], flat[1::2]
-                largest = max(sizes)
-                messages = self._properties(offsets, sizes, largest, intact_from)
-                if messages is None:
-                    return None
-                picked = property_filter.pick(messages, room)
+            flat = places_struct(count).unpack_from(entries, at)
+            offsets, sizes = flat[::2], flat[1::2]
+            largest = max(sizes)
+            messages = self._properties(offsets, sizes, largest, intact_from)
+            if messages is None:
+                return None
+            picked = property_filter.pick(messages, room)
             at += count * ENTRY_BYTES
             room -= len(picked)
             if not room:

@@ -1,7 +1,7 @@
-"""Message reader: gets of a queue's messages for pulls, as slices of the log, small ones copied.
+"""Message reader: gets of a queue's messages for pulls.
 
-Hot path: recent appends of this process are resident and intact, and are answered at once; the rest is read with checks
-(`checked_reader.py`), after pages that are not resident were loaded. Knows nothing of the requests.
+Hot path: resident messages are picked by the compiled module. What it leaves, and everything without it, is read with
+checks (`checked_reader.py`), after pages that are not resident were loaded. Knows nothing of the requests.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreBusy, StoreError
-from mqbroker.store.checked_reader import CheckedReader
-from mqbroker.store.commitlog import CommitLog, Pieces
+from mqbroker.kernel import compiled
+from mqbroker.store.checked_reader import CheckedReader, window_of
+from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
-from mqbroker.store.consumequeue_entry import ENTRY_BYTES, SPAN, places_struct
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import is_shortage
@@ -30,19 +30,21 @@ from mqbroker.store.page_loader import FailedReads, FileRange, PageLoader, why_u
 from mqbroker.store.property_filter import IPropertyFilter
 from mqbroker.store.record_verifier import RecordVerifier
 from mqbroker.store.resident_pages import ResidentPages
-from mqbroker.wire.record import RECORD_BYTES_MIN, fields_struct
+from mqbroker.wire.record import RECORD_BYTES_MIN
 
 #: (queue offset, physical offset) -> the record; None if it needs a get.
 RecentRecord = Callable[[int, int], bytes | None]
 
+#: Entries of a consume queue, where to begin in them and how many to look at; messages and bytes at most; what reads
+#: the log, and what messages must be (see `kernel/pulls.pxi: pick_messages`); first and next offset of the queue.
+Located = tuple[
+    memoryview, int, int, int, int,
+    Callable[[int, int], memoryview | None], tuple[bytes, int, int, bool] | None, int, int,
+]  # fmt: skip
+
 _LONG = Struct(">q")
-#: A record's size, queue id, queue offset and physical offset.
-_OWN_PLACE = fields_struct("size", "queue_id", "queue_offset", "physical_offset")
-_AT_ONCE_MAX = 64
 #: Loads for one get before loaded bytes count as resident whatever mincore says; and loads from then on.
 _LOADS_MAX = 8
-#: Scattered messages up to this average size are copied: that costs less than a view of each.
-_COPIED_BYTES_MAX = 512
 
 
 class Reader:
@@ -124,73 +126,76 @@ class Reader:
         tags_codes: AbstractSet[int] | None,
         property_filter: IPropertyFilter | None,
     ) -> GetMessageResult | None:
-        """The result, if all messages are resident, and were appended by this process or verified before; None if it
-        needs checks (`checked_reader.py`). Hot."""
+        """The result, if the compiled module is there and all messages are resident and whole; None if it takes more
+        than that (`checked_reader.py`)."""
         low, high = queue.min_offset, queue.max_offset
         if not low <= offset < high:
             return outside(offset, low, high)
-        if tags_codes is not None or property_filter is not None:
+        if compiled is None or property_filter is not None:
             return None
-        is_own = offset >= queue.resident_from
-        if not is_own and not queue.verified_range[0] <= offset < queue.verified_range[1]:
+        place = self._locate(queue, offset, max_count, max_bytes, tags_codes is not None)
+        if place is None:
             return None
-        view, at, available = queue.locate(offset)
+        entries, at, count, room, bytes_limit, read, origin, _, _ = place
+        found = compiled.pick_messages(entries, at, count, tags_codes, room, bytes_limit, read, origin)
+        if found is None:
+            return None
+        looked_at, taken, messages = found
+        status = GetMessageStatus.FOUND if taken else GetMessageStatus.NO_MATCHED_MESSAGE
+        pieces = [messages] if taken else []
+        return GetMessageResult(status, offset + looked_at, low, high, pieces, taken, False)
+
+    def locate(self, name: tuple[str, int], offset: int, max_count: int, is_filtered: bool) -> Located | None:
+        """Where a get from `offset` of a queue, by topic and id, finds resident messages, for the compiled module; None
+        if it may have to wait, finds none, or the files cannot be opened. Hot."""
+        queue = self._queues.get(name)
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return None
+        try:
+            return self._locate(queue, offset, max_count, None, is_filtered)
+        except OSError:
+            return None
+
+    def _locate(
+        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int | None, is_filtered: bool
+    ) -> Located | None:
+        """See `locate`, of an offset that the queue has. Raises OSError."""
+        if queue.ext is not None:
+            return None
+        file, at, available = queue.place(offset)
         count_limit, bytes_limit = self._limits.of(max_bytes, is_near=True)
-        count = min(max_count, count_limit, available)
-        if count < 1:
-            count = 1
-        elif count > _AT_ONCE_MAX:
+        room = max(1, min(max_count, count_limit))
+        count = min(available, window_of(max_count) if is_filtered else room)
+        has_entries = self.resident_pages.has_entries
+        is_recent = offset >= queue.resident_from
+        if not has_entries(queue, offset, count, anew=not is_recent):
             return None
-        if not self.resident_pages.has_entries(queue, offset, count, anew=not is_own):
-            return None
-        (first,) = _LONG.unpack_from(view, at)
+        entries = file.view
+        (first,) = _LONG.unpack_from(entries, at)
         behind = self._log.end - first
-        if behind > self.near_bytes:
+        is_hot = is_recent and behind <= self._hot_bytes
+        is_own = first >= self._corrupt_ranges.intact_from
+        low, high = queue.min_offset, queue.max_offset
+        if is_hot and is_own:
+            return entries, at, count, room, bytes_limit, self._read_hot, None, low, high
+        if behind > self.near_bytes or not (is_hot or not is_recent or has_entries(queue, offset, count, anew=True)):
             return None
-        is_own = is_own and behind <= self._hot_bytes and first >= self._corrupt_ranges.intact_from
-        if not is_own and not queue.verified_range[0] <= offset <= offset + count <= queue.verified_range[1]:
-            return None
-        pieces = self._pieces(view, at, count, bytes_limit, is_own)
-        if pieces is None or not (is_own or self._are_as_verified(queue, offset, count, view, at)):
-            return None
-        return GetMessageResult(GetMessageStatus.FOUND, offset + count, low, high, pieces, count, False)
+        if not is_hot:
+            queue.note_read(offset)
+        origin = None if is_own else (queue.topic_bytes, queue.queue_id, offset, not queue.is_schedule)
+        return entries, at, count, room, bytes_limit, self._read_resident, origin, low, high
 
-    def _pieces(self, view: memoryview, at: int, count: int, bytes_limit: int, is_own: bool) -> Pieces | None:
-        """The messages of `count` entries, if all are whole, resident, in one segment and within limits; None
-        otherwise. Those not appended by this process, or long ago, may be evicted at any moment."""
-        places = places_struct(count).unpack_from(view, at)
-        offsets, sizes = places[::2], places[1::2]
-        size = sum(sizes)
-        if (count > 1 and size > bytes_limit) or size < count * RECORD_BYTES_MIN:
-            return None
-        first, last = offsets[0], offsets[-1]
-        span = last + sizes[-1] - first
-        if span <= 0 or not self.resident_pages.has_log(first, first + span, anew=not is_own):
-            return None
-        if size == span:  # one after another
-            whole = self._log.read(first, span)
-            return None if whole is None else [whole]
-        # Nearly sorted, so that sorting takes half the time of min and max.
-        in_order = sorted(offsets)
-        if min(sizes) < RECORD_BYTES_MIN or in_order[0] != first or in_order[-1] != last:
-            return None
-        return self._log.read_each(offsets, sizes, copy=size <= count * _COPIED_BYTES_MAX)
+    def _read_hot(self, start: int, size: int) -> memoryview | None:
+        """Bytes that this process appended not long ago; None if they are not resident, or in two segments."""
+        return self._log.read(start, size) if self.resident_pages.has_log(start, start + size) else None
 
-    def _are_as_verified(self, queue: ConsumeQueue, offset: int, count: int, view: memoryview, at: int) -> bool:
-        """Whether verified messages are still intact and resident. Pages of entries may have been evicted, and have
-        changed on disk: the outermost entries tell."""
-        first, first_size = SPAN.unpack_from(view, at)
-        last, last_size = SPAN.unpack_from(view, at + (count - 1) * ENTRY_BYTES)
-        if self._corrupt_ranges.covers(first, last + last_size):
-            return False
-        self._page_loader.touched(*self._log.place(first))
-        return self._is_at(queue, offset, first, first_size) and self._is_at(queue, offset + count - 1, last, last_size)
-
-    def _is_at(self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int) -> bool:
-        """Whether the resident record at a place of the log has `offset` and this queue."""
-        view, at = self._log.view(physical_offset) or (b"", 0)
-        own: tuple[int, int, int, int] = _OWN_PLACE.unpack_from(view, at)
-        return own == (size, queue.queue_id, offset, physical_offset)
+    def _read_resident(self, start: int, size: int) -> memoryview | None:
+        """As `_read_hot`, of bytes that may be evicted at any moment, or corrupt."""
+        end = start + size
+        if self._corrupt_ranges.covers(start, end) or not self.resident_pages.has_log(start, end, anew=True):
+            return None
+        self._page_loader.touched(*self._log.place(start))
+        return self._log.read(start, size)
 
     def recent_records(self, topic: str, queue_id: int) -> RecentRecord:
         """A function that finds single messages of a queue by both offsets, in few steps: for services that store many

@@ -118,7 +118,7 @@ class MessageStore:
         self.encoded_log: IEncodedLog = commit_log
         self.open_queue = parts.queues.open
         #: Hot: the reader's own methods.
-        self.get = parts.reader.get
+        self.get, self.locate = parts.reader.get, parts.reader.locate
         self.recent_records = parts.reader.recent_records
 
         #: Queries, which never wait for the disk.

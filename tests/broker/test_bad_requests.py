@@ -209,6 +209,8 @@ class Asker:
         self.bench = Bench(root)
         self.client = self.bench.client()
         self.prepared = prepare(self.ask)
+        self.bench.store.dispatch_now()
+        self.bench.parts.stats.collect()
 
     def ask(self, command: RemotingCommand) -> RemotingCommand:
         """The one answer."""

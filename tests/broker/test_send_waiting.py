@@ -126,7 +126,7 @@ def test_a_full_transient_pool_asks_for_patience(bench: Bench, client: Client, m
         raise StoreBusy("all buffers of the transient store pool wait to be written")
 
     monkeypatch.setattr(bench.store, "append", full)
-    bench.table.plain = None
+    bench.table.plain.clear()
     answer = one(client.send())
     assert answer.code == ResponseCode.SYSTEM_BUSY == 2
     assert answer.remark == "[REJECTREQUEST]system busy, start flow control for a while"

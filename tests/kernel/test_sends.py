@@ -207,7 +207,7 @@ def outcome(root: Path, seed: int, pieces: list[list[Piece]] | None = None) -> t
     else:
         for _ in ends:  # leave the generator where it was left before
             rng.choice([reads_of, plain_reads])(rng)
-        bench.table.plain = None
+        bench.table.plain.clear()
         for together in pieces:
             for number, data in together:
                 protocols[number].dataReceived(data)

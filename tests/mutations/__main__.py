@@ -36,7 +36,7 @@ def copy_sources(source: Path, copy: Path) -> None:
 
 
 def run_tests(
-    tests: Iterable[str], copy: Path, how: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+    tests: Iterable[str], copy: Path, *, with_compiled: bool, how: Sequence[str] = (), timeout_s: float = TIMEOUT_S
 ) -> tuple[bool, str]:
     """Run tests on a copy of the sources. Returns whether they passed, and the first that did not."""
     # Others run pytest at the same time, which removes old directories of the one that they would share.
@@ -44,8 +44,7 @@ def run_tests(
     command = [sys.executable, "-m", "pytest", *options, *tests]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = str(copy)
-    # The mistakes are made in Python, which the compiled module would pass by.
-    environment["MQBROKER_KERNEL"] = "off"
+    environment["MQBROKER_KERNEL"] = "on" if with_compiled else "off"
     try:
         done = subprocess.run(
             command, cwd=copy, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -65,7 +64,7 @@ def is_noticed(mutation: Mutation, sources: Path) -> bool:
         copy_sources(sources, copy)
         file = copy / "mqbroker" / mutation.file
         file.write_text(mutation.applied_to(file.read_text()))
-        passed, by = run_tests(mutation.tests, copy)
+        passed, by = run_tests(mutation.tests, copy, with_compiled=mutation.with_compiled)
     word = "SURVIVED" if passed else "noticed"
     print(f"{word:8} {time.monotonic() - start:4.0f} s  {mutation.name}  {by}", flush=True)
     return not passed
@@ -80,11 +79,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutation-") as directory:
         sources = Path(directory)
         copy_sources(ROOT, sources)
-        tests = dict.fromkeys(test for mutation in chosen for test in mutation.tests)
-        passed, first = run_tests(tests, sources, ALL_AT_ONCE, ALL_TIMEOUT_S)
-        if not passed:
-            print(f"without any mistake the tests fail: {first}")
-            return 1
+        for with_compiled in (False, True):
+            alike = [mutation for mutation in chosen if mutation.with_compiled is with_compiled]
+            if not alike:
+                continue
+            tests = dict.fromkeys(test for mutation in alike for test in mutation.tests)
+            passed, first = run_tests(
+                tests, sources, with_compiled=with_compiled, how=ALL_AT_ONCE, timeout_s=ALL_TIMEOUT_S
+            )
+            if not passed:
+                print(f"without any mistake the tests fail: {first}")
+                return 1
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             noticed = sum(pool.map(partial(is_noticed, sources=sources), chosen))
     print(f"{noticed} of {len(chosen)} mistakes noticed")

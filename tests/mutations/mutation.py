@@ -11,13 +11,17 @@ SOURCE = Path(__file__).parent.parent.parent / "mqbroker"
 
 @attrs.frozen
 class Mutation:
-    """Replace `old`, which is in `file` once, by `new`. `tests`: where the mistake must be noticed."""
+    """Replace `old`, which is in `file` once, by `new`.
+
+    `tests`: where the mistake must be noticed; without the compiled module, which would pass most of them by, unless
+    `with_compiled`."""
 
     name: str
     file: str
     old: str
     new: str
     tests: tuple[str, ...]
+    with_compiled: bool = False
 
     def applied_to(self, text: str) -> str:
         """The file's text with the mistake in it. Raises ValueError where the place is not found, or not once."""

@@ -1,4 +1,4 @@
-"""Filtered gets of messages that were appended not long ago: quicker than others, and with the same answers."""
+"""Gets by a property filter of messages that were appended not long ago: quicker than others, with the same answers."""
 
 from __future__ import annotations
 
@@ -57,18 +57,14 @@ SENT = st.lists(
     min_size=1,
     max_size=150,
 )
-WANTED = st.one_of(
-    st.tuples(st.sets(st.integers(0, 2)), st.none()),
-    st.tuples(st.none(), st.sets(st.integers(0, 2))),
-)
 LIMITS = st.tuples(st.sampled_from([-1, 0, 1, 2, 7, 32, 1000]), st.sampled_from([None, 0, 500, 2000, 10_000]))
 
 
 @settings(derandomize=True, database=None, deadline=None)
-@given(SENT, WANTED, LIMITS, st.integers(0, 150))
+@given(SENT, st.sets(st.integers(0, 2)), LIMITS, st.integers(0, 150))
 def test_the_answers_are_those_of_a_closer_look(
     sent: list[tuple[int, int, int, bool]],
-    wanted: tuple[set[int] | None, set[int] | None],
+    numbers: set[int],
     limits: tuple[int, int | None],
     offset: int,
 ) -> None:
@@ -88,12 +84,9 @@ def test_the_answers_are_those_of_a_closer_look(
         )
         store.dispatch_now()
         queue = store._queues.by_name["T", sent[0][0]]
-        tags, numbers = wanted
-        codes = None if tags is None else {java_hash(str(tag)) for tag in tags}
-        property_filter = None if numbers is None else Matching(*numbers)
-        get = Get(queue, offset % queue.max_offset, *limits, codes, property_filter)
+        get = Get(queue, offset % queue.max_offset, *limits, None, Matching(*numbers))
         found = quickly(store, get)
-        assert found is not None or (property_filter is not None and len(store._commit_log.segments) > 1)
+        assert found is not None or len(store._commit_log.segments) > 1
         if found is not None:
             assert seen(found) == seen(slowly(store, get, patch))
         bench.close()
@@ -104,28 +97,30 @@ def fill(store: MessageStore, count: int = 100, size: int = 10) -> None:
     store.dispatch_now()
 
 
-def by_tag(store: MessageStore, offset: int = 0, tag: str = "1", max_bytes: int | None = None) -> Get:
-    return Get(store._queues.by_name["T", 0], offset, 32, max_bytes, {java_hash(tag)})
-
-
-def by_number(store: MessageStore, *numbers: int, tags_codes: set[int] | None = None) -> Get:
-    return Get(store._queues.by_name["T", 0], 0, 32, None, tags_codes, Matching(*numbers))
+def by_number(
+    store: MessageStore,
+    *numbers: int,
+    offset: int = 0,
+    max_bytes: int | None = None,
+    tags_codes: set[int] | None = None,
+) -> Get:
+    return Get(store._queues.by_name["T", 0], offset, 32, max_bytes, tags_codes, Matching(*numbers))
 
 
 def test_a_get_of_what_was_just_appended_is_answered_quickly(bench: Bench) -> None:
     store = bench.open()
     fill(store)
-    found = quickly(store, by_tag(store, 6))
+    found = quickly(store, by_number(store, *range(1, 100, 4), offset=6))
     assert found is not None
     assert (found.status, offsets(found), found.next_offset) == (GetMessageStatus.FOUND, [*range(9, 100, 4)], 100)
     assert (found.min_offset, found.max_offset, found.suggest_slave) == (0, 100, False)
-    found = quickly(store, by_tag(store, 6), 10)
+    found = quickly(store, by_number(store, *range(1, 100, 4), offset=6), 10)
     assert found is not None
     assert (offsets(found), found.next_offset) == ([9, 13], 16)
     found = quickly(store, by_number(store, 5, 6, 90))
     assert found is not None
     assert (offsets(found), found.count, len(found.pieces)) == ([5, 6, 90], 3, 2)
-    found = quickly(store, by_tag(store, tag="other"))
+    found = quickly(store, by_number(store, 200))
     assert found is not None
     assert (found.status, found.pieces, found.next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, [], 100)
 
@@ -155,7 +150,7 @@ def test_bytes_are_bounded_also_by_what_is_not_wanted(bench: Bench) -> None:
     fill(store, 100, 1000)
     size = store._queues.by_name["T", 0].entry(0)[1]
     for bytes_max, next_offset, wanted in [(size, 2, [1]), (2 * size, 6, [1, 5]), (2 * size - 1, 2, [1])]:
-        found = quickly(store, by_tag(store, max_bytes=bytes_max))
+        found = quickly(store, by_number(store, *range(1, 100, 4), max_bytes=bytes_max))
         assert found is not None
         assert (offsets(found), found.next_offset) == (wanted, next_offset)
 
@@ -165,7 +160,7 @@ def test_bytes_are_bounded_by_a_large_one_that_is_not_wanted(bench: Bench) -> No
     fill(store, 12)
     store.append([message(body=b"x" * 5000)])
     fill(store, 80)
-    found = quickly(store, by_tag(store, max_bytes=4000))
+    found = quickly(store, by_number(store, *range(1, 12, 4), max_bytes=4000))
     assert found is not None
     assert (offsets(found), found.next_offset) == ([1, 5, 9], 12)
 
@@ -174,9 +169,6 @@ def test_of_what_is_in_two_segments_all_is_found(bench: Bench) -> None:
     store = bench.open()
     fill(store, 100, 3000)
     assert len(store._commit_log.segments) > 2
-    found = quickly(store, by_tag(store, 25))
-    assert found is not None
-    assert offsets(found) == [*range(25, 100, 4)]
     for offset in range(0, 100, 3):
         result = now(store).get("T", 0, offset, 32, 1 << 20, None, Matching(*range(1, 100, 4)))
         assert offsets(result) == [i for i in range(1, 100, 4) if i >= offset]
@@ -185,26 +177,27 @@ def test_of_what_is_in_two_segments_all_is_found(bench: Bench) -> None:
 def test_what_is_not_as_plain_takes_a_closer_look(make: Callable[..., Bench]) -> None:
     store = make("extended", enable_consume_queue_ext=True).open()
     fill(store)
-    assert quickly(store, by_tag(store)) is None
+    assert quickly(store, by_number(store, 1)) is None
     bench = make()
     store = bench.open()
     fill(store)
     assert quickly(store, by_number(store, 5, tags_codes={java_hash("1")})) is None
+    assert quickly(store, by_number(store, 5)._replace(property_filter=None)) is None
     filtered_of(store)._hot_bytes = 5000
-    assert quickly(store, by_tag(store)) is None
-    assert quickly(store, by_tag(store, 90)) is not None
+    assert quickly(store, by_number(store, 1)) is None
+    assert quickly(store, by_number(store, 1, offset=90)) is not None
     filtered_of(store)._hot_bytes = 1 << 30
     store._queues.by_name["T", 0].resident_from = 3
-    assert quickly(store, by_tag(store, 2)) is None
-    assert quickly(store, by_tag(store, 3)) is not None
+    assert quickly(store, by_number(store, 1, offset=2)) is None
+    assert quickly(store, by_number(store, 1, offset=3)) is not None
     store._commit_log.min_offset = 1
-    assert quickly(store, by_tag(store, 3)) is not None
+    assert quickly(store, by_number(store, 1, offset=3)) is not None
     store._queues.by_name["T", 0].resident_from = 0
-    assert quickly(store, by_tag(store)) is None
+    assert quickly(store, by_number(store, 1)) is None
     store = make("again").open()
     fill(store)
     filtered_of(store)._corrupt_ranges.intact_from = 1  # as after a start
-    assert quickly(store, by_tag(store)) is None
+    assert quickly(store, by_number(store, 1)) is None
 
 
 def put_entry(store: MessageStore, offset: int, physical_offset: int, size: int) -> None:
@@ -219,7 +212,6 @@ def test_an_entry_of_no_message_takes_a_closer_look(bench: Bench, physical_offse
     store = bench.open()
     fill(store)
     put_entry(store, 9, physical_offset, size)
-    assert quickly(store, by_tag(store)) is None
     get = by_number(store, 8, 9, 10)
     found = quickly(store, get)
     assert found is None or (offsets(found) == [8, 10] and size != 0x7FFFFFFF)  # as much is not copied
@@ -235,5 +227,4 @@ def test_an_entry_of_more_than_there_is_takes_a_closer_look(bench: Bench) -> Non
     store = bench.open()
     fill(store, 100, 3000)
     put_entry(store, 97, store._queues.by_name["T", 0].entry(97)[0], 200_000)
-    assert quickly(store, by_tag(store, 25)) is None
-    assert quickly(store, by_tag(store, 25, "2")) is not None
+    assert quickly(store, by_number(store, 97, offset=90)) is None

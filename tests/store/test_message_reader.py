@@ -54,21 +54,16 @@ def test_messages_in_a_row_are_one_piece(store: MessageStore) -> None:
     assert offsets(found) == list(range(3, 23))
 
 
-def test_scattered_messages_are_a_piece_each(store: MessageStore) -> None:
-    found = now(store).get("T", 1, 3, 10)
-    assert len(found.pieces) == 10
-    assert offsets(found) == list(range(3, 13))
-
-
-def test_large_scattered_messages_are_pieces_of_the_log_itself(bench: Bench) -> None:
+@pytest.mark.parametrize("size", [100, 2000])
+def test_scattered_messages_come_without_those_between(bench: Bench, size: int) -> None:
     store = bench.open()
-    bodies = [bytes([65 + i]) * 2000 for i in range(12)]
+    bodies = [bytes([65 + i]) * size for i in range(12)]
     store.append([message("T", 1 + i % 2, body) for i, body in enumerate(bodies)])
     store.dispatch_now()
     found = now(store).get("T", 1, 1, 4)
     records = [record for piece in found.pieces for record in decode_records(piece)]
     assert [record.body for record in records] == bodies[2:10:2]
-    assert all(isinstance(piece, memoryview) for piece in found.pieces)
+    assert offsets(found) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("queue_id", [0, 1])
@@ -90,7 +85,7 @@ def test_never_more_than_the_settings_allow(make: Callable[..., Bench]) -> None:
 
 @pytest.mark.parametrize("queue_id", [0, 1])
 def test_bytes_are_bounded_but_one_message_always_comes(store: MessageStore, queue_id: int) -> None:
-    size = now(store).get("T", queue_id, 0, 1).pieces[0].nbytes
+    size = len(now(store).get("T", queue_id, 0, 1).pieces[0])
     for max_bytes, count in [(0, 1), (1, 1), (size, 1), (2 * size - 1, 1), (2 * size, 2), (5 * size + 3, 5)]:
         found = now(store).get("T", queue_id, 0, 32, max_bytes)
         assert offsets(found) == list(range(count))
@@ -159,7 +154,7 @@ def test_pieces_are_read_only_and_outlive_the_store(bench: Bench) -> None:
     store.append([message(body=b"kept")] * 5)
     store.dispatch_now()
     found = now(store).get("T", 0, 0, 32)
-    with pytest.raises(TypeError, match="read-only"):
+    with pytest.raises(TypeError, match=r"read-only|does not support item assignment"):
         found.pieces[0][0] = 1  # type: ignore[index]
     stop(store)
     del store
@@ -335,7 +330,7 @@ def test_a_get_that_is_full_does_not_pass_over_what_is_not_wanted(bench: Bench) 
     store = fill(bench, tagged(10))
     found = now(store).get("T", 0, 0, 2, tags_codes=A)
     assert (offsets(found), found.next_offset) == ([0, 2], 3)
-    size = found.pieces[0].nbytes
+    size = sum(map(len, found.pieces)) // 2
     found = now(store).get("T", 0, 0, 32, 2 * size, tags_codes=A)
     assert (offsets(found), found.next_offset) == ([0, 2], 3)
     # Nor what would not fit, though it is not wanted.

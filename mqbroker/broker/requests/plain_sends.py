@@ -64,7 +64,7 @@ class PlainSends:
         found = self._compiled.take(reads, self._rules.plain_targets, now, begin, log.room)
         if found is None:
             return None
-        answers: Sequence[bytes]
+        answers: list[bytes]
         stops, answers, marks, count, records, last, numbers = found
         try:
             log.append_encoded(records, count, last, now)
@@ -79,7 +79,7 @@ class PlainSends:
         if not self._sends.waits:
             return Taken(stops, answers, asked)
 
-        def answer(code: int, refusal: Refused | None = None) -> Sequence[bytes]:
+        def answer(code: int, refusal: Refused | None = None) -> list[bytes]:
             if code == ResponseCode.SUCCESS:
                 return answers
             return [self._sends.answers(*_places(each), code, refusal) for each in marks]

@@ -18,8 +18,10 @@ from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.long_polling import BYTES_PER_WEIGHT, HeldPull, HeldPulls
 from mqbroker.broker.offset_table import OffsetTable
+from mqbroker.broker.requests.pull_plans import PullPlans
 from mqbroker.broker.subscription_resolver import MessageFilter, SubscriptionResolver
 from mqbroker.broker.topic_table import TopicTable
+from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused, StoreBusy, StoreError
 from mqbroker.remoting.failures import OVERLOADED
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
@@ -63,9 +65,10 @@ _CODES = {
 }
 _FOUND = (
     '{"code":0,"extFields":{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d"},'
-    '"flag":1,"language":"PYTHON","opaque":%d,"remark":"FOUND","serializeTypeCurrentRPC":"JSON",'
-    f'"version":{VERSION}}}'
+    '"flag":1,"language":"PYTHON","opaque":%d'
 )
+#: What stands in such a response behind the opaque.
+FOUND_TAIL = f',"remark":"FOUND","serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'.encode()
 _LENGTHS = struct.Struct(">II")
 EVENTS_PER_SECOND_MAX = 100
 #: How long a slave holds a pull at an offset that it lacks: the master may be there again.
@@ -102,6 +105,8 @@ class PullRequests:
     _gets: PullCounts
     _moved: OffsetMovedEvents
     _is_slave: bool = False
+    #: Where pulls that were checked leave a plan for the next ones like them; None without the compiled module.
+    plans: PullPlans | None = None
     #: Number of a connection's pulls that wait for the disk.
     _cold: dict[IConnection, int] = attrs.field(init=False, factory=dict)
 
@@ -157,9 +162,10 @@ class PullRequests:
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{connection.remote_addr}]",
             )
-        return _Pull(
-            header, group, self._subscriptions.resolve(header, group, connection), opaque, flag, serialize_type
-        )
+        message_filter = self._subscriptions.resolve(header, group, connection)
+        if self.plans is not None:
+            self.plans.add(header, message_filter, suggested_broker(settings, group, suggest_slave=False))
+        return _Pull(header, group, message_filter, opaque, flag, serialize_type)
 
     # --- answers
 
@@ -169,8 +175,8 @@ class PullRequests:
         if self._cold and self._cold.get(connection, 0) >= COLD_ON_CONNECTION_MAX:
             raise StoreBusy(f"{COLD_ON_CONNECTION_MAX} pulls of the connection wait for the disk")
         result = self._store.get(header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter)
-        if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0 and not self._is_slave:
-            self._commit(header)
+        if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
+            self.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         if isinstance(result, Deferred):
             self._cold[connection] = self._cold.get(connection, 0) + 1
             result.addBoth(self._ended, connection)
@@ -178,15 +184,14 @@ class PullRequests:
             return answer.addErrback(lambda failure: _failed(failure.value, pull.opaque, pull.serialize_type))
         return self._answer(result, pull, offset, connection)
 
-    def _commit(self, header: PullMessageRequestHeader) -> None:
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Commit the offset that came with a pull."""
+        if self._is_slave:
+            return
         try:
-            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+            self._offsets.commit(group, topic, queue_id, offset)
         except Refused as error:  # only a commit without a pull is answered with the refusal
-            log.debug(
-                "the offset that {group} sent with a pull is not committed: {why}",
-                group=header.consumer_group,
-                why=error.remark,
-            )
+            log.debug("the offset that {group} sent with a pull is not committed: {why}", group=group, why=error.remark)
 
     def _ended(self, result: T, connection: IConnection) -> T:
         self._cold[connection] -= 1
@@ -231,25 +236,15 @@ class PullRequests:
 
     def _broker_id(self, pull: _Pull, result: GetMessageResult) -> int:
         """The broker to pull from next: a slave if the master would read the messages from disk."""
-        if not self._live.current.slave_read_enable:
-            return MASTER_ID
-        group = pull.group
-        return group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
+        return suggested_broker(self._live.current, pull.group, suggest_slave=result.suggest_slave)
 
     def _found(self, pull: _Pull, result: GetMessageResult) -> bytes:
-        """The response's frame if there are messages. Hot."""
-        size = sum(map(len, result.pieces))
-        self._count(pull.header, result.count, size)
+        """The response's frame if there are messages."""
+        header = pull.header
+        self._gets.count(header.topic, header.consumer_group, header.queue_id, result)
         if pull.serialize_type != JSON:
             return self._frame(pull, ResponseCode.SUCCESS, result)
-        text = _FOUND % (
-            self._broker_id(pull, result),
-            result.next_offset,
-            result.max_offset,
-            result.min_offset,
-            pull.opaque,
-        )
-        return b"".join((_LENGTHS.pack(4 + len(text) + size, len(text)), text.encode(), *result.pieces))
+        return found_frame(pull.opaque, self._broker_id(pull, result), result)
 
     def _not_found(self, pull: _Pull, code: int, result: GetMessageResult, offset: int) -> bytes:
         if code == ResponseCode.PULL_OFFSET_MOVED:
@@ -271,17 +266,6 @@ class PullRequests:
             b"".join(result.pieces),
         )
         return encode_command(answer)
-
-    def _count(self, header: PullMessageRequestHeader, count: int, size: int) -> None:
-        found = self._gets.found
-        key = header.topic, header.consumer_group, header.queue_id
-        try:
-            counts = found[key]
-        except KeyError:
-            counts = found[key] = [0, 0, 0, 0]
-        counts[0] += 1
-        counts[1] += count
-        counts[2] += size
 
     # --- long polling
 
@@ -334,6 +318,21 @@ class PullRequests:
         if result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
             return True
         return self._code(result, offset)[0] == ResponseCode.PULL_NOT_FOUND
+
+
+def suggested_broker(settings: BrokerSettings, group: SubscriptionGroupConfig, *, suggest_slave: bool) -> int:
+    """The broker from which a consumer is to pull next."""
+    if not settings.slave_read_enable:
+        return MASTER_ID
+    return group.which_broker_when_consume_slowly if suggest_slave else group.broker_id
+
+
+def found_frame(opaque: int, broker_id: int, result: GetMessageResult) -> bytes:
+    """The response's frame, with a JSON header, if there are messages."""
+    _, next_offset, min_offset, max_offset, pieces, _, _ = result
+    text = (_FOUND % (broker_id, next_offset, max_offset, min_offset, opaque)).encode() + FOUND_TAIL
+    size = sum(map(len, pieces))
+    return b"".join((_LENGTHS.pack(4 + len(text) + size, len(text)), text, *pieces))
 
 
 def _answered_later(answers: list[bytes | Deferred[bytes]], connection: IConnection) -> Deferred[bytes]:

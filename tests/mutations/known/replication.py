@@ -265,8 +265,8 @@ MISTAKES = [
     Mutation(
         "commit offsets on a slave",
         "broker/requests/pull_message.py",
-        "header.commit_offset >= 0 and not self._is_slave",
-        "header.commit_offset >= 0",
+        "        if self._is_slave:\n            return\n        try:\n            self._offsets.commit(",
+        "        try:\n            self._offsets.commit(",
         (_PAIR,),
     ),
     Mutation(

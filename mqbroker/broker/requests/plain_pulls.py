@@ -1,0 +1,67 @@
+"""Plain pulls, read by the compiled module: those that have a plan, and whose messages are resident.
+
+What finds nothing, or would wait for the disk, is left to `pull_message`, which does the same with the same pulls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from mqbroker.broker.broker_stats import PullCounts
+from mqbroker.broker.requests.pull_message import FOUND_TAIL, PULLS_AT_ONCE_MAX, PullRequests
+from mqbroker.broker.requests.pull_plans import PullPlan, PullPlans
+from mqbroker.kernel import compiled
+from mqbroker.remoting.handlers import Asked, HandlerTable, PlainRead, Taken
+from mqbroker.store.message_store import MessageStore
+from mqbroker.wire.codes import RequestCode
+
+#: Responses that are made before any of them is sent.
+BYTES_AT_ONCE_MAX = 4 * 1024 * 1024
+
+
+@attrs.define(eq=False)
+class PlainPulls:
+    """Takes plain pulls from the bytes of reads."""
+
+    _store: MessageStore
+    _pulls: PullRequests
+    _plans: PullPlans
+    _gets: PullCounts
+
+    def take(self, reads: Sequence[PlainRead]) -> Taken | None:
+        """Take the plain pulls at the beginnings of `reads`; see `HandlerTable.register_plain`."""
+        assert compiled is not None
+        found = compiled.take_pulls(
+            reads,
+            self._plans.by_key,
+            self._store.locate,
+            self._commit,
+            self._gets.found,
+            FOUND_TAIL,
+            PULLS_AT_ONCE_MAX,
+            BYTES_AT_ONCE_MAX,
+        )
+        if found is None:
+            return None
+        stops, answers = found
+        return Taken(stops, answers, _asked)
+
+    def _commit(self, plan: PullPlan, offset: int) -> None:
+        topic, group, queue_id = plan.counted_as
+        self._pulls.commit(group, topic, queue_id, offset)
+
+
+def _asked(number: int) -> Sequence[Asked]:
+    """Nothing fails later: all are answered at once."""
+    return ()
+
+
+def serve_plain_pulls(
+    table: HandlerTable, store: MessageStore, pulls: PullRequests, plans: PullPlans, gets: PullCounts
+) -> None:
+    """Have plain pulls taken by the compiled module, where it is there."""
+    if compiled is not None and not table.is_protected:
+        pulls.plans = plans
+        table.register_plain(RequestCode.PULL_MESSAGE, PlainPulls(store, pulls, plans, gets).take)

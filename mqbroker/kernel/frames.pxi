@@ -1,0 +1,160 @@
+# Frames of requests with a JSON header without spaces, as clients write it.
+
+cdef enum:
+    FRAME_HEAD = 8
+    FIELDS_MAX = 64
+    HAS_CODE = 1
+    HAS_OPAQUE = 2
+    HAS_FLAG = 4
+    HAS_FIELDS = 8
+    HAS_ALL = 15
+
+cdef extern from *:
+    """
+    static uint8_t is_plain_byte[256];   /* what a JSON string has as it is, of ASCII */
+    static void fill_plain_bytes(void) {
+      for (int i = 0x20; i < 0x80; i++) is_plain_byte[i] = i != '"' && i != '\\\\';
+    }
+    """
+    const uint8_t *is_plain_byte
+    void fill_plain_bytes() noexcept nogil
+
+fill_plain_bytes()
+
+
+cdef struct Header:
+    int64_t code, opaque, flag
+    int have, fields            # how many fields
+    Span keys[FIELDS_MAX]       # of the extFields, as they stand in the JSON
+    Span values[FIELDS_MAX]
+
+
+cdef inline Bytes string_end(Bytes p, Bytes end) noexcept nogil:
+    """Where the string from `p` on has its closing quote; NULL where it has escapes or more than ASCII."""
+    while p < end and is_plain_byte[p[0]]:
+        p += 1
+    return p if p < end and p[0] == c'"' else NULL
+
+
+cdef inline Bytes any_string_end(Bytes p, Bytes end) noexcept nogil:
+    """As `string_end`, for any string."""
+    while p < end and p[0] != c'"':
+        p += 2 if p[0] == c'\\' else 1
+    return p if p < end else NULL
+
+
+cdef Bytes read_integer(Bytes p, Bytes end, int64_t *found) noexcept nogil:
+    cdef Span digits
+    cdef bint is_negative = p < end and p[0] == c'-'
+    p += is_negative
+    digits.p = p
+    while p < end and 48 <= p[0] <= 57:
+        p += 1
+    digits.n = p - digits.p
+    if (digits.n > 1 and digits.p[0] == c'0') or not read_number(digits, 10, 0x7FFFFFFF, found):
+        return NULL
+    if is_negative:
+        found[0] = -found[0]
+    return p
+
+
+cdef Bytes read_fields(Bytes p, Bytes end, Header *h) noexcept nogil:
+    """extFields from behind the opening brace on; returns what follows the closing one."""
+    cdef Bytes key
+    cdef Bytes stop
+    cdef bint has_escapes
+    while h.fields < FIELDS_MAX:
+        if p >= end or p[0] != c'"':
+            return NULL
+        key = p + 1
+        stop = string_end(key, end)
+        if stop == NULL or end - stop < 3 or stop[1] != c':' or stop[2] != c'"':
+            return NULL
+        h.keys[h.fields].p, h.keys[h.fields].n = key, stop - key
+        p = stop + 3
+        has_escapes = stop == key + 1 and key[0] == c'i'  # the properties of a send
+        stop = any_string_end(p, end) if has_escapes else string_end(p, end)
+        if stop == NULL or end - stop < 2:
+            return NULL
+        h.values[h.fields].p, h.values[h.fields].n = p, stop - p
+        h.fields += 1
+        p = stop + 1
+        if p[0] == c'}':
+            return p + 1
+        if p[0] != c',':
+            return NULL
+        p += 1
+    return NULL
+
+
+cdef Bytes read_member(Bytes p, Bytes end, Span key, Header *h) noexcept nogil:
+    """The value of one member of the header; returns what follows it."""
+    cdef int64_t ignored
+    cdef int have = 0
+    if is_text(key, "code", 4):
+        have = HAS_CODE
+        p = read_integer(p, end, &h.code)
+    elif is_text(key, "opaque", 6):
+        have = HAS_OPAQUE
+        p = read_integer(p, end, &h.opaque)
+    elif is_text(key, "flag", 4):
+        have = HAS_FLAG
+        p = read_integer(p, end, &h.flag)
+    elif is_text(key, "version", 7):
+        p = read_integer(p, end, &ignored)
+    elif is_text(key, "extFields", 9):
+        have = HAS_FIELDS
+        p = read_fields(p + 1, end, h) if p < end and p[0] == c'{' else NULL
+    elif is_text(key, "language", 8) or is_text(key, "serializeTypeCurrentRPC", 23):
+        p = string_end(p + 1, end) if p < end and p[0] == c'"' else NULL
+        p = p + 1 if p != NULL else NULL
+    else:
+        return NULL
+    if h.have & have:
+        return NULL
+    h.have |= have
+    return p
+
+
+cdef bint read_header(Bytes p, Bytes end, Header *h) noexcept nogil:
+    """Read a JSON header without spaces; False where it is not so plain."""
+    cdef Span key
+    cdef Bytes stop
+    h.have = h.fields = 0
+    if p >= end or p[0] != c'{':
+        return False
+    while True:
+        p += 1
+        if p >= end or p[0] != c'"':
+            return False
+        key.p = p + 1
+        stop = string_end(key.p, end)
+        if stop == NULL or end - stop < 2 or stop[1] != c':':
+            return False
+        key.n = stop - key.p
+        p = read_member(stop + 2, end, key, h)
+        if p == NULL or p >= end:
+            return False
+        if p[0] == c'}':
+            return p + 1 == end and h.have == HAS_ALL
+        if p[0] != c',':
+            return False
+
+
+cdef struct Request:
+    Header header
+    Span body
+
+
+cdef Py_ssize_t read_request(Bytes p, Py_ssize_t n, Request *r) noexcept nogil:
+    """Read the frame at `p`; returns its size, 0 where it is not whole or not so plain."""
+    cdef Py_ssize_t length, head
+    if n < FRAME_HEAD:
+        return 0
+    length, head = load32(p), load32(p + 4)
+    if length < 4 or length > n - 4 or head > length - 4:  # also of another encoding than JSON
+        return 0
+    if not read_header(p + FRAME_HEAD, p + FRAME_HEAD + head, &r.header):
+        return 0
+    r.body.p, r.body.n = p + FRAME_HEAD + head, length - 4 - head
+    return 4 + length

@@ -26,6 +26,9 @@ class Shape:
     depth: int
     size: int
     count: int
+    #: Of a pull: an expression of the kind TAG or SQL92; messages that are looked through are counted.
+    expression: str = ""
+    kind: str = "TAG"
 
     def scaled(self, factor: float) -> "Shape":
         return attrs.evolve(self, count=max(1000, int(self.count * factor)))
@@ -33,9 +36,10 @@ class Shape:
 
 @attrs.frozen
 class Result:
-    """What one run measured: messages a second, and the latency of a request in microseconds."""
+    """What one run measured: messages and MiB a second, and the latency of a request in microseconds."""
 
     rate: float
+    mib_rate: float
     p50_us: int
     p99_us: int
     p999_us: int
@@ -43,7 +47,7 @@ class Result:
 
 
 _LINE = re.compile(
-    r"\s(?P<rate>\d+) msg/s .* errors=(?P<errors>\d+) .* "
+    r"\s(?P<rate>\d+) msg/s\s+(?P<mib>[\d.]+) MiB/s .*errors=(?P<errors>\d+) .* "
     r"p50=(?P<p50>\d+) p99=(?P<p99>\d+) p99\.9=(?P<p999>\d+) max=(?P<max>\d+)"
 )
 
@@ -65,6 +69,8 @@ def run(program: Path, port: int, topic: str, shape: Shape, limit_s: int = LIMIT
     """Put the load on the server at `port`. Raises LoadFailed unless every request is answered well, in time."""
     command = [str(program), shape.mode, "-p", str(port), "-t", topic, "-q", "4", "-v", "-l", str(limit_s)]
     command += ["-c", str(shape.conns), "-d", str(shape.depth), "-s", str(shape.size), "-n", str(shape.count)]
+    if shape.expression:
+        command += ["-e", shape.expression, "-E", shape.kind]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s + 30, check=False)
     except subprocess.TimeoutExpired:
@@ -73,4 +79,4 @@ def run(program: Path, port: int, topic: str, shape: Shape, limit_s: int = LIMIT
     if done.returncode != 0 or found is None or found["errors"] != "0":
         raise LoadFailed(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     latencies_us = [int(found[name]) for name in ("p50", "p99", "p999", "max")]
-    return Result(float(found["rate"]), *latencies_us)
+    return Result(float(found["rate"]), float(found["mib"]), *latencies_us)

@@ -1,12 +1,24 @@
-"""Builds the compiled part of the hot path; without a C compiler the package is installed all the same."""
+"""Builds the compiled part of the hot path; without a C compiler the package is installed all the same.
 
-from Cython.Build import cythonize
+With Cython from its source; a source distribution also has the C code that Cython made of it.
+"""
+
+from pathlib import Path
+
 from setuptools import Extension, setup
 
-SOURCE = "mqbroker/kernel/compiled.pyx"
-PARTS = [f"mqbroker/kernel/{name}.pxi" for name in ("bytes", "records", "sends", "sockets")]
+try:
+    from Cython.Build import cythonize
+except ImportError:
+    cythonize = None
 
-extensions = cythonize([Extension("mqbroker.kernel.compiled", [SOURCE], depends=PARTS)], build_dir="build/cython")
+KERNEL = Path("mqbroker/kernel")
+
+if cythonize is not None:
+    parts = sorted(map(str, KERNEL.glob("*.pxi")))
+    extensions = cythonize([Extension("mqbroker.kernel.compiled", [str(KERNEL / "compiled.pyx")], depends=parts)])
+else:
+    extensions = [Extension("mqbroker.kernel.compiled", [str(KERNEL / "compiled.c")])]
 for extension in extensions:
     extension.optional = True  # cythonize drops it
 

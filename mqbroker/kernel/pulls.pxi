@@ -200,7 +200,9 @@ cdef bytes messages_behind(uint8_t *head, Py_ssize_t head_n, Picked *picked, obj
         topic, must.queue_id, must.queue_offset, must.has_codes = origin
         must.topic.p, must.topic.n = <Bytes> PyBytes_AS_STRING(<bytes?> topic), PyBytes_GET_SIZE(<bytes> topic)
     data = PyBytes_FromStringAndSize(NULL, head_n + picked.total)
-    to = put(<uint8_t *> PyBytes_AS_STRING(data), <const char *> head, head_n)
+    to = <uint8_t *> PyBytes_AS_STRING(data)
+    if head_n:
+        to = put(to, <const char *> head, head_n)
     while start < picked.taken:
         stop = start + 1
         while (

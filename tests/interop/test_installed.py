@@ -46,3 +46,4 @@ def test_a_source_distribution_has_all_files(tmp_path: Path) -> None:
         packed = {name.partition("/")[2] for name in opened.getnames()}
     assert {name for name in files if name.startswith(("conf/", "docs/", "tests/"))}
     assert files - packed == set()
+    assert "mqbroker/kernel/compiled.c" in packed  # so that Cython is not needed

@@ -10,7 +10,10 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
+from typing import Any
+from weakref import WeakKeyDictionary
 
+from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.config import FlushDiskType
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import ResponseCode
@@ -335,6 +338,23 @@ class Cluster:
         self.group.wires.cut.update(self.rng.choice([ways, ways[:1], ways[1:]]))
 
 
+#: Where the queue ended when a replica looked at that to lower its offsets.
+QUEUE_ENDS: WeakKeyDictionary[OffsetTable, int] = WeakKeyDictionary()
+
+
+def note_queue_end(offsets: OffsetTable, max_of: Any) -> None:
+    """In place of `OffsetTable.lower_to`: that, and a note of what it was told, which must be so by the log."""
+    store: MessageStore = max_of.__self__
+    end = max_of("T", 0)
+    store.dispatch_now()
+    require(max_of("T", 0) == end, "offsets are lowered to the end of a queue that is whole", f"{end}")
+    QUEUE_ENDS[offsets] = end
+    LOWER_TO(offsets, max_of)
+
+
+LOWER_TO = OffsetTable.lower_to
+
+
 class Offsets:
     """The offset that consumers have committed, at one broker. It goes back only with messages that were cut off, of
     which none was acknowledged, and when the process ends before it has written it."""
@@ -351,7 +371,9 @@ class Offsets:
             return
         offset = parts.offsets.query("CG", "T", 0) or 0
         if parts is not self._parts:
-            self._parts, self._at_least = parts, min(self._at_least, replica.store.max_offset("T", 0), queue_end)
+            # Since the broker was started, messages may have come that are not those that were consumed.
+            begun_at = QUEUE_ENDS.pop(parts.offsets, replica.store.max_offset("T", 0))
+            self._parts, self._at_least = parts, min(self._at_least, begun_at, queue_end)
         what = f"{offset} at broker {replica.replica_id} after {self._at_least}"
         require(offset >= self._at_least, "offsets of consumers never go back", what)
         self._at_least = offset

@@ -6,8 +6,10 @@ import tempfile
 import traceback
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
-from tests.broker.service.simulation.cluster import Cluster
+from mqbroker.broker.offset_table import OffsetTable
+from tests.broker.service.simulation.cluster import Cluster, note_queue_end
 from tests.broker.service.simulation.steps import Options, Step, options_of, steps_of
 from tests.store.simulation.model import Violation
 from tests.store.simulation.run import Outcome, describe, logged
@@ -22,7 +24,8 @@ def run_steps(options: Options, steps: list[Step]) -> Outcome:
     """Do the steps to a new group, then heal and compare."""
     violation: Violation | None = None
     counts: Counter[str] = Counter()
-    with logged() as log, tempfile.TemporaryDirectory(prefix="mqbroker-group-") as root:
+    noted = patch.object(OffsetTable, "lower_to", note_queue_end)
+    with logged() as log, noted, tempfile.TemporaryDirectory(prefix="mqbroker-group-") as root:
         try:
             cluster = Cluster(Path(root) / "group", options)
             counts = cluster.counts

@@ -72,14 +72,19 @@ class _Connection:
         if tls is not None:
             self._socket = _encrypted(self._socket, addr, tls)
 
-    def send(self, command: RemotingCommand, deadline: float, complete: Complete | None = None) -> None:
-        """Send a request; a oneway one without `complete`."""
-        opaque = self.responses.next_opaque()
-        flag = command.flag if complete else command.flag | ONEWAY_FLAG
-        data = encode_command(attrs.evolve(command, opaque=opaque, flag=flag))
-        if complete is not None:
+    def send(self, command: RemotingCommand, deadline: float) -> None:
+        """Send a oneway request."""
+        oneway = attrs.evolve(command, opaque=self.responses.next_opaque(), flag=command.flag | ONEWAY_FLAG)
+        self._within(deadline, command, lambda: self._socket.sendall(encode_command(oneway)))
+
+    def send_all(self, commands: Sequence[RemotingCommand], deadline: float, completes: Sequence[Complete]) -> None:
+        """Send requests, and call `completes` with the response of each."""
+        frames = []
+        for command, complete in zip(commands, completes, strict=True):
+            opaque = self.responses.next_opaque()
+            frames.append(encode_command(attrs.evolve(command, opaque=opaque)))
             self.responses.add(opaque, command, 0, complete)
-        self._within(deadline, command, lambda: self._socket.sendall(data))
+        self._within(deadline, commands[0], lambda: self._socket.sendall(b"".join(frames)))
 
     def read(self, command: RemotingCommand, deadline: float) -> None:
         """Read responses, such as that of `command`, and complete their requests."""
@@ -196,10 +201,12 @@ class _Pipeline:
             self._connection = None
 
     def _fill_window(self, connection: _Connection, deadline: float) -> None:
-        while self._sent < len(self._commands) and len(connection.responses) < _WINDOW:
-            self._sent += 1
-            complete = partial(self._results.__setitem__, self._sent - 1)
-            connection.send(self._commands[self._sent - 1], deadline, complete)
+        first, room = self._sent, _WINDOW - len(connection.responses)
+        commands = self._commands[first : first + max(0, room)]
+        if commands:
+            self._sent += len(commands)
+            completes = [partial(self._results.__setitem__, number) for number in range(first, self._sent)]
+            connection.send_all(commands, deadline, completes)
 
     def _fail(self, error: MQError) -> None:
         self._results = [error if result is None else result for result in self._results]

@@ -8,22 +8,24 @@ UTF-8 by `decode_plain`. Runs in Spark's Python workers; knows nothing of PySpar
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from mqbroker.kernel import compiled
 from mqbroker.spark.decode_plain import TIME_MS_MAX, delay_level, host_text, plain_batch, split_keys
 from mqbroker.spark.errors import DataLoss, Loss
 from mqbroker.spark.reading import Chunk
-from mqbroker.spark.rows import Ints, Rows, UndecodableProperties, gather, slices
-from mqbroker.wire.codes import Prop, SysFlag
+from mqbroker.spark.rows import Ints, Rows, UndecodableProperties, gather, places_of, slices
+from mqbroker.wire.codes import KEY_SEPARATOR, Prop, SysFlag
 from mqbroker.wire.record import (
     OFFSETS,
     RECORD_BYTES_MIN,
     BadRecord,
+    body_crc,
     decode_host,
     decode_records,
     fields_struct,
@@ -35,7 +37,6 @@ INFLATED_BATCH_BYTES = 64 * 1024 * 1024
 
 
 _LONG = np.dtype(">i8")
-_HEX = np.frombuffer("".join(f"{n:02X}" for n in range(256)).encode(), np.uint8).reshape(256, 2)
 _size = fields_struct("size").unpack_from
 _OFFSET_AT = OFFSETS["physical_offset"]
 
@@ -58,8 +59,11 @@ def decode_chunk(chunk: Chunk, columns: Sequence[str], schema: Any) -> Iterator[
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def record_starts(data: bytes) -> list[int]:
+def record_starts(data: bytes) -> Ints:
     """The start of each record. Raises BadRecord if the sizes do not add up."""
+    found = None if compiled is None else compiled.record_starts(data)
+    if found is not None:
+        return np.frombuffer(found, np.int64)
     starts = []
     at = 0
     end = len(data) - RECORD_BYTES_MIN
@@ -71,7 +75,7 @@ def record_starts(data: bytes) -> list[int]:
         at += size
     if at != len(data):
         raise BadRecord(f"the last record ends at {at}, with {len(data)} bytes at hand")
-    return starts
+    return np.array(starts, np.int64)
 
 
 def _check_dense(chunk: Chunk, rows: Rows) -> None:
@@ -98,7 +102,7 @@ def _parts(rows: Rows) -> Iterator[Rows]:
             first, total, bodies = n, 0, {}
         bodies[n] = body
         total += len(body)
-    yield rows.cut(first, len(rows.starts), bodies) if first or bodies else rows
+    yield rows.cut(first, len(rows), bodies) if first or bodies else rows
 
 
 # --- columns: (rows, Arrow type) -> Arrow array
@@ -130,7 +134,7 @@ def _store_time(rows: Rows, kind: Any) -> Any:
 
 def _message_id(rows: Rows, kind: Any) -> Any:
     if rows.any_v6:
-        parts = zip(rows.store_at.tolist(), rows.store_bytes.tolist(), rows.starts, strict=True)
+        parts = zip(rows.store_at.tolist(), rows.store_bytes.tolist(), rows.at.tolist(), strict=True)
         data = rows.chunk.records
         return pa.array(
             [(data[s : s + n] + data[at + _OFFSET_AT : at + _OFFSET_AT + 8]).hex().upper() for s, n, at in parts], kind
@@ -139,7 +143,8 @@ def _message_id(rows: Rows, kind: Any) -> Any:
     raw[:, :8] = rows.bytes[rows.store_at[:, None] + np.arange(8)]
     raw[:, 8:] = rows.bytes[rows.at[:, None] + np.arange(_OFFSET_AT, _OFFSET_AT + 8)]
     offsets = np.arange(len(rows) + 1, dtype=np.int32) * 32
-    return pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(_HEX[raw])])
+    digits = raw.tobytes().hex().upper().encode()
+    return pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(digits)])
 
 
 def _hosts(rows: Rows, at: Ints, kind: Any) -> Any:
@@ -149,6 +154,8 @@ def _hosts(rows: Rows, at: Ints, kind: Any) -> Any:
         data, known = rows.chunk.records, _HostTexts()
         return pa.array([known[data[s : s + n]] for s, n in zip(at.tolist(), lengths.tolist(), strict=True)], kind)
     raw = rows.bytes[at[:, None] + np.arange(8)].view(">u8")[:, 0].astype(np.uint64)
+    if len(raw) and (raw == raw[0]).all():  # as of one broker, or of one producer
+        return pa.repeat(pa.scalar(host_text(decode_host(int(raw[0]).to_bytes(8, "big"))), kind), len(rows))
     distinct, inverse = np.unique(raw, return_inverse=True)
     texts = [host_text(decode_host(int(host).to_bytes(8, "big"))) for host in distinct.tolist()]
     return pa.array(texts, kind).take(pa.array(inverse.reshape(-1)))
@@ -168,19 +175,22 @@ def _body(rows: Rows, kind: Any) -> Any:
 
 
 def _check_crcs(rows: Rows) -> None:
-    view = memoryview(rows.chunk.records)
-    spans = zip(rows.body_at.tolist(), rows.body_end.tolist(), rows.head["body_crc"].tolist(), strict=True)
-    for n, (start, end, crc) in enumerate(spans):
-        if zlib.crc32(view[start:end]) & 0x7FFFFFFF != crc and end > start:
-            raise BadRecord(f"the body at queue offset {int(rows.head['queue_offset'][n])} does not have its CRC")
+    data, crcs = rows.chunk.records, rows.head["body_crc"].astype(np.int64)
+    if compiled is not None:
+        wrong = compiled.wrong_body(data, rows.body_at, rows.body_end, crcs)
+    else:
+        spans = enumerate(zip(rows.body_at.tolist(), rows.body_end.tolist(), crcs.tolist(), strict=True))
+        wrong = next((n for n, (start, end, crc) in spans if body_crc(data[start:end]) != crc and end > start), -1)
+    if wrong >= 0:
+        raise BadRecord(f"the body at queue offset {int(rows.head['queue_offset'][wrong])} does not have its CRC")
 
 
 def _keys(rows: Rows, kind: Any) -> Any:
-    found: list[list[str] | None] = [None] * len(rows)
     having, values = rows.pairs.rows_with(Prop.KEYS)
-    for n, value in zip(having.tolist(), values.to_pylist(), strict=True):
-        found[n] = split_keys(value)
-    return pa.array(found, kind)
+    split = pc.split_pattern(values, KEY_SEPARATOR)
+    if pc.any(pc.equal(split.flatten(), "")).as_py():  # there may be several separators in a row
+        split = pa.array([split_keys(value) for value in values.to_pylist()], split.type)
+    return split.take(places_of(having, len(rows))).cast(kind)
 
 
 def _properties(rows: Rows, kind: Any) -> Any:
@@ -190,10 +200,8 @@ def _properties(rows: Rows, kind: Any) -> Any:
 
 def _delay_level(rows: Rows, kind: Any) -> Any:
     having, values = rows.pairs.rows_with(Prop.DELAY_TIME_LEVEL)
-    found: list[int | None] = [None] * len(rows)
-    for n, value in zip(having.tolist(), values.to_pylist(), strict=True):
-        found[n] = delay_level(value)
-    return pa.array(found, kind)
+    levels = pa.array([delay_level(value) for value in values.to_pylist()], kind)
+    return levels.take(places_of(having, len(rows)))
 
 
 _COLUMNS: dict[str, Callable[[Rows, Any], Any]] = {

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mqbroker.kernel import compiled
 from mqbroker.spark.reading import Chunk
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import MAGIC, OFFSETS, V6, BadRecord, numpy_fields
@@ -33,12 +34,11 @@ class UndecodableProperties(Exception):
 class Rows:
     """Records of a chunk: the places of their parts, and their fixed fields. `inflated` has bodies by row."""
 
-    def __init__(self, chunk: Chunk, starts: list[int], inflated: dict[int, bytes] | None = None) -> None:
+    def __init__(self, chunk: Chunk, starts: Ints, inflated: dict[int, bytes] | None = None) -> None:
         self.chunk = chunk
-        self.starts = starts
+        self.at = starts
         self.inflated = inflated or {}
         self.bytes: Bytes = np.frombuffer(chunk.records, np.uint8)
-        self.at: Ints = np.array(starts, np.int64)
         self.head = gather(self.bytes, self.at, _HEAD)
         if not (self.head["magic"] == MAGIC).all():
             raise BadRecord(f"magic is not {MAGIC:#x} in every record")
@@ -64,11 +64,11 @@ class Rows:
         _check(self.properties_at + length == self.end)
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self.at)
 
     def cut(self, first: int, end: int, inflated: dict[int, bytes]) -> Rows:
         """The rows from `first` up to `end`; `inflated` is by this object's row numbers."""
-        return Rows(self.chunk, self.starts[first:end], {n - first: body for n, body in inflated.items()})
+        return Rows(self.chunk, self.at[first:end], {n - first: body for n, body in inflated.items()})
 
     def are_of(self, topic: str) -> bool:
         """Whether every record has `topic`."""
@@ -79,7 +79,7 @@ class Rows:
 
     def data(self) -> bytes:
         """The bytes of these records."""
-        return self.chunk.records[self.starts[0] : int(self.end[-1])]
+        return self.chunk.records[int(self.at[0]) : int(self.end[-1])]
 
     def raw_body(self, n: int) -> bytes:
         """The body of row `n` as it is stored."""
@@ -112,23 +112,36 @@ def slices(data: Any, starts: Ints, ends: Ints, kind: Any) -> Any:
     return view.take(pa.array(np.arange(0, 2 * count, 2)))
 
 
+def places_of(having: Ints, count: int) -> Any:
+    """For each of `count` rows its place among those `having` something, null where it has not."""
+    places = np.full(count, -1, np.int64)
+    places[having] = np.arange(len(having))
+    return pa.array(places, mask=places < 0)
+
+
 class PropertyPairs:
     """Property names and values of all rows, and the row of each pair.
 
     If a row has a name twice, the last value counts: Java's brokers write some properties of a batch again.
+
+    :param codes: of each pair the place of its name in `distinct`.
     """
 
-    def __init__(self, row: Ints, names: Any, values: Any, count: int) -> None:
+    def __init__(
+        self, row: Ints, codes: Ints, distinct: list[str], values: Any, count: int, *, has_repeated: bool
+    ) -> None:
         self.row = row
-        self.names = names
         self.values = values
         self._count = count
-        encoded = names.dictionary_encode()
-        self._codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        self._code_of = {name: n for n, name in enumerate(encoded.dictionary.to_pylist())}
-        marks = row * max(1, len(self._code_of)) + self._codes
-        if _any_twice(marks, count * len(self._code_of)):
-            self._drop_repeated(marks)
+        self._codes = codes
+        self._distinct = distinct
+        self._code_of = {name: n for n, name in enumerate(distinct)}
+        if has_repeated:
+            self._drop_repeated(row * max(1, len(distinct)) + codes)
+
+    @property
+    def names(self) -> Any:
+        return pa.array(self._distinct, pa.string()).take(pa.array(self._codes))
 
     def _drop_repeated(self, marks: Ints) -> None:
         """Keep the first of the pairs with one mark, with the value of the last."""
@@ -138,7 +151,6 @@ class PropertyPairs:
         in_place = np.argsort(first)
         first, last = first[in_place], last[in_place]
         self.row = self.row[first]
-        self.names = self.names.take(pa.array(first))
         self.values = self.values.take(pa.array(last))
         self._codes = self._codes[first]
 
@@ -174,6 +186,21 @@ def read_pairs(rows: Rows) -> PropertyPairs:
 
     Raises UndecodableProperties where bytes are no UTF-8.
     """
+    found = None if compiled is None else compiled.read_pairs(rows.chunk.records, rows.properties_at, rows.end)
+    return _read_pairs_in_python(rows) if found is None else _pairs_of(found, len(rows))
+
+
+def _pairs_of(found: tuple[bytes, bytes, bytes, bytes, list[bytes], bool], count: int) -> PropertyPairs:
+    row, codes, value_ends, data, names, has_repeated = found
+    ends = np.frombuffer(value_ends, np.int32)
+    offsets = np.concatenate((np.zeros(1, np.int32), ends))
+    values = pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(data))
+    rows, numbers = (np.frombuffer(each, np.int32).astype(np.int64) for each in (row, codes))
+    return PropertyPairs(rows, numbers, [name.decode() for name in names], values, count, has_repeated=has_repeated)
+
+
+def _read_pairs_in_python(rows: Rows) -> PropertyPairs:
+    """As `read_pairs`."""
     packed = slices(rows.chunk.records, rows.properties_at, rows.end, pa.binary())
     _, offsets_buffer, data_buffer = packed.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, len(rows) + 1).astype(np.int64)
@@ -194,4 +221,8 @@ def read_pairs(rows: Rows) -> PropertyPairs:
         values.validate(full=True)
     except pa.ArrowInvalid:
         raise UndecodableProperties from None
-    return PropertyPairs(row, names, values, len(rows))
+    encoded = names.dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    distinct = encoded.dictionary.to_pylist()
+    has_repeated = _any_twice(row * max(1, len(distinct)) + codes, len(rows) * len(distinct))
+    return PropertyPairs(row, codes, distinct, values, len(rows), has_repeated=has_repeated)

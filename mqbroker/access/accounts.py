@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 from zope.interface import Interface, implementer
@@ -79,9 +79,13 @@ class Accounts:
 
         :param host: the sender's address, without a port.
         """
+        access_key = fields.get(ACCESS_KEY)
+        return self.identify_by(access_key, host, lambda account: is_signed(fields, body, account.secret_key))
+
+    def identify_by(self, access_key: str | None, host: str, has_signed: Callable[[Account], bool]) -> Account | None:
+        """As `identify`; `has_signed` says whether the account of that key has signed the request."""
         if any(is_white(host) for is_white in self.white):
             return None
-        access_key = fields.get(ACCESS_KEY)
         if access_key is None:
             raise AccessRefused("No accessKey is configured")
         account = self.by_key.get(access_key)
@@ -89,7 +93,7 @@ class Accounts:
             raise AccessRefused(f"No acl config for {access_key}")
         if account.is_white(host):
             return None
-        if not is_signed(fields, body, account.secret_key):
+        if not has_signed(account):
             raise AccessRefused(f"Check signature failed for accessKey={access_key}")
         return account
 

@@ -13,12 +13,13 @@ from zope.interface import implementer
 
 from mqbroker.access.accounts import AccessRefused, Account, Accounts, IAccessControl
 from mqbroker.errors import MQError, Refused
-from mqbroker.remoting.handlers import Answer, BatchHandler, Handler, IConnection, IGuard, RawRequest
+from mqbroker.remoting.handlers import Answer, BatchHandler, Handler, IConnection, IGuard, PlainGuard, RawRequest
 from mqbroker.wire.access import PUB, Demand, Need
 from mqbroker.wire.codes import NO_SEND_TOPICS, SCHEDULE_TOPIC, Prop, RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.record import Record, decode_record
 from mqbroker.wire.requests import demand_of
+from mqbroker.wire.signature import is_signature_of
 
 log = Logger()
 
@@ -30,6 +31,8 @@ REMARK_PREFIX = "org.apache.rocketmq.acl.common.AclException: "
 #: Maximum number of peers whose refusals are remembered as logged.
 _PEERS_MAX = 1000
 _REASON_LENGTH_MAX = 200
+#: Maximum number of rights that are remembered of plain requests.
+_RIGHTS_MAX = 10_000
 
 
 @implementer(IGuard, IAccessControl)
@@ -39,10 +42,13 @@ class Guard:
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
         self._told: dict[str, None] = {}
+        #: Whether an account may send plain requests of a code, by the access key, the code, and what they name.
+        self._plain_rights: dict[tuple[str, int, tuple[bytes, ...]], bool] = {}
 
     def set_accounts(self, accounts: Accounts) -> None:
         """Replace the accounts."""
         self._accounts = accounts
+        self._plain_rights.clear()
 
     def guarded(self, code: int, handler: Handler) -> Handler:
         """Wrap `handler`, so that it gets only requests whose sender may send `code`. Raises ValueError if the table
@@ -73,6 +79,44 @@ class Guard:
         check_first.__module__ = handler.__module__
         return check_first
 
+    def guarding_plain(self, code: int, fields: Sequence[str]) -> PlainGuard:
+        demand = demand_of(code)
+
+        def may_send(account: Account, names: tuple[bytes, ...]) -> bool:
+            try:
+                named = dict(zip(fields, map(bytes.decode, names), strict=True))
+                _check_account(account, code, demand, named, b"")
+            except (AccessRefused, Refused):
+                return False
+            return True
+
+        def admits(
+            connection: IConnection,
+            access_key: bytes | None,
+            signature: bytes | None,
+            content: bytes,
+            names: tuple[bytes, ...],
+        ) -> bool:
+            def has_signed(account: Account) -> bool:
+                return is_signature_of(content, signature or b"", account.secret_key)
+
+            key = None if access_key is None else access_key.decode()
+            try:
+                account = self._accounts.identify_by(key, _host_of(connection), has_signed)
+            except AccessRefused:
+                return False
+            if account is None:
+                return True
+            place = account.access_key, code, names
+            is_allowed = self._plain_rights.get(place)
+            if is_allowed is None:
+                if len(self._plain_rights) >= _RIGHTS_MAX:
+                    self._plain_rights.clear()
+                is_allowed = self._plain_rights[place] = may_send(account, names)
+            return is_allowed
+
+        return admits
+
     def check_topic(self, code: int, fields: Fields, body: bytes, connection: IConnection, topic: str) -> None:
         self._check_message(code, fields, body, connection, [topic])
 
@@ -101,7 +145,7 @@ class Guard:
         self._check_request(code, fields, body, connection, lambda account: account.check(needs))
 
     def _identify(self, fields: Fields, body: bytes, connection: IConnection) -> Account | None:
-        return self._accounts.identify(fields, body, connection.remote_addr.rpartition(":")[0])
+        return self._accounts.identify(fields, body, _host_of(connection))
 
     def _check(self, code: int, demand: Demand, fields: Fields, body: bytes, connection: IConnection) -> None:
         """Raise Refused if the peer may not send this request."""
@@ -153,6 +197,10 @@ class Guard:
             what=RequestCode(code).name,
             why=why[:_REASON_LENGTH_MAX],
         )
+
+
+def _host_of(connection: IConnection) -> str:
+    return connection.remote_addr.rpartition(":")[0]
 
 
 def _needs_of_message(code: int, topics: list[str]) -> list[Need]:

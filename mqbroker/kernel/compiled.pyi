@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+Guard = Callable[[Any, bytes | None, bytes | None, bytes, tuple[bytes, ...]], bool] | None
+
 def scan(
     data: bytes, at: int, stop: int, offset: int, count: int, has_crc: bool
 ) -> tuple[int, int, int, int, bool]: ...
@@ -43,6 +45,7 @@ class Sends:
         body_max: int,
         always_waits: bool,
         open_queue: Callable[[bytes, int], Any],
+        guard: Guard,
     ) -> None: ...
     def take(
         self,
@@ -76,6 +79,7 @@ def take_pulls(
     tail: bytes,
     pulls_max: int,
     bytes_max: int,
+    guard: Guard,
 ) -> tuple[list[tuple[int, int]], list[bytes]] | None: ...
 def record_starts(data: bytes) -> bytes | None: ...
 def wrong_body(data: bytes, starts: Any, ends: Any, crcs: Any) -> int: ...

@@ -158,3 +158,67 @@ cdef Py_ssize_t read_request(Bytes p, Py_ssize_t n, Request *r) noexcept nogil:
         return 0
     r.body.p, r.body.n = p + FRAME_HEAD + head, length - 4 - head
     return 4 + length
+
+
+cdef inline int compare_spans(Span a, Span b) noexcept nogil:
+    cdef int c = memcmp(a.p, b.p, min(a.n, b.n))
+    return c if c else (a.n > b.n) - (a.n < b.n)
+
+
+cdef bytes signed_content(Request *r):
+    """What a signature is over: the values of the extFields in the order of their names, and the body. None where a
+    name comes twice, or properties have unusual escapes."""
+    cdef int order[FIELDS_MAX]
+    cdef uint8_t properties[PROPERTIES_MAX]
+    cdef Span value
+    cdef Header *h = &r.header
+    cdef Py_ssize_t size = r.body.n, properties_n = 0
+    cdef uint8_t *to
+    cdef int i, k, count = 0
+    for i in range(h.fields):
+        if is_text(h.keys[i], "Signature", 9) or is_text(h.keys[i], "_UNIQUE_KEY_QUERY", 17):
+            continue
+        k = count
+        while k and compare_spans(h.keys[order[k - 1]], h.keys[i]) > 0:
+            order[k] = order[k - 1]
+            k -= 1
+        if k and not compare_spans(h.keys[order[k - 1]], h.keys[i]):
+            return None
+        order[k] = i
+        count += 1
+        if is_text(h.keys[i], "i", 1):
+            properties_n = unescape(h.values[i], properties)
+            if properties_n < 0:
+                return None
+            size += properties_n
+        else:
+            size += h.values[i].n
+    content = PyBytes_FromStringAndSize(NULL, size)
+    to = <uint8_t *> PyBytes_AS_STRING(content)
+    for k in range(count):
+        value = h.values[order[k]]
+        if is_text(h.keys[order[k]], "i", 1):
+            value.p, value.n = properties, properties_n
+        memcpy(to, value.p, value.n)
+        to += value.n
+    memcpy(to, r.body.p, r.body.n)
+    return content
+
+
+cdef object field_bytes(Header *h, const char *name, Py_ssize_t n):
+    cdef int i
+    for i in range(h.fields):
+        if is_text(h.keys[i], name, n):
+            return PyBytes_FromStringAndSize(<const char *> h.values[i].p, h.values[i].n)
+    return None
+
+
+cdef bint is_admitted(object guard, object connection, Request *r, tuple names) except -1:
+    """Whether `guard` lets the sender of a request send it, about what `names` says; always without one."""
+    if guard is None:
+        return True
+    content = signed_content(r)
+    if content is None:
+        return False
+    key, signature = field_bytes(&r.header, "AccessKey", 9), field_bytes(&r.header, "Signature", 9)
+    return guard(connection, key, signature, content, names)

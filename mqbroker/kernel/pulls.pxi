@@ -66,15 +66,15 @@ cdef struct Pull:
     int64_t opaque
 
 
-cdef Py_ssize_t read_pull(Bytes p, Py_ssize_t n, Pull *pull, uint8_t *key, Py_ssize_t *key_n) noexcept nogil:
+cdef Py_ssize_t read_pull(
+    Bytes p, Py_ssize_t n, Request *r, PullFields *f, Pull *pull, uint8_t *key, Py_ssize_t *key_n
+) noexcept nogil:
     """Read the pull at `p`, and what makes pulls alike into `key`; returns the size of its frame, 0 where it is left."""
-    cdef Request r
-    cdef PullFields f
     cdef uint8_t *to = key
     cdef int64_t sys_flag, ignored
     cdef int k
-    cdef Py_ssize_t size = read_request(p, n, &r)
-    if not size or r.header.code != PULL_MESSAGE or r.header.flag or not read_pull_fields(&r.header, &f):
+    cdef Py_ssize_t size = read_request(p, n, r)
+    if not size or r.header.code != PULL_MESSAGE or r.header.flag or not read_pull_fields(&r.header, f):
         return 0
     if not (
         read_number(f.given[QUEUE_OFFSET], 18, 0x7FFFFFFFFFFFFFFF, &pull.offset)
@@ -241,11 +241,11 @@ def pick_messages(
 
 
 def take_pulls(
-    reads, dict plans, locate, commit, dict counts, bytes tail, Py_ssize_t pulls_max, Py_ssize_t bytes_max
+    reads, dict plans, locate, commit, dict counts, bytes tail, Py_ssize_t pulls_max, Py_ssize_t bytes_max, guard
 ):
     """Take plain pulls from the beginnings of some reads: those of which `plans` has a plan, and that find something.
 
-    :param reads: (bytes, where to begin in them, any).
+    :param reads: (bytes, where to begin in them, connection).
     :param plans: (queue, what `counts` knows the pull by, tags codes or None, broker to pull from next), by what makes
         pulls alike: b"1" or b"0" for whether the pull has a subscription of its own, then group, topic, queue id,
         version of the subscription, subscription and expression type, each behind a NUL; what the pull does not have is
@@ -257,22 +257,30 @@ def take_pulls(
     :param counts: lists of the number of pulls, messages and bytes, and ms.
     :param tail: of a response: what stands behind the opaque.
     :param pulls_max: of one read. `bytes_max`: no more is taken once all responses together have so many.
+    :param guard: as of `Sends`, with (topic, group).
 
     Returns (for each read where it stopped and how many pulls it had, the responses of each read); None if there is
     none.
     """
+    cdef Request r
+    cdef PullFields f
     cdef Pull pull
     cdef uint8_t key[KEY_MAX]
     cdef Py_ssize_t key_n, at, size, total = 0, count
     cdef bytes data
     cdef list stops = [], answers = [], frames
     for read in reads:
-        data, at, _ = <tuple?> read
+        data, at, connection = <tuple?> read
         check_range(data, at, PyBytes_GET_SIZE(data))
         frames = []
         while len(frames) < pulls_max and total < bytes_max:
-            size = read_pull(<Bytes> PyBytes_AS_STRING(data) + at, PyBytes_GET_SIZE(data) - at, &pull, key, &key_n)
+            size = read_pull(
+                <Bytes> PyBytes_AS_STRING(data) + at, PyBytes_GET_SIZE(data) - at, &r, &f, &pull, key, &key_n
+            )
             plan = plans.get(bytes_of(key, key_n)) if size else None
+            if plan is not None and guard is not None:
+                names = span_bytes(f.given[TOPIC]), span_bytes(f.given[GROUP])
+                plan = plan if is_admitted(guard, connection, &r, names) else None
             frame = None if plan is None else answer_pull(&pull, plan, locate, commit, counts, tail)
             if frame is None:
                 break
@@ -282,6 +290,10 @@ def take_pulls(
         stops.append((at, len(frames)))
         answers.append(frames[0] if len(frames) == 1 else b"".join(frames))
     return (stops, answers) if total else None
+
+
+cdef inline bytes span_bytes(Span s):
+    return PyBytes_FromStringAndSize(<const char *> s.p, s.n)
 
 
 cdef bytes answer_pull(Pull *pull, object plan, object locate, object commit, dict counts, bytes tail):

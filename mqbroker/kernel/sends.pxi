@@ -155,12 +155,14 @@ cdef class Sends:
     :param body_max: bytes of a body.
     :param always_waits: messages whose response waits for nothing (WAIT=false) are left to the caller.
     :param open_queue: returns for (topic, queue id) the queue, which has `next_offset` and `is_removed`.
+    :param guard: returns for (connection, access key, signature, signed content, (topic,)) whether a message may be
+        sent, key and signature None where there is none; None if any may.
     """
 
     cdef bytes _store_host, _id_prefix, _cluster, _before_id, _tail
     cdef Py_ssize_t _body_max, _answer_room
     cdef bint _always_waits
-    cdef object _open_queue
+    cdef object _open_queue, _guard
     cdef uint8_t *_records
     cdef uint8_t *_answers
     cdef uint8_t *_marks
@@ -170,6 +172,7 @@ cdef class Sends:
     cdef Py_ssize_t _records_n, _answers_n, _last
     cdef int _count
     cdef bytes _born_host
+    cdef object _connection
     cdef int64_t _now_ms, _log_end
     cdef Py_ssize_t _room
     cdef dict _topics
@@ -177,13 +180,13 @@ cdef class Sends:
 
     def __cinit__(
         self, bytes store_host, bytes id_prefix, bytes cluster, bytes before_id, bytes tail, Py_ssize_t body_max,
-        bint always_waits, open_queue,
+        bint always_waits, open_queue, guard,
     ):
         if len(store_host) not in (8, 20):
             raise ValueError(f"a host of {len(store_host)} bytes")
         self._store_host, self._id_prefix, self._cluster = store_host, id_prefix, cluster
         self._before_id, self._tail, self._body_max = before_id, tail, body_max
-        self._always_waits, self._open_queue = always_waits, open_queue
+        self._always_waits, self._open_queue, self._guard = always_waits, open_queue, guard
         self._answer_room = ANSWER_NUMBERS + len(before_id) + len(id_prefix) + len(tail) + 100
         self._records = <uint8_t *> PyMem_Malloc(OUT_BYTES)
         self._answers = <uint8_t *> PyMem_Malloc(SENDS_MAX * self._answer_room)
@@ -221,7 +224,7 @@ cdef class Sends:
             for read in reads:
                 data, start, connection = <tuple?> read
                 check_range(data, start, PyBytes_GET_SIZE(data))
-                self._born_host = connection.remote_host
+                self._connection, self._born_host = connection, connection.remote_host
                 at, count_from, answers_from = start, self._count, self._answers_n
                 while self._count < SENDS_MAX and PyBytes_GET_SIZE(self._born_host) in (8, 20):
                     taken = self._take_one(<Bytes> PyBytes_AS_STRING(data) + at, PyBytes_GET_SIZE(data) - at)
@@ -237,7 +240,7 @@ cdef class Sends:
             records = bytes_of(self._records, self._records_n)
             return stops, answers, marks, self._count, records, self._last, numbers
         finally:
-            self._queues = self._topics = None
+            self._queues = self._topics = self._connection = None
 
     cdef Py_ssize_t _take_one(self, Bytes p, Py_ssize_t n) except -1:
         """Take the frame at `p`; returns its size, 0 where it is left."""
@@ -259,6 +262,10 @@ cdef class Sends:
             return 0
         if field(given, c'j').p != NULL and not read_number(field(given, c'j'), 9, 0x7FFFFFFF, &reconsume):
             return 0
+        if self._guard is not None:
+            topic = bytes_of(<uint8_t *> field(given, c'b').p, field(given, c'b').n)
+            if not is_admitted(self._guard, self._connection, &r, (topic,)):
+                return 0
         if not self._store(&r.header, r.body, queue_id, sys_flag, born_ms, flag, reconsume):
             return 0
         return size

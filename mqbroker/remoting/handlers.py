@@ -136,6 +136,11 @@ class Taken(NamedTuple):
 PlainHandler = Callable[[Sequence[PlainRead]], Taken | None]
 
 
+#: Whether a plain request may be handled, by (connection, access key, signature, signed content, values of the fields
+#: that name what it is about). One that may not is left to the handler that refuses it.
+PlainGuard = Callable[[IConnection, bytes | None, bytes | None, bytes, tuple[bytes, ...]], bool]
+
+
 class IGuard(Interface):
     """Wraps handlers with a permission check."""
 
@@ -144,6 +149,9 @@ class IGuard(Interface):
 
     def guarded_batch(code: int, handler: BatchHandler) -> BatchHandler:
         """As `guarded`, for a batch handler."""
+
+    def guarding_plain(code: int, fields: Sequence[str]) -> PlainGuard:
+        """Return the check of plain requests of `code`, about what these extFields name."""
 
 
 @attrs.define
@@ -193,17 +201,15 @@ class HandlerTable:
         self.batch[int(code)] = handler if self._guard is None else self._guard.guarded_batch(code, handler)
         self._runs_max[int(code)] = run_max
 
-    @property
-    def is_protected(self) -> bool:
-        """Whether a guard checks each request."""
-        return self._guard is not None
-
     def register_plain(self, code: int, handler: PlainHandler) -> None:
-        """Have `handler` take plain requests of `code`, which also has a handler of another kind. With a guard it gets
-        none: each request is checked."""
+        """Have `handler` take plain requests of `code`, which also has a handler of another kind. It checks them itself
+        by `plain_guard`."""
         _check_known(code)
-        if not self.is_protected:
-            self.plain[code] = handler
+        self.plain[code] = handler
+
+    def plain_guard(self, code: int, *fields: str) -> PlainGuard | None:
+        """The guard's check of plain requests; None if every peer may send every request."""
+        return None if self._guard is None else self._guard.guarding_plain(code, fields)
 
     def take_plain(self, reads: Sequence[PlainRead]) -> Taken | None:
         """Have the first of the plain handlers that can take requests from the beginnings of `reads`."""

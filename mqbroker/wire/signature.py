@@ -34,8 +34,12 @@ def sign(content: bytes, secret_key: str) -> str:
 
 def is_signed(fields: Mapping[str, str], body: bytes, secret_key: str) -> bool:
     """Whether the field Signature is correct, compared in constant time."""
-    given = fields.get(SIGNATURE, "").encode()
-    return hmac.compare_digest(given, sign(signed_content(fields, body), secret_key).encode())
+    return is_signature_of(signed_content(fields, body), fields.get(SIGNATURE, "").encode(), secret_key)
+
+
+def is_signature_of(content: bytes, signature: bytes, secret_key: str) -> bool:
+    """Whether `signature` is that of `content`, compared in constant time."""
+    return hmac.compare_digest(signature, sign(content, secret_key).encode())
 
 
 @attrs.frozen

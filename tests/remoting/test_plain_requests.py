@@ -147,13 +147,6 @@ def test_what_is_refused_is_not_taken(table: HandlerTable) -> None:
     assert not table.plain
 
 
-def test_with_a_guard_each_request_is_checked(plain: Plain) -> None:
-    table = HandlerTable()
-    table.protect(Any)  # type: ignore[arg-type]
-    table.register_plain(BATCH, plain.take)
-    assert not table.plain
-
-
 # --- of several connections together
 
 

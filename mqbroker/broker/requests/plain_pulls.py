@@ -13,7 +13,7 @@ from mqbroker.broker.broker_stats import PullCounts
 from mqbroker.broker.requests.pull_message import FOUND_TAIL, PULLS_AT_ONCE_MAX, PullRequests
 from mqbroker.broker.requests.pull_plans import PullPlan, PullPlans
 from mqbroker.kernel import compiled
-from mqbroker.remoting.handlers import Asked, HandlerTable, PlainRead, Taken
+from mqbroker.remoting.handlers import Asked, HandlerTable, PlainGuard, PlainRead, Taken
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import RequestCode
 
@@ -29,6 +29,7 @@ class PlainPulls:
     _pulls: PullRequests
     _plans: PullPlans
     _gets: PullCounts
+    _guard: PlainGuard | None
 
     def take(self, reads: Sequence[PlainRead]) -> Taken | None:
         """Take the plain pulls at the beginnings of `reads`; see `HandlerTable.register_plain`."""
@@ -42,6 +43,7 @@ class PlainPulls:
             FOUND_TAIL,
             PULLS_AT_ONCE_MAX,
             BYTES_AT_ONCE_MAX,
+            self._guard,
         )
         if found is None:
             return None
@@ -62,6 +64,8 @@ def serve_plain_pulls(
     table: HandlerTable, store: MessageStore, pulls: PullRequests, plans: PullPlans, gets: PullCounts
 ) -> None:
     """Have plain pulls taken by the compiled module, where it is there."""
-    if compiled is not None and not table.is_protected:
+    if compiled is not None:
         pulls.plans = plans
-        table.register_plain(RequestCode.PULL_MESSAGE, PlainPulls(store, pulls, plans, gets).take)
+        code = RequestCode.PULL_MESSAGE
+        guard = table.plain_guard(code, "topic", "consumerGroup")
+        table.register_plain(code, PlainPulls(store, pulls, plans, gets, guard).take)

@@ -17,7 +17,7 @@ from mqbroker.broker.requests.send_rules import SendRules
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused, StoreError
 from mqbroker.kernel import compiled
-from mqbroker.remoting.handlers import Asked, HandlerTable, PlainRead, Taken
+from mqbroker.remoting.handlers import Asked, HandlerTable, PlainGuard, PlainRead, Taken
 from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import Prop, RequestCode, ResponseCode
@@ -36,10 +36,16 @@ class PlainSends:
     """
 
     def __init__(
-        self, store: MessageStore, rules: SendRules, sends: SendRequests, live: LiveSettings, store_host: bytes
+        self,
+        store: MessageStore,
+        rules: SendRules,
+        sends: SendRequests,
+        live: LiveSettings,
+        store_host: bytes,
+        guard: PlainGuard | None,
     ) -> None:
         self._store, self._log, self._rules, self._sends = store, store.encoded_log, rules, sends
-        self._store_host = store_host
+        self._store_host, self._guard = store_host, guard
         self._settings_changed(live.current)
         live.follow(self._settings_changed, "traceOn")
 
@@ -55,6 +61,7 @@ class PlainSends:
             self._rules.body_bytes_max,
             self._sends.waits,
             self._store.open_queue,
+            self._guard,
         )
 
     def take(self, reads: Sequence[PlainRead]) -> Taken | None:
@@ -110,8 +117,8 @@ def serve_plain_sends(
             "the hot path runs in Python, several times slower than compiled: MQBROKER_KERNEL=off is set, or the "
             "package was installed without a C compiler; with one, install it again"
         )
-    elif table.is_protected:
-        log.info("the hot path is compiled, but not for sends: with aclEnable each is checked in Python")
     else:
         log.info("the hot path is compiled")
-        table.register_plain(RequestCode.SEND_MESSAGE_V2, PlainSends(store, rules, sends, live, store_host).take)
+        code = RequestCode.SEND_MESSAGE_V2
+        plain = PlainSends(store, rules, sends, live, store_host, table.plain_guard(code, "b"))
+        table.register_plain(code, plain.take)

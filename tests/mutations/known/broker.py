@@ -115,4 +115,28 @@ MISTAKES = [
         ("tests/store/test_picked_messages.py",),
         with_compiled=True,
     ),
+    Mutation(
+        "take any signature of a plain request",
+        "access/guard.py",
+        'is_signature_of(content, signature or b"", account.secret_key)',
+        "True",
+        ("tests/access/test_plain_requests.py",),
+        with_compiled=True,
+    ),
+    Mutation(
+        "keep rights of plain requests when accounts change",
+        "access/guard.py",
+        "        self._plain_rights.clear()\n\n",
+        " \n",
+        ("tests/access/test_plain_requests.py",),
+        with_compiled=True,
+    ),
+    Mutation(
+        "let an account pull for any group of a topic that it may pull",
+        "access/guard.py",
+        "place = account.access_key, code, names",
+        "place = account.access_key, code, names[:1]",
+        ("tests/access/test_plain_requests.py",),
+        with_compiled=True,
+    ),
 ]

@@ -1,0 +1,150 @@
+"""Plain sends and pulls to a broker that controls access: the compiled module takes those that the guard lets through,
+and the outcome is that of the general path.
+
+MQBROKER_TWIN_SEEDS chooses how many brokers are asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.address import IPv4Address
+
+from mqbroker.kernel import compiled
+from mqbroker.store import message_reader
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand, encode_frame
+from mqbroker.wire.headers import encode_header
+from mqbroker.wire.signature import ACCESS_KEY, SIGNATURE
+from tests.access.acl import ADMIN, ALICE, PLAIN, STRANGER, signed, write_acl
+from tests.broker.bench import Bench, pull_header, send_command
+
+pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+
+SEEDS = int(os.environ.get("MQBROKER_TWIN_SEEDS", "60"))
+SEND, PULL = RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE
+TOPICS = ["T", "T", "T", "T", "OnlySub", "OnlyPub", "Closed", "Other", "RMQ_SYS_TRACE_TOPIC"]
+HOSTS = ["10.0.0.2"] * 6 + ["10.10.103.7", "172.16.0.1"]
+#: Of alice: other permissions, another key, no account.
+CHANGES = [
+    PLAIN,
+    PLAIN.replace("- T=PUB|SUB", "- T=SUB"),
+    PLAIN.replace("- OnlySub=SUB", "- OnlySub=PUB"),
+    PLAIN.replace("- CG=SUB", "- CG=DENY"),
+    PLAIN.replace("secret-of-alice", "another-secret"),
+    PLAIN.replace("alice-key", "somebody-else"),
+]
+
+
+def request(rng: Random, opaque: int) -> RemotingCommand:
+    account = rng.choice([ALICE, ALICE, ALICE, ADMIN, ADMIN, STRANGER])
+    topic = rng.choice(TOPICS)
+    if rng.random() < 0.5:
+        pairs = rng.sample(["TAGS\x01a", "KEYS\x01k1 k2", "WAIT\x01true", "día\x01中文", 'Q\x01"x"', "T\x01\t"], 2)
+        body = rng.choice([b"", b"body", bytes(range(256)), b"x" * 3000])
+        plain = send_command(topic, body, queue_id=0, properties="\x02".join(pairs))
+    else:
+        header = pull_header(
+            topic,
+            consumer_group=rng.choice(["CG", "CG", "Shut", "Shut", "PubOnly"]),
+            queue_offset=rng.choice([0, 2]),
+            suspend_timeout_millis=0,
+            commit_offset=1,
+            sys_flag=rng.choice([4, 5]),
+        )
+        plain = RemotingCommand(PULL, encode_header(header))
+    command = signed(account, plain.code, plain.ext_fields, plain.body, opaque=opaque)
+    for _ in range(rng.choice([0, 0, 0, 1])):
+        tamper(rng, command)
+    return command
+
+
+def tamper(rng: Random, command: RemotingCommand) -> None:
+    fields = command.ext_fields
+    kind = rng.randrange(6)
+    if kind == 0:
+        fields[SIGNATURE] = rng.choice(["", "x", fields[SIGNATURE].lower(), fields[SIGNATURE][:-1]])
+    elif kind == 1:
+        fields.pop(rng.choice([ACCESS_KEY, SIGNATURE]), None)
+    elif kind == 2:
+        name = rng.choice(list(fields))
+        fields[name] = rng.choice(["0", "T", fields[name] + " ", "Closed"])
+    elif kind == 3:
+        fields[rng.choice(["_UNIQUE_KEY_QUERY", "more", "A", "zz"])] = "1"
+    elif kind == 4:
+        command.body = command.body + b"!"
+    else:
+        for name in rng.sample(list(fields), len(fields)):  # another order, which no signature is over
+            fields[name] = fields.pop(name)
+
+
+def frame(command: RemotingCommand) -> bytes:
+    header = {"code": int(command.code), "extFields": command.ext_fields, "flag": 0, "opaque": command.opaque}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).replace("\\t", "\\u0009")
+    return encode_frame(0, text.encode(), command.body)
+
+
+@attrs.define
+class Outcome:
+    answers: list[Any]
+    messages: list[Any]
+    offsets: Any
+    taken: int = attrs.field(eq=False, default=0)
+
+
+def outcome(root: Path, seed: int, *, is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    rng = Random(seed)
+    with monkeypatch.context() as patch:
+        if not is_compiled:
+            patch.setattr(message_reader, "compiled", None)
+        home = root / "home"
+        write_acl(home)
+        bench = Bench(root / "store", acl_enable=True, rocketmq_home=str(home))
+        for topic in TOPICS:
+            for _ in range(3):
+                bench.client(IPv4Address("TCP", "10.10.103.9", 1)).ask_all(send_command(topic, queue_id=0))
+        found = Outcome([], [], None)
+        if is_compiled:
+            for code, handler in list(bench.table.plain.items()):
+
+                def take(reads: Any, handler: Any = handler) -> Any:
+                    taken = handler(reads)
+                    found.taken += taken is not None
+                    return taken
+
+                bench.table.plain[code] = take
+        else:
+            bench.table.plain.clear()
+        clients = [bench.client(IPv4Address("TCP", host, 40000)) for host in dict.fromkeys(HOSTS)]
+        for opaque in range(60):
+            client = clients[0] if rng.random() < 0.7 else rng.choice(clients)
+            client.peer.transport.write(frame(request(rng, opaque)))
+            client.link.pump()
+            found.answers += [
+                (each.opaque, each.code, each.remark, sorted(each.ext_fields.items()), each.body)
+                for each in client.heard()
+            ]
+            if rng.random() < 0.08:
+                os.utime(write_acl(home, rng.choice(CHANGES)), (opaque, opaque))
+                assert bench.acl is not None
+                now_done = bench.acl.look()
+                assert now_done.called
+            bench.turn()
+        found.messages = [bench.records(topic) for topic in dict.fromkeys(TOPICS)]
+        found.offsets = bench.offsets.snapshot()
+        bench.close()
+        return found
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_both_ways_have_the_same_outcome(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = outcome(tmp_path / "compiled", seed, is_compiled=True, monkeypatch=monkeypatch)
+    assert found == outcome(tmp_path / "general", seed, is_compiled=False, monkeypatch=monkeypatch)
+    assert found.taken
+    assert any(code == ResponseCode.SUCCESS for _, code, *_ in found.answers)

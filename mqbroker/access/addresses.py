@@ -13,6 +13,7 @@ counts, also those behind the first * or -.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 
 from mqbroker.errors import MQError
@@ -60,7 +61,7 @@ def _one_of(texts: list[str]) -> AddressPattern:
         if parts is None:
             raise BadAddress(f"Netaddress examine Exception netaddress is {text}")
         wanted.add(parts)
-    return lambda address: _parts(address) in wanted
+    return lru_cache(maxsize=1024)(lambda address: _parts(address) in wanted)
 
 
 def _expand(text: str) -> list[str]:
@@ -72,6 +73,7 @@ def _expand(text: str) -> list[str]:
 
 
 def _in_ranges(ranges: _Ranges) -> AddressPattern:
+    @lru_cache(maxsize=1024)  # each request of a peer is checked by its address
     def matches(address: str) -> bool:
         parts = _parts(address)
         return (

@@ -188,3 +188,61 @@ def read_pairs(bytes data, starts, ends):
         give_back(&spans)
     size = pairs.count * sizeof(int32_t)
     return rows[:size], codes[:size], value_ends[:size], values[: pairs.values_n], names, bool(pairs.has_repeated)
+
+
+def properties_of(buffer, int64_t base, offsets, sizes):
+    """The property bytes of each record of some `sizes` at `offsets` less `base`; none where a record is not
+    consistent."""
+    cdef Py_buffer lent
+    cdef Bytes p
+    cdef int64_t at, size, place
+    cdef int32_t sys_flag
+    cdef list found = []
+    PyObject_GetBuffer(buffer, &lent, PyBUF_SIMPLE)
+    try:
+        p = <Bytes> lent.buf
+        for offset, of_size in zip(offsets, sizes):
+            at, size = <int64_t> offset - base, of_size
+            data = b""
+            if 0 <= at <= lent.len - RECORD_MIN and RECORD_MIN <= size <= lent.len - at:
+                sys_flag = <int32_t> load32(p + at + 36)
+                place = at + HEAD_V4
+                place += (V6_MORE if sys_flag & BORN_HOST_V6 else 0) + (V6_MORE if sys_flag & STORE_HOST_V6 else 0)
+                if place <= at + size:
+                    place += <int32_t> load32(p + place - 4)
+                    if at <= place < at + size:
+                        place += 3 + p[place]
+                        if place <= at + size:
+                            data = PyBytes_FromStringAndSize(<const char *> p + place, at + size - place)
+            found.append(data)
+    finally:
+        PyBuffer_Release(&lent)
+    return found
+
+
+cdef bytes last_value(Bytes at, Bytes end, Bytes mark, Py_ssize_t mark_n):
+    """The value of the last pair of a name that has one; empty without one. `mark`: the name and the byte 1."""
+    cdef Bytes stop
+    cdef Span value
+    value.p, value.n = at, 0
+    while at < end:
+        stop = <Bytes> memchr(at, 2, end - at)
+        if stop == NULL:
+            stop = end
+        if stop - at > mark_n and memcmp(at, mark, mark_n) == 0:
+            value.p, value.n = at + mark_n, stop - at - mark_n
+        at = stop + 1
+    return PyBytes_FromStringAndSize(<const char *> value.p, value.n)
+
+
+def values_of(messages, list marks):
+    """The values of some properties of each message, by its property bytes: a tuple each, or the value alone where
+    `marks` is one. `marks`: names, each with the byte 1 behind it. Empty where a message has none."""
+    cdef list found = [], kept = [<bytes?> mark for mark in marks]
+    cdef Bytes p
+    cdef Py_ssize_t n
+    for data in messages:
+        p, n = <Bytes> PyBytes_AS_STRING(<bytes?> data), PyBytes_GET_SIZE(<bytes> data)
+        values = [last_value(p, p + n, <Bytes> PyBytes_AS_STRING(mark), PyBytes_GET_SIZE(mark)) for mark in kept]
+        found.append(values[0] if len(values) == 1 else tuple(values))
+    return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 
+from mqbroker.kernel import compiled
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue_entry import ENTRY_BYTES, places_struct
 from mqbroker.store.corrupt_ranges import CorruptRanges
@@ -21,9 +22,6 @@ _LONG = Struct(">q")
 #: Entries per batch, the first and later ones: those behind the last wanted one are examined in vain.
 _STRETCH = 64
 _STRETCH_MIN, _STRETCH_MAX = 8, 256
-#: If there is a message in this many bytes of the log on average, the log is copied as one piece: sequential reads are
-#: prefetched by the processor, while scattered ones each wait for memory.
-_COPIED_BYTES = 2048
 
 
 class FilteredRead:
@@ -111,9 +109,9 @@ class FilteredRead:
         segment, at = log.place(low)
         if at + high - low > segment.size or not self._resident_pages.has_log(low, high):
             return None
-        if high - low <= len(offsets) * _COPIED_BYTES:
-            return properties_of(segment.buffer[at : at + high - low], low, offsets, sizes)
-        return properties_of(segment.buffer, low - at, offsets, sizes)
+        find = properties_of if compiled is None else compiled.properties_of
+        found: list[bytes] = find(segment.buffer, low - at, offsets, sizes)
+        return found
 
     def _pieces(self, places: Sequence[tuple[int, int]], intact_from: int) -> list[memoryview] | None:
         """The messages at some places of the log, adjacent ones as one piece; None if one may be missing."""

@@ -5,9 +5,7 @@ Source: MessageDecoder of 4.9.7. A pair without a name or without a value is ski
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 
 from mqbroker.errors import MQError
 
@@ -62,17 +60,6 @@ def find_in_each(messages: Sequence[bytes], mark: bytes) -> list[bytes]:
         ((found := one.rpartition(pair)[2]) is not one and found.partition(b"\2")[0]) or find_property(one, mark)
         for one in messages
     ]
-
-
-def find_values(together: bytes, mark: bytes) -> list[bytes]:
-    """Candidate values of a property in messages, whose property bytes each follow a byte 2; messages
-    may also lack it. Hot."""
-    return _pattern(mark)(together)
-
-
-@lru_cache(maxsize=1024)
-def _pattern(mark: bytes) -> Callable[[bytes], list[bytes]]:
-    return re.compile(b"\2" + re.escape(mark) + b"([^\2]*)").findall
 
 
 def decode_properties(data: bytes) -> dict[str, str]:

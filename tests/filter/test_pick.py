@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from mqbroker.errors import BadExpression
 from mqbroker.filter import compile_expression, sql92
-from mqbroker.filter.sql92 import COMBINATIONS_MAX, NOT_KEPT, OUTCOME_BYTES_MAX, OUTCOMES_MAX, VAIN, Expression
-from mqbroker.wire.properties import decode_properties, encode_properties, find_values, reencode_properties
+from mqbroker.filter.sql92 import NOT_KEPT, OUTCOME_BYTES_MAX, OUTCOMES_MAX, Expression
+from mqbroker.wire.properties import decode_properties, encode_properties, reencode_properties
 from tests.filter.cases import questions
 
 
@@ -65,11 +65,10 @@ def test_any_expression_of_any_messages(text: str, messages: list[bytes]) -> Non
     if expression is not None:
         wanted = one_by_one(expression, messages)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sql92, "TOGETHER_MIN", 2)
-            for is_gathered in (False, False, True, True):  # from the second time on from what is kept
-                for outcomes in expression._outcomes.values():
-                    outcomes.gathered_after = int(not is_gathered)
+            for _ in range(2):  # the second time from what is kept
                 assert expression.pick(messages, 1000) == wanted
+            patch.setattr(sql92, "compiled_module", None)
+            assert expression.pick(messages, 1000) == wanted
             patch.setattr(sql92, "OUTCOMES_MAX", 1)
             expression._outcomes.clear()
             for _ in range(3):  # then nothing is kept
@@ -78,32 +77,6 @@ def test_any_expression_of_any_messages(text: str, messages: list[bytes]) -> Non
         assert [bool(expression.pick([message], 1)) for message in messages] == [
             place in wanted for place in range(len(messages))
         ]
-
-
-def test_values_are_gathered_where_none_was_picked() -> None:
-    expression = compile_expression("gathered > 1000 OR absent = 'x'")
-    vain = [b"n\x011\x02gathered\x01%d" % (number % 10) for number in range(100)]
-    for number in (7, 5000):
-        with pytest.MonkeyPatch.context() as patch:
-            for _ in range(VAIN + 1):
-                assert expression.pick(vain, 9) == []
-            patch.setattr(sql92, "find_in_each", None)
-            for _ in range(3):
-                assert expression.pick(vain, 9) == []
-        other = b"n\x011\x02gathered\x01%d" % number
-        assert expression.pick([*vain, other], 9) == ([100] if number > 1000 else [])
-    assert expression.pick([*vain, b"absent\x01x"], 9) == [100]
-
-
-def test_values_that_hardly_repeat_are_not_gathered_again_at_once() -> None:
-    expression = compile_expression("own > 100000")
-    messages = [b"n\x011\x02own\x01%d" % number for number in range(1000)]
-    with pytest.MonkeyPatch.context() as patch:
-        gathered = []
-        patch.setattr(sql92, "find_values", lambda *of, find=find_values: (gathered.append(of), find(*of))[1])
-        for at in range(0, 1000, 50):
-            assert expression.pick(messages[at : at + 50], 9) == []
-        assert 0 < len(gathered) <= 20 // VAIN + 1
 
 
 def test_so_many_are_picked() -> None:
@@ -136,8 +109,7 @@ def test_deep_and_wide() -> None:
 
 
 def kept(expression: Expression) -> dict[Any, bool]:
-    (outcomes,) = expression._outcomes.values()
-    return outcomes
+    return expression._outcomes
 
 
 def test_outcomes_are_kept_within_bounds() -> None:
@@ -147,6 +119,7 @@ def test_outcomes_are_kept_within_bounds() -> None:
         assert expression.pick(many, 9) == [len(many) - 1]
         assert len(kept(expression)) <= OUTCOMES_MAX
     expression._outcomes.clear()
+    expression._outcomes._not_kept = 0
     for size, count in [(OUTCOME_BYTES_MAX, 1), (OUTCOME_BYTES_MAX + 1, 1)]:
         messages = [b"kept\x01" + b"0" * (size - 3) + b"\x02other\x01x"] * 2
         assert expression.pick(messages, 9) == [0, 1]
@@ -164,15 +137,6 @@ def test_outcomes_are_not_kept_for_a_while_where_too_many_differ() -> None:
     assert set(kept(expression)) == {b"0", b"1"}
 
 
-def test_outcomes_are_kept_for_few_combinations_of_names() -> None:
-    names = [f"n{number}" for number in range(COMBINATIONS_MAX + 1)]
-    expression = compile_expression(" OR ".join(f"{name} = 'x'" for name in names))
-    for name in names:
-        assert expression.pick([b"n\x01", name.encode() + b"\x01x"], 9) == [1]
-        assert expression.pick([b"n\x01", name.encode() + b"\x01y"], 9) == []
-        assert len(expression._outcomes) <= COMBINATIONS_MAX
-
-
 def test_what_is_kept_is_not_looked_at_again() -> None:
     asked = []
     expression = compile_expression("kept = 5 AND again = 6")
@@ -183,5 +147,3 @@ def test_what_is_kept_is_not_looked_at_again() -> None:
         assert expression.pick(messages, 9) == [0, 2]
         assert [expression.pick([message], 9) for message in messages] == [[0], [], [0]]
     assert asked == [("6", "5"), ("6", None)]
-    expression.pick([b"again\x016"] * 2, 9)  # of those that have no other property
-    assert asked[2:] == [("6", None)]

@@ -29,6 +29,8 @@ class Shape:
     #: Of a pull: an expression of the kind TAG or SQL92; messages that are looked through are counted.
     expression: str = ""
     kind: str = "TAG"
+    #: Of a send: how many topics get messages in turn.
+    topics: int = 1
 
     def scaled(self, factor: float) -> "Shape":
         return attrs.evolve(self, count=max(1000, int(self.count * factor)))
@@ -69,6 +71,8 @@ def run(program: Path, port: int, topic: str, shape: Shape, limit_s: int = LIMIT
     """Put the load on the server at `port`. Raises LoadFailed unless every request is answered well, in time."""
     command = [str(program), shape.mode, "-p", str(port), "-t", topic, "-q", "4", "-v", "-l", str(limit_s)]
     command += ["-c", str(shape.conns), "-d", str(shape.depth), "-s", str(shape.size), "-n", str(shape.count)]
+    if shape.topics > 1:
+        command += ["-k", str(shape.topics)]
     if shape.expression:
         command += ["-e", shape.expression, "-E", shape.kind]
     try:

@@ -17,6 +17,7 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     topics   a broker with 20,000 topics that may have 4,096 files open: sends, starts and memory
     idle     memory, CPU and wake-up of a broker that holds the long polls of ten thousand consumers
     replication  a master with a slave: SYNC_MASTER, a slave attached, and how fast one catches up
+    growth   sends a second by connections, topics and size, from few to very many; --plot draws them
     stalls   the longest that one waits while another asks as much as it can
 
 Figures are worth something only when the machine does nothing else. Ratios are such that more is better.
@@ -35,6 +36,7 @@ from pathlib import Path
 from bench import (
     delayed,
     filtered,
+    growth,
     idle,
     many_topics,
     memory,
@@ -69,6 +71,7 @@ PARTS = (
     "topics",
     "idle",
     "replication",
+    "growth",
     "stalls",
 )
 
@@ -85,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             needs_java = "java" in kinds and not set(options.only) <= {"memory", "twistd"}
             bench = Bench(Path(scratch), rmqload.build(Path(scratch)), java_system() if needs_java else None)
             print(machine(bench))
-            for part in steps(bench, table, options.only, kinds, rounds, factor, options.consumers):
+            for part in steps(bench, table, options, kinds, rounds, factor):
                 try:
                     part()
                 except (LoadFailed, ProcessFailed) as failure:
@@ -105,6 +108,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", type=parts, default=list(PARTS), help=f"of {','.join(PARTS)}: what to measure")
     parser.add_argument("--kind", choices=["ours", "java"], help="measure one of the two brokers")
     parser.add_argument("--consumers", type=int, help="how many consumers wait in idle (10,000; 1,000 with --quick)")
+    parser.add_argument("--plot", type=Path, help="directory for drawings of growth (needs matplotlib)")
     parser.add_argument("--scratch", help="directory for the stores, on the disk to be measured (default: temporary)")
     return parser.parse_args(argv)
 
@@ -120,13 +124,13 @@ def parts(text: str) -> list[str]:
 def steps(
     bench: Bench,
     table: Table,
-    only: Sequence[str],
+    options: argparse.Namespace,
     kinds: Sequence[Kind],
     rounds: int,
     factor: float,
-    consumers: int | None,
 ) -> list[Callable[[], None]]:
     """What to do, in order. Sends and pulls share the brokers, which take long to fill."""
+    only = options.only
     sends, pulls = "send" in only, "pull" in only
     by_part: dict[str, Callable[[], None]] = {
         "start": lambda: measure_starts(bench, table, kinds, rounds),
@@ -141,8 +145,9 @@ def steps(
         "memory": lambda: memory.measure(bench, table, factor),
         "routes": lambda: routes.compare(bench, table, kinds, rounds, factor),
         "topics": lambda: many_topics.compare(bench, table, kinds, factor),
-        "idle": lambda: idle.compare(bench, table, kinds, factor, consumers),
+        "idle": lambda: idle.compare(bench, table, kinds, factor, options.consumers),
         "replication": lambda: replication.compare(bench, table, kinds, rounds, factor),
+        "growth": lambda: growth.compare(bench, table, kinds, factor, options.plot),
         "stalls": lambda: stalls.compare(bench, table, kinds, factor),
     }
     wanted = {"send" if name == "pull" else name for name in only}

@@ -114,7 +114,7 @@ class ConsumeQueue:
         if end > self._allocated:
             self._write_slowly(entries)
             return
-        self._files[-1].buffer[start:end] = entries
+        self._files[-1].store(start, entries)
         self.last = SPAN.unpack_from(entries, len(entries) - ENTRY_BYTES)
         self.max_offset += len(entries) // ENTRY_BYTES
         self.number_from(self.max_offset)
@@ -131,7 +131,7 @@ class ConsumeQueue:
         """Read the pages of the next entry and unit, which may have been evicted since the last sync. Raises
         Unreadable."""
         at = (self.max_offset - self._base) * ENTRY_BYTES
-        if self._files and 0 < at < self._file_bytes:
+        if self._files and 0 < at < self._file_bytes and not self._files[-1].is_left_unmapped:
             read_before_touch(self._files[-1], at - 1, 1)
         if self.ext is not None:
             self.ext.read_end()
@@ -173,7 +173,7 @@ class ConsumeQueue:
 
     def _store(self, data: bytes) -> None:
         start = (self.max_offset - self._base) * ENTRY_BYTES
-        self._files[-1].buffer[start : start + len(data)] = data
+        self._files[-1].store(start, data)
         self.last = SPAN.unpack_from(data, len(data) - ENTRY_BYTES)
         self.max_offset += len(data) // ENTRY_BYTES
 

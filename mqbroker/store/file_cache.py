@@ -1,6 +1,6 @@
 """Cache of mapped files of fixed size: as many are mapped at a time as the system allows, the others again on use.
 
-Each mapped file takes a map and, before Python 3.13, a descriptor; the consume queues' files could exceed both limits.
+Each mapped file takes a map, and the consume queues' files could exceed the system's limit of these.
 Eviction is by second chance, in the order of mapping. Files with unsynced writes are evicted last: the kernel reports a
 writeback error to a later open of the file, but need not keep it for a file that is not open. Knows nothing of what the
 files mean.
@@ -37,6 +37,11 @@ class FileCache:
     def __len__(self) -> int:
         """Number of mapped files."""
         return len(self._mapped)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another file can only be mapped in place of one that is."""
+        return len(self._mapped) >= self._most
 
     def create(self, path: str, size: int) -> CachedFile:
         """Create a sparse file of `size` zeros. Raises OSError, FileExistsError."""
@@ -118,6 +123,19 @@ class CachedFile:
         mapped = self.mapped
         return (mapped if mapped is not None else self._map()).view
 
+    @property
+    def is_left_unmapped(self) -> bool:
+        """Whether it is not mapped, and better written to by system calls: these take a tenth of what it takes to map
+        it in place of another."""
+        return self.mapped is None and self._cache.is_full
+
+    def store(self, offset: int, data: bytes | bytearray) -> None:
+        """Store bytes. Raises OSError."""
+        if self.is_left_unmapped:
+            self.write_at(offset, memoryview(data))
+        else:
+            self.buffer[offset : offset + len(data)] = data
+
     def _map(self) -> IMappedFile:
         self._check_open()
         self.mapped = self._cache.map(self)
@@ -146,7 +164,11 @@ class CachedFile:
             mapped.close()
 
     def allocate(self, offset: int, size: int) -> None:
-        (self.mapped or self._map()).allocate(offset, size)  # it will be written next
+        if self.is_left_unmapped:
+            with self._opened() as mapped:
+                mapped.allocate(offset, size)
+        else:
+            (self.mapped or self._map()).allocate(offset, size)  # it will be written next
 
     def write_through(self, stop: Callable[[], bool]) -> None:
         with self._opened() as mapped:

@@ -335,15 +335,22 @@ def _fire(deferred: Deferred[None], result: Exception | None) -> None:
             deferred.callback(None)
 
 
-#: With the index or not -> the work for the worker, and the callback for its result; None for nothing to do.
-SnapshotFunction = Callable[[bool], tuple[Callable[[], Any], Callable[[Any], None]] | None]
+#: With the index or not -> the work for the worker, the callback for its result, and how many files it syncs; None for
+#: nothing to do.
+SnapshotFunction = Callable[[bool], tuple[Callable[[], Any], Callable[[Any], None], int] | None]
+
+
+#: A pause after syncing, in seconds for each file, and at most: tens of thousands of queues take seconds, in which
+#: other threads get less done. What was not synced is rebuilt after a crash.
+PAUSE_S_A_FILE = 0.001
+PAUSE_S_MAX = 60.0
 
 
 class CacheFlusher:
     """Syncs consume queues and, less often, the index, then writes the checkpoint.
 
     :param snapshot: called on the reactor's thread, with True to include the index; returns the work for the worker,
-        which raises no OSError, and the callback for its result.
+        which raises no OSError, the callback for its result, and how many files are synced.
     """
 
     log = Logger()
@@ -362,6 +369,7 @@ class CacheFlusher:
         self._index_every = index_every
         self._snapshot = snapshot
         self._turn = 0
+        self._not_before = 0.0
         self._running: Deferred[None] | None = None
         self._call: IDelayedCall | None = None
 
@@ -370,7 +378,7 @@ class CacheFlusher:
 
     def _tick(self) -> None:
         self._call = self._clock.callLater(self._interval_s, self._tick)
-        if self._running is not None:
+        if self._running is not None or self._clock.seconds() < self._not_before:
             return
         self._turn += 1
         done = self._flush(self._turn % self._index_every == 0)
@@ -380,11 +388,12 @@ class CacheFlusher:
         taken = self._snapshot(with_index)
         if taken is None:
             return succeed(None)
-        work, then = taken
+        work, then, files = taken
         running = self._running = self._worker.run(work)
 
         def done(result: Any) -> Failure | None:
             self._running = None
+            self._not_before = self._clock.seconds() + min(PAUSE_S_A_FILE * files, PAUSE_S_MAX)
             if isinstance(result, Failure):
                 return result
             then(result)

@@ -10,7 +10,6 @@ import mmap
 import os
 import resource
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from zope.interface import implementer
 
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
+from mqbroker.store.untracked_map import map_untracked
 
 ZEROS_BYTES = 1024 * 1024
 #: Page-aligned, as direct I/O requires; takes no memory.
@@ -43,18 +43,17 @@ _SYNC_BYTES = 16 * ZEROS_BYTES
 _ADVISED_BYTES = 128 * 1024
 _FETCH_BYTES = 256 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
-#: Without trackfd=False each map keeps a descriptor of its own.
-_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 #: Additional threads for many syncs: one flush of the disk then serves all of them.
 _THREADS = 7
 _ITEMS_A_THREAD = 16
-#: Descriptors for files other than connections, or a quarter of the limit where that is low. Half of them are left for
-#: segments of the log, which take two each, log files, and temporary ones.
+#: Descriptors for files other than connections, or a quarter of the limit where that is low: segments of the log, log
+#: files, and temporary ones.
 FILES_KEPT = 5000
-#: Linux's default limit of maps; an eighth of it is for temporary maps.
+#: Linux's default limit of maps; a quarter of it may be of consume queues, each with a page of page table at least.
 _MAPS_MAX = 65_530
 _libc = ctypes.CDLL(None, use_errno=True)
-_mincore = _libc.mincore
+#: Without giving up the interpreter, which other threads would keep for milliseconds: it takes 2 us.
+_mincore = ctypes.PyDLL(None).mincore
 _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
@@ -88,8 +87,7 @@ class OsMappedFile:
         self.descriptor: int | None = None
         try:
             with _naming(path):
-                access = mmap.ACCESS_READ if read_only else mmap.ACCESS_DEFAULT
-                self.buffer = mmap.mmap(fd, size, access=access, **_UNTRACKED)
+                self.buffer = mmap.mmap(fd, size, access=mmap.ACCESS_READ) if read_only else map_untracked(fd, size)
                 if not (keep_open or read_only):
                     # For randomly accessed files: the kernel must not read ahead megabytes around each fault, which are
                     # mostly holes and take memory all the same.
@@ -534,7 +532,7 @@ class OsDisk:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def cached_files_max(self) -> int:
-        return max(1, min(files_kept() // 2, _maps_max() // 8))
+        return max(1, _maps_max() // 4)
 
 
 def files_kept() -> int:

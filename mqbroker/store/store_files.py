@@ -111,7 +111,7 @@ class StoreFiles:
         if self._flusher is not None:
             self._flusher.start()
 
-    def snapshot(self, with_index: bool) -> tuple[Callable[[], _Outcome], Callable[[_Outcome], None]] | None:
+    def snapshot(self, with_index: bool) -> tuple[Callable[[], _Outcome], Callable[[_Outcome], None], int] | None:
         assert self._progress is not None
         now = self._where_tallied(self._progress())
         if not with_index:
@@ -142,7 +142,7 @@ class StoreFiles:
                     return _Outcome(error, is_synced=True)
             return outcome
 
-        return work, lambda outcome: self._ended(outcome, note_removed)
+        return work, lambda outcome: self._ended(outcome, note_removed), len(files)
 
     @property
     def _is_all_synced(self) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import pytest
+from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store.checkpoint import decode_checkpoint
-from mqbroker.store.flush import RUNNING_MAX
+from mqbroker.store.flush import RUNNING_MAX, CacheFlusher
+from mqbroker.store.worker import InlineWorker
 from tests.store.harness import Bench, message, stop
 from tests.store.test_flush import results
 
@@ -134,3 +137,18 @@ def test_who_waits_has_the_checkpoint_written_at_once(bench: Bench, monkeypatch:
         results(store.durable(store.log_end))
     assert results(store.durable(store.log_end)) == [None]
     assert store.stats.flushes == 1
+
+
+def test_after_a_sync_of_very_many_files_others_get_their_turn() -> None:
+    clock, begun = Clock(), list[float]()
+    files = [1, 1000, 40_000, 10_000_000, 1, 1]
+
+    def snapshot(with_index: bool) -> Any:
+        begun.append(clock.seconds())
+        return lambda: None, lambda result: None, files[len(begun) - 1]
+
+    flusher = CacheFlusher(clock, InlineWorker(), 1000, 10, snapshot)
+    flusher.start()
+    clock.pump([0.5] * 207)
+    assert begun == [1, 2, 3, 43, 103]
+    assert flusher.stop().called

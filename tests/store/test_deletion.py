@@ -249,7 +249,7 @@ def test_what_would_disturb_a_sync_runs_alone() -> None:
     def work(name: str) -> Callable[[], None]:
         return lambda: done.append(name)
 
-    flusher = CacheFlusher(clock, worker, 1000, 10, lambda _: (work("sync"), lambda done: None))
+    flusher = CacheFlusher(clock, worker, 1000, 10, lambda _: (work("sync"), lambda done: None, 1))
     flusher.start()
     clock.advance(1)
     results = [flusher.run_alone(work(name)) for name in "ab"]

@@ -144,3 +144,26 @@ def test_where_fewer_can_be_open_than_was_thought_some_are_let_go(tmp_path: Path
     assert not files[0].is_resident(0, 1)
     disk.room = 1
     look_at(files[0])
+
+
+def test_what_is_not_mapped_is_written_to_by_system_calls_where_there_is_no_room(tmp_path: Path) -> None:
+    files = make(tmp_path, cache := FileCache(OsDisk(), 3), 3)
+    others = make_more(tmp_path, cache, 2)
+    assert mapped(files) == [2]
+    for file in files:
+        file.allocate(0, SIZE)
+        file.store(10, b"kept")
+        assert file.is_dirty
+    assert mapped(files) == [2]
+    others[0].close()
+    files[0].store(20, b"mapped")
+    assert mapped(files) == [0, 2]
+    assert [bytes(file.view[10:14]) for file in files] == [b"kept"] * 3
+    assert (tmp_path / "0").read_bytes()[10:26] == b"kept".ljust(10, b"\0") + b"mapped"
+    files[1].close()
+    with pytest.raises(FileNotFoundError):
+        files[1].store(0, b"x")
+
+
+def make_more(root: Path, cache: FileCache, count: int) -> list[CachedFile]:
+    return [cache.create(str(root / f"more {number}"), SIZE) for number in range(count)]

@@ -62,8 +62,10 @@ def load(name: str, calls: Calls) -> Any:
     """A copy of a module of the store, on this disk."""
     module = types.ModuleType(name)
     exec(_code(name), module.__dict__)
-    names = {"os": calls, "mmap": Maps(calls), "fcntl": Flags(calls), "shutil": Trees(calls), "_libc": Libc(calls)}
-    names |= {"_mincore": calls.mincore, "threading": calls.threads, "_syscall": calls.aio, "platform": X86}
+    maps = Maps(calls)
+    names = {"os": calls, "mmap": maps, "fcntl": Flags(calls), "shutil": Trees(calls), "_libc": Libc(calls)}
+    names |= {"map_untracked": maps.mmap, "_mincore": calls.mincore, "threading": calls.threads}
+    names |= {"_syscall": calls.aio, "platform": X86}
     for each, value in names.items():
         if hasattr(module, each):
             setattr(module, each, value)

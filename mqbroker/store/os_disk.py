@@ -49,8 +49,10 @@ _ITEMS_A_THREAD = 16
 #: Descriptors for files other than connections, or a quarter of the limit where that is low: segments of the log, log
 #: files, and temporary ones.
 FILES_KEPT = 5000
-#: Linux's default limit of maps; a quarter of it may be of consume queues, each with a page of page table at least.
+#: Linux's default limit of maps, of which a quarter may be of consume queues; and how many these may be whatever the
+#: limit is, since each takes a page of page table at least.
 _MAPS_MAX = 65_530
+_CACHED_FILES_MAX = 32_768
 _libc = ctypes.CDLL(None, use_errno=True)
 #: Without giving up the interpreter, which other threads would keep for milliseconds: it takes 2 us.
 _mincore = ctypes.PyDLL(None).mincore
@@ -532,7 +534,7 @@ class OsDisk:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def cached_files_max(self) -> int:
-        return max(1, _maps_max() // 4)
+        return max(1, min(_CACHED_FILES_MAX, _maps_max() // 4))
 
 
 def files_kept() -> int:

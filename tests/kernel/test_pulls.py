@@ -21,7 +21,8 @@ from mqbroker.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData, 
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import FrameDecoder, encode_frame
 from mqbroker.wire.names import java_hash
-from tests.broker.bench import Bench, Client
+from mqbroker.wire.record import decode_records
+from tests.broker.bench import Bench, Client, pull_header
 from tests.commands import decode_commands
 from tests.kernel.test_sends import NUMBERS, is_bad, spoilt
 from tests.remoting.link import CLIENT, SERVER, End
@@ -29,7 +30,7 @@ from tests.remoting.link import CLIENT, SERVER, End
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
 SEEDS = int(os.environ.get("MQBROKER_TWIN_SEEDS", "60"))
-TAGS = ["a", "b", "a || b", "none", "*", "", "a||", "||", "  a  ", "é", "A" * 2000]
+TAGS = ["a", "b", "a || b", "none", "*", "", "a||", "||", "  a  ", "é", "A" * 2000, "\x01", "a\x00TAG", "\x01\x00TAG"]
 BASE = {
     "consumerGroup": "CG", "topic": "T", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32", "sysFlag": "4",
     "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0", "expressionType": "TAG",
@@ -186,3 +187,22 @@ def outcome(root: Path, seed: int, *, is_compiled: bool, monkeypatch: pytest.Mon
 def test_both_ways_have_the_same_outcome(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = outcome(tmp_path / "compiled", seed, is_compiled=True, monkeypatch=monkeypatch)
     assert found == outcome(tmp_path / "general", seed, is_compiled=False, monkeypatch=monkeypatch)
+
+
+def test_a_subscription_that_looks_like_none(tmp_path: Path) -> None:
+    """The byte 1 stands for what a pull does not have."""
+    bench = Bench(tmp_path / "store")
+    client = bench.client()
+    for tag in ("a", "\x01", "b"):
+        client.send("T", tag.encode(), queue_id=0, properties=f"TAGS\x01{tag}")
+    bench.turn(1)
+    found = client.ask(RequestCode.PULL_MESSAGE, pull_header(subscription="\x01", sub_version=0))
+    assert found is not None
+    assert [record.body for record in decode_records(found.body)] == [b"\x01"]
+    ext = {name: value for name, value in BASE.items() if name not in ("subscription", "expressionType")}
+    text = json.dumps({"code": 11, "extFields": ext, "flag": 0, "opaque": 5}, separators=(",", ":"))
+    client.peer.transport.write(encode_frame(0, text.encode(), b""))
+    client.link.pump()
+    [answer] = client.heard()
+    assert [record.body for record in decode_records(answer.body)] == [b"a", b"\x01", b"b"]
+    bench.close()

@@ -16,8 +16,9 @@ from mqbroker.broker.topic_table import TopicTable
 from mqbroker.wire.codes import PullSysFlag
 from mqbroker.wire.headers import PullMessageRequestHeader
 
-#: With one more, all are dropped.
-PLANS_MAX = 10_000
+#: With one more, all are dropped; and bytes of what makes pulls alike, in one that is kept.
+PLANS_MAX = 50_000
+KEY_BYTES_MAX = 512
 
 
 class PullPlan(NamedTuple):
@@ -42,18 +43,21 @@ class PullPlans:
 
     def add(self, header: PullMessageRequestHeader, message_filter: MessageFilter, broker_id: int) -> None:
         """Keep the plan of a pull that passed all checks, unless it has a filter that reads messages."""
-        if message_filter.property_filter is not None:
+        key = _key(header)
+        if message_filter.property_filter is not None or key is None or len(key) > KEY_BYTES_MAX:
             return
         if len(self.by_key) >= PLANS_MAX:
             self.by_key.clear()
         topic, queue_id = header.topic, header.queue_id
         counted_as = topic, header.consumer_group, queue_id
-        self.by_key[_key(header)] = PullPlan((topic, queue_id), counted_as, message_filter.tags_codes, broker_id)
+        self.by_key[key] = PullPlan((topic, queue_id), counted_as, message_filter.tags_codes, broker_id)
 
 
-def _key(header: PullMessageRequestHeader) -> bytes:
-    """See `kernel/pulls.pxi: take_pulls`."""
+def _key(header: PullMessageRequestHeader) -> bytes | None:
+    """See `kernel/pulls.pxi: take_pulls`; None for texts that could be taken for others."""
     has_own = "1" if header.sys_flag & PullSysFlag.SUBSCRIPTION else "0"
     texts = (header.consumer_group, header.topic, str(header.queue_id), str(header.sub_version))
-    optional = ("\1" if text is None else text for text in (header.subscription, header.expression_type))
-    return "\0".join((has_own, *texts, *optional)).encode("utf-8", "surrogatepass")
+    optional = (header.subscription, header.expression_type)
+    if not "".join([*texts, *(text or "" for text in optional)]).isprintable():
+        return None
+    return "\0".join((has_own, *texts, *("\1" if text is None else text for text in optional))).encode()

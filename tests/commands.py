@@ -1,5 +1,6 @@
 """Whole frames, and bodies that are read in steps, read at once."""
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 from mqbroker.errors import BadFrame
@@ -12,6 +13,15 @@ T = TypeVar("T")
 def decode_commands(frames: list[Frame]) -> list[RemotingCommand]:
     """Read what FrameDecoder.feed returned."""
     return [decode_command(*frame) for frame in frames]
+
+
+#: Opaque, code, remark, extFields in order, body.
+Said = tuple[int, int, str, list[tuple[str, str]], bytes]
+
+
+def said(answers: Iterable[RemotingCommand]) -> list[Said]:
+    """What responses say, in the order of their opaques, to be compared with those of another way."""
+    return sorted((a.opaque, a.code, a.remark or "", sorted(a.ext_fields.items()), a.body) for a in answers)
 
 
 def decode_frame(data: bytes) -> RemotingCommand:

@@ -102,6 +102,10 @@ cdef struct Span:
     Py_ssize_t n
 
 
+cdef inline bytes span_bytes(Span s):
+    return PyBytes_FromStringAndSize(<const char *> s.p, s.n)
+
+
 cdef inline bint is_text(Span s, const char *text, Py_ssize_t n) noexcept nogil:
     return s.n == n and memcmp(s.p, text, n) == 0
 

@@ -182,8 +182,7 @@ def read_pairs(bytes data, starts, ends):
         for i in range(spans.count):
             if not add_pairs(&pairs, p + spans.start[i], p + spans.end[i], i):
                 return None
-        names = [PyBytes_FromStringAndSize(<const char *> pairs.names[i].p, pairs.names[i].n)
-                 for i in range(pairs.name_count)]
+        names = [span_bytes(pairs.names[i]) for i in range(pairs.name_count)]
     finally:
         give_back(&spans)
     size = pairs.count * sizeof(int32_t)
@@ -232,7 +231,7 @@ cdef bytes last_value(Bytes at, Bytes end, Bytes mark, Py_ssize_t mark_n):
         if stop - at > mark_n and memcmp(at, mark, mark_n) == 0:
             value.p, value.n = at + mark_n, stop - at - mark_n
         at = stop + 1
-    return PyBytes_FromStringAndSize(<const char *> value.p, value.n)
+    return span_bytes(value)
 
 
 def values_of(messages, list marks):

@@ -209,14 +209,12 @@ cdef object field_bytes(Header *h, const char *name, Py_ssize_t n):
     cdef int i
     for i in range(h.fields):
         if is_text(h.keys[i], name, n):
-            return PyBytes_FromStringAndSize(<const char *> h.values[i].p, h.values[i].n)
+            return span_bytes(h.values[i])
     return None
 
 
 cdef bint is_admitted(object guard, object connection, Request *r, tuple names) except -1:
-    """Whether `guard` lets the sender of a request send it, about what `names` says; always without one."""
-    if guard is None:
-        return True
+    """Whether `guard` lets the sender of a request send it, about what `names` says."""
     content = signed_content(r)
     if content is None:
         return False

@@ -266,7 +266,7 @@ def take_pulls(
     cdef PullFields f
     cdef Pull pull
     cdef uint8_t key[KEY_MAX]
-    cdef Py_ssize_t key_n, at, size, total = 0, count
+    cdef Py_ssize_t key_n, at, size, total = 0
     cdef bytes data
     cdef list stops = [], answers = [], frames
     for read in reads:
@@ -290,10 +290,6 @@ def take_pulls(
         stops.append((at, len(frames)))
         answers.append(frames[0] if len(frames) == 1 else b"".join(frames))
     return (stops, answers) if total else None
-
-
-cdef inline bytes span_bytes(Span s):
-    return PyBytes_FromStringAndSize(<const char *> s.p, s.n)
 
 
 cdef bytes answer_pull(Pull *pull, object plan, object locate, object commit, dict counts, bytes tail):

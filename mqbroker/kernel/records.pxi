@@ -246,7 +246,7 @@ cdef class QueueEntries:
         queue = &self._queues[number]
         memset(queue, 0, sizeof(Queue))
         found, queue.next_offset, queue.is_schedule = self._open_queue(
-            PyBytes_FromStringAndSize(<const char *> r.topic.p, r.topic.n), r.queue_id
+            span_bytes(r.topic), r.queue_id
         )
         queue.topic, queue.queue_id = r.topic, r.queue_id
         opened.append(found)

@@ -263,8 +263,7 @@ cdef class Sends:
         if field(given, c'j').p != NULL and not read_number(field(given, c'j'), 9, 0x7FFFFFFF, &reconsume):
             return 0
         if self._guard is not None:
-            topic = bytes_of(<uint8_t *> field(given, c'b').p, field(given, c'b').n)
-            if not is_admitted(self._guard, self._connection, &r, (topic,)):
+            if not is_admitted(self._guard, self._connection, &r, (span_bytes(field(given, c'b')),)):
                 return 0
         if not self._store(&r.header, r.body, queue_id, sys_flag, born_ms, flag, reconsume):
             return 0
@@ -346,7 +345,7 @@ cdef class Sends:
     cdef int _find(self, Span topic, int64_t queue_id, int64_t *sys_flag) except -2:
         """The number of a message's queue; -1 where the topic or queue takes no plain sends."""
         cdef Py_ssize_t i
-        name = PyBytes_FromStringAndSize(<const char *> topic.p, topic.n)
+        name = span_bytes(topic)
         row = self._topics.get(name)
         if row is None:
             return -1

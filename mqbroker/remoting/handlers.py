@@ -212,10 +212,13 @@ class HandlerTable:
         return None if self._guard is None else self._guard.guarding_plain(code, fields)
 
     def take_plain(self, reads: Sequence[PlainRead]) -> Taken | None:
-        """Have the first of the plain handlers that can take requests from the beginnings of `reads`."""
-        for handler in self.plain.values():
+        """Have the first of the plain handlers that can take requests from the beginnings of `reads`: of two calls in
+        a row mostly the same one, which is asked first."""
+        for code, handler in self.plain.items():
             taken = handler(reads)
             if taken is not None:
+                if code in self.plain and code != next(iter(self.plain)):
+                    self.plain = {code: handler, **self.plain}
                 return taken
         return None
 

@@ -85,8 +85,6 @@ class RemotingServerFactory(ServerFactory):
         self.scheduler = FairScheduler(clock)
         self.close_log = RateLimitedLog("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
         self._refusals = RateLimitedLog("connections refused", clock.seconds, 1)
-        #: The code of the plain requests that were taken last: the next are likely to have it, too.
-        self._taken_last = -1
         self._watch = IdleWatch(self.connections, clock, (self.close_log, self._refusals))
 
     def startFactory(self) -> None:
@@ -105,8 +103,7 @@ class RemotingServerFactory(ServerFactory):
     def take_together(self, protocols: Sequence[object], reads: Sequence[bytes]) -> Sequence[bytes]:
         """Have the plain requests at the beginnings of short reads handled together, as far as the scheduler allows;
         returns what is left of each read, for `dataReceived`. `protocols`: of any kind, of each read another."""
-        handlers = self._table.plain
-        if not handlers:
+        if not self._table.plain:
             return reads
         now = self._clock.seconds()
         is_roomy = self.load.is_light(self._limits.requests_under_way_max)
@@ -128,14 +125,14 @@ class RemotingServerFactory(ServerFactory):
                 connection.last_active = now
                 chosen.append((number, connection))
         left = list(reads)
-        for code, handler in sorted(handlers.items(), key=lambda item: item[0] != self._taken_last):
-            taken = handler([(left[number], 0, each) for number, each in chosen]) if chosen else None
-            if taken is not None:
-                self._taken_last = code
-                settle(taken, [each for _, each in chosen])
-                for (number, _), (stop, _) in zip(chosen, taken.reads, strict=True):
-                    left[number] = left[number][stop:]
-                chosen = [(number, each) for number, each in chosen if left[number] and not each.closed]
+        for _ in range(len(self._table.plain)):
+            taken = self._table.take_plain([(left[number], 0, each) for number, each in chosen]) if chosen else None
+            if taken is None:
+                break
+            settle(taken, [each for _, each in chosen])
+            for (number, _), (stop, _) in zip(chosen, taken.reads, strict=True):
+                left[number] = left[number][stop:]
+            chosen = [(number, each) for number, each in chosen if left[number] and not each.closed]
         if counts:
             share = (self._clock.seconds() - now) / sum(counts.values())
             for address, count in counts.items():

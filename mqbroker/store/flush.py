@@ -339,7 +339,6 @@ def _fire(deferred: Deferred[None], result: Exception | None) -> None:
 #: nothing to do.
 SnapshotFunction = Callable[[bool], tuple[Callable[[], Any], Callable[[Any], None], int] | None]
 
-
 #: A pause after syncing, in seconds for each file, and at most: tens of thousands of queues take seconds, in which
 #: other threads get less done. What was not synced is rebuilt after a crash.
 PAUSE_S_A_FILE = 0.001

@@ -24,6 +24,7 @@ from mqbroker.wire.headers import encode_header
 from mqbroker.wire.signature import ACCESS_KEY, SIGNATURE
 from tests.access.acl import ADMIN, ALICE, PLAIN, STRANGER, signed, write_acl
 from tests.broker.bench import Bench, pull_header, send_command
+from tests.commands import said
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
@@ -126,15 +127,11 @@ def outcome(root: Path, seed: int, *, is_compiled: bool, monkeypatch: pytest.Mon
             client = clients[0] if rng.random() < 0.7 else rng.choice(clients)
             client.peer.transport.write(frame(request(rng, opaque)))
             client.link.pump()
-            found.answers += [
-                (each.opaque, each.code, each.remark, sorted(each.ext_fields.items()), each.body)
-                for each in client.heard()
-            ]
+            found.answers += said(client.heard())
             if rng.random() < 0.08:
                 os.utime(write_acl(home, rng.choice(CHANGES)), (opaque, opaque))
                 assert bench.acl is not None
-                now_done = bench.acl.look()
-                assert now_done.called
+                assert bench.acl.look().called
             bench.turn()
         found.messages = [bench.records(topic) for topic in dict.fromkeys(TOPICS)]
         found.offsets = bench.offsets.snapshot()

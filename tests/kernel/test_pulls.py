@@ -19,11 +19,11 @@ from mqbroker.kernel import compiled
 from mqbroker.store import message_reader
 from mqbroker.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData, SubscriptionGroupConfig
 from mqbroker.wire.codes import RequestCode
-from mqbroker.wire.command import FrameDecoder, encode_frame
+from mqbroker.wire.command import FrameDecoder, encode_command, encode_frame
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
-from tests.broker.bench import Bench, Client, pull_header
-from tests.commands import decode_commands
+from tests.broker.bench import Bench, Client, pull_header, send_command
+from tests.commands import decode_commands, said
 from tests.kernel.test_sends import NUMBERS, is_bad, spoilt
 from tests.remoting.link import CLIENT, SERVER, End
 
@@ -173,10 +173,7 @@ def outcome(root: Path, seed: int, *, is_compiled: bool, monkeypatch: pytest.Mon
         bench.turn(20)
         heard = []
         for end in ends:
-            answers = decode_commands(FrameDecoder(1 << 30).feed(bytes(end.written)))
-            heard.append(
-                sorted((a.opaque, a.code, a.remark or "", sorted(a.ext_fields.items()), a.body) for a in answers)
-            )
+            heard.append(said(decode_commands(FrameDecoder(1 << 30).feed(bytes(end.written)))))
         counts = {key: found[:3] for key, found in bench.parts.stats.gets.found.items()}
         result = heard, [end.closing is not None for end in ends], counts, bench.offsets.snapshot()
         bench.close()
@@ -205,4 +202,27 @@ def test_a_subscription_that_looks_like_none(tmp_path: Path) -> None:
     client.link.pump()
     [answer] = client.heard()
     assert [record.body for record in decode_records(answer.body)] == [b"a", b"\x01", b"b"]
+    bench.close()
+
+
+def test_sends_and_pulls_of_several_connections_in_one_turn(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    client = bench.client()
+    fill(client, Random(1), 20)
+    bench.turn(1)
+    ext = json.dumps({"code": 11, "extFields": BASE, "flag": 0, "opaque": 5}, separators=(",", ":")).encode()
+    pull, send = encode_frame(0, ext, b""), encode_command(send_command("T", queue_id=0))
+    client.peer.transport.write(pull)  # which leaves a plan
+    client.link.pump()
+    ends = [ReadEnd(CLIENT, SERVER) for _ in range(4)]
+    protocols: list[Any] = [bench.factory.buildProtocol(CLIENT) for _ in ends]
+    for protocol, end in zip(protocols, ends, strict=True):
+        protocol.makeConnection(end)
+    for reads in ([send, pull, send, pull], [pull + send, send + pull, pull * 3, send * 3]):
+        left = bench.factory.take_together(protocols, reads)
+        assert left[0] == left[2] == left[3] == b""
+        for protocol, rest in zip(protocols, left, strict=True):
+            protocol.dataReceived(rest)
+    counts = [len(FrameDecoder(1 << 30).feed(bytes(end.written))) for end in ends]
+    assert counts == [3, 3, 4, 4]
     bench.close()

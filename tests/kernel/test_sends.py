@@ -19,7 +19,7 @@ from mqbroker.errors import BadFrame
 from mqbroker.kernel import compiled
 from mqbroker.wire.command import FrameDecoder, encode_frame
 from tests.broker.bench import Bench
-from tests.commands import decode_commands
+from tests.commands import decode_commands, said
 from tests.kernel.test_records import files_of
 from tests.remoting.link import CLIENT, SERVER, End
 
@@ -214,10 +214,7 @@ def outcome(root: Path, seed: int, pieces: list[list[Piece]] | None = None) -> t
             bench.turn(rng.choice([0, 0, 0.5]))
     heard = []
     for end in ends:
-        answers = decode_commands(FrameDecoder(1 << 30).feed(bytes(end.written)))
-        heard.append(
-            sorted((each.opaque, each.code, each.remark or "", sorted(each.ext_fields.items())) for each in answers)
-        )
+        heard.append(said(decode_commands(FrameDecoder(1 << 30).feed(bytes(end.written)))))
     bench.turn(1)
     bench.close()
     return given, (heard, [end.closing is not None for end in ends], files_of(root))

@@ -1,5 +1,6 @@
 """Methods marked as handlers: what they are given, and which answer carries what they return."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import attrs
@@ -7,7 +8,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from mqbroker.errors import Refused
-from mqbroker.remoting.handlers import Call, HandlerTable, IConnection, answers
+from mqbroker.remoting.handlers import Call, HandlerTable, IConnection, PlainHandler, PlainRead, Taken, answers
 from mqbroker.wire.admin_bodies import GroupList
 from mqbroker.wire.codes import RequestCode as Code
 from mqbroker.wire.codes import ResponseCode
@@ -116,3 +117,23 @@ def test_a_second_method_for_a_code_is_refused() -> None:
     table, family = served()
     with pytest.raises(ValueError, match="has a handler"):
         table.serve(family)
+
+
+def test_the_plain_handler_that_took_requests_is_asked_first() -> None:
+    table, asked = HandlerTable(), list[int]()
+
+    def taking(code: int, what: bytes) -> PlainHandler:
+        def take(reads: Sequence[PlainRead]) -> Taken | None:
+            asked.append(code)
+            return Taken([(1, 1)], [b""], lambda number: ()) if reads[0][0] == what else None
+
+        return take
+
+    for code, what in ((10, b"a"), (11, b"b")):
+        table.register_plain(code, taking(code, what))
+    for what in (b"a", b"b", b"b", b"a", b"c"):
+        asked.append(0)
+        assert (table.take_plain([(what, 0, cast(Any, None))]) is None) == (what == b"c")
+    assert asked == [0, 10, 0, 10, 11, 0, 11, 0, 11, 10, 0, 10, 11]
+    table.refuse([10], Refused(1, "no"))
+    assert [*table.plain] == [11]

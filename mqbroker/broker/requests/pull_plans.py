@@ -43,8 +43,8 @@ class PullPlans:
 
     def add(self, header: PullMessageRequestHeader, message_filter: MessageFilter, broker_id: int) -> None:
         """Keep the plan of a pull that passed all checks, unless it has a filter that reads messages."""
-        key = _key(header)
-        if message_filter.property_filter is not None or key is None or len(key) > KEY_BYTES_MAX:
+        key = None if message_filter.property_filter is not None else _key(header)
+        if key is None or len(key) > KEY_BYTES_MAX:
             return
         if len(self.by_key) >= PLANS_MAX:
             self.by_key.clear()

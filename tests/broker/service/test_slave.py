@@ -96,13 +96,18 @@ def test_sends_and_changes_are_refused_as_java_does(pair: Pair) -> None:
     assert "please execute it from master broker" in (changed.remark or "")
 
 
-def test_tables_follow_and_older_ones_do_not(pair: Pair) -> None:
-    master, slave = pair.master(), pair.slave()
+def change_and_follow(pair: Pair, master: Any, slave: Any) -> None:
+    """A topic and a group of the master are the slave's, too, after a while."""
     master.parts.topics.put(TopicConfig("A", 3, 3, 6))
     master.parts.groups.put(SubscriptionGroupConfig("G", retry_max_times=3))
     pair.turn(12)
     assert slave.parts.topics.get("A") == TopicConfig("A", 3, 3, 6)
     assert slave.parts.groups.get("G").retry_max_times == 3
+
+
+def test_tables_follow_and_older_ones_do_not(pair: Pair) -> None:
+    master, slave = pair.master(), pair.slave()
+    change_and_follow(pair, master, slave)
     version = slave.parts.topics.data_version
     assert version == master.parts.topics.data_version
     master.parts.topics.remove("A")
@@ -124,11 +129,7 @@ def test_topics_and_groups_follow_a_master_that_says_nothing_of_its_log(
 
     monkeypatch.setattr(slave_synchronize, "log_bounds", say_nothing)
     master, slave = pair.master(), pair.slave()
-    master.parts.topics.put(TopicConfig("A", 3, 3, 6))
-    master.parts.groups.put(SubscriptionGroupConfig("G", retry_max_times=3))
-    pair.turn(12)
-    assert slave.parts.topics.get("A") == TopicConfig("A", 3, 3, 6)
-    assert slave.parts.groups.get("G").retry_max_times == 3
+    change_and_follow(pair, master, slave)
 
 
 def test_a_table_that_has_not_changed_is_not_taken_over_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,7 +18,13 @@ import pytest
 
 from mqbroker.kernel import compiled
 from mqbroker.store import message_reader
-from mqbroker.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData, SubscriptionGroupConfig
+from mqbroker.wire.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import FrameDecoder, encode_command, encode_frame
 from mqbroker.wire.names import java_hash
@@ -184,6 +191,45 @@ def outcome(root: Path, seed: int, *, is_compiled: bool, monkeypatch: pytest.Mon
 def test_both_ways_have_the_same_outcome(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = outcome(tmp_path / "compiled", seed, is_compiled=True, monkeypatch=monkeypatch)
     assert found == outcome(tmp_path / "general", seed, is_compiled=False, monkeypatch=monkeypatch)
+
+
+def taken(bench: Bench, client: Client, **changed: str) -> bool:
+    """Whether the compiled module takes this pull."""
+    header = {"code": 11, "extFields": BASE | changed, "flag": 0, "opaque": 5}
+    data = encode_frame(0, json.dumps(header, separators=(",", ":")).encode(), b"")
+    [rest] = bench.factory.take_together([client.link.protocols[1]], [data])
+    if rest:
+        client.link.protocols[1].dataReceived(rest)
+    client.link.pump()
+    return not rest
+
+
+CHANGES: dict[str, Callable[[Bench, Client], object]] = {
+    "topic": lambda bench, _: bench.topics.put(TopicConfig("T", 1, 1, 6)),
+    "group": lambda bench, _: bench.groups.put(SubscriptionGroupConfig("CG", broker_id=1)),
+    "subscription": lambda _, client: beat(client, 2, "b", "CLUSTERING"),
+    "consumer": lambda bench, client: bench.consumers.connection_closed(client.link.protocols[1]),
+    "settings": lambda bench, _: bench.parts.live.change({"brokerPermission": "4"}),
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_a_plan_is_dropped_when_what_it_stands_on_changes(tmp_path: Path, changed: str) -> None:
+    bench = Bench(tmp_path / "store")
+    client = bench.client()
+    for tag in "ab":
+        client.send("T", tag.encode(), queue_id=0, properties=f"TAGS\x01{tag}")
+    bench.turn(1)
+    beat(client, 1, "a", "CLUSTERING")
+    pull = {"sysFlag": "0", "subVersion": "1"}  # of the messages that its group has subscribed to
+    assert [taken(bench, client, **pull) for _ in range(3)] == [False, True, True]
+    first = {str(answer.body) for answer in client.heard()}
+    CHANGES[changed](bench, client)
+    assert [taken(bench, client, **pull) for _ in range(2)] == [False, changed != "consumer"]
+    now = {str(answer.body) for answer in client.heard()}
+    assert len(first) == len(now) == 1
+    assert (first == now) is (changed in ("topic", "group", "settings"))
+    bench.close()
 
 
 def test_a_subscription_that_looks_like_none(tmp_path: Path) -> None:

@@ -91,9 +91,12 @@ def main() -> int:
                 print(f"without any mistake the tests fail: {first}")
                 return 1
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            noticed = sum(pool.map(partial(is_noticed, sources=sources), chosen))
-    print(f"{noticed} of {len(chosen)} mistakes noticed")
-    return 0 if noticed == len(chosen) else 1
+            noticed = list(pool.map(partial(is_noticed, sources=sources), chosen))
+    print(f"{sum(noticed)} of {len(chosen)} mistakes noticed")
+    survivors = [mutation.name for mutation, was in zip(chosen, noticed, strict=True) if not was]
+    for name in survivors:
+        print(f"SURVIVED  {name}")
+    return 1 if survivors else 0
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ class CommitLog:
             transient.on_failure.append(self._commit_failed)
         #: What was appended and is not yet dispatched.
         self.dispatch_queue = DispatchQueue()
-        #: Called when there is something to dispatch after there was nothing, or more often.
+        #: Called when there is more to dispatch.
         self.on_dispatchable: list[Callable[[], None]] = []
         #: Called once for each segment, when the next one should be created.
         self.on_next_wanted: list[Callable[[], None]] = []
@@ -310,9 +310,8 @@ class CommitLog:
             self._transient.appended(self.end, self.last_timestamp_ms)
 
     def _add_to_dispatch_queue(self, run: Run) -> None:
-        if not self.dispatch_queue:
-            self._tell(self.on_dispatchable)
         self.dispatch_queue.put(run)
+        self._tell(self.on_dispatchable)
 
     def _committed(self) -> None:
         waiting = self._uncommitted

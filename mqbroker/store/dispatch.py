@@ -92,6 +92,10 @@ TURN_MESSAGES = 1000
 TIMED_EVERY = 7
 #: Delay of the next attempt after the disk refused a write, seconds.
 RETRY_S = 1.0
+#: Once so many messages were dispatched within `BUSY_S`, seconds, the next turn waits for its end: a turn costs as much
+#: as ten sends, whatever it finds. The Java system's dispatch waits as long between any two rounds.
+BUSY_MESSAGES = 32
+BUSY_S = 0.001
 
 
 class Dispatcher:
@@ -130,13 +134,15 @@ class Dispatcher:
         self._is_started = False
         #: How long appends may wait for their turn, seconds: until what belongs together has come.
         self.turn_delay_s = 0.0
+        # When the current `BUSY_S` began, and how many messages were dispatched since.
+        self._busy_since, self._busy_count = 0.0, 0
 
     # Turns
 
     def start(self) -> None:
         self._is_started = True
         self._cq_dispatcher.entered.clear()
-        self._commit_log.on_dispatchable.append(lambda: self._schedule(self.turn_delay_s))
+        self._commit_log.on_dispatchable.append(self._schedule_more)
         self._schedule()
 
     def stop(self) -> None:
@@ -150,8 +156,19 @@ class Dispatcher:
         if self._call is None and self._is_started:
             self._call = self._clock.callLater(delay_s, self._turn)
 
+    def _schedule_more(self) -> None:
+        """Schedule a turn for what was appended."""
+        if self._call is None:
+            delay_s = self.turn_delay_s
+            if self._busy_count >= BUSY_MESSAGES:
+                delay_s = max(delay_s, min(BUSY_S, self._busy_since + BUSY_S - self._clock.seconds()))
+            self._schedule(delay_s)
+
     def _turn(self) -> None:
         self._call = None
+        now = self._clock.seconds()
+        if not self._busy_since <= now < self._busy_since + BUSY_S:
+            self._busy_since, self._busy_count = now, 0
         try:
             self.dispatch(TURN_MESSAGES)
             # The queue has what came since the last turn. If each turn left some of it, it would exceed its bound one
@@ -229,6 +246,7 @@ class Dispatcher:
         self._write_pending()
 
     def _dispatch_run(self, run: Run) -> None:
+        self._busy_count += run.count
         self._cq_dispatcher.dispatch_run(run)
         if self._index_dispatcher is not None:
             self._index_dispatcher.keep(run)

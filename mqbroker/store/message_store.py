@@ -107,7 +107,7 @@ class MessageStore:
         self._earliest = (-1, -1)
         #: The log as bytes, for replication.
         self.raw_log = RawLog(commit_log, parts.reader.resident_pages, parts.page_loader)
-        #: Called when the log has grown, at the latest when a dispatch of it is due.
+        #: Called when the log has grown.
         self.on_growth = commit_log.on_dispatchable
         self.statistics = parts.statistics
         #: Messages and bytes added to each queue; cleared by the statistics.

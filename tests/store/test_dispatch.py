@@ -39,6 +39,26 @@ def test_messages_can_be_got_in_the_turn_after_their_append(bench: Bench) -> Non
     assert (found.status, found.count, found.next_offset) == (GetMessageStatus.FOUND, 1, 1)
 
 
+def test_after_many_messages_the_next_turn_waits_for_more(bench: Bench) -> None:
+    """A millisecond, as the Java system's dispatch does between any two rounds."""
+    store = bench.open()
+    store.start()
+
+    def dispatched_after(count: int, seconds: float = 0.0) -> int:
+        for _ in range(count):
+            store.append([message()])
+        bench.clock.advance(seconds)
+        return store.max_offset("T", 0)
+
+    assert dispatched_after(10) == 10
+    assert dispatched_after(dispatch.BUSY_MESSAGES - 11) == dispatch.BUSY_MESSAGES - 1
+    assert dispatched_after(50) == dispatch.BUSY_MESSAGES + 49
+    for passed in (0.0, dispatch.BUSY_S / 2, dispatch.BUSY_S / 4):
+        assert dispatched_after(1, passed) == dispatch.BUSY_MESSAGES + 49
+    assert dispatched_after(1, dispatch.BUSY_S / 4) == dispatch.BUSY_MESSAGES + 53
+    assert dispatched_after(1) == dispatch.BUSY_MESSAGES + 54  # few came meanwhile
+
+
 def test_messages_appended_before_the_start_are_dispatched_by_it(bench: Bench) -> None:
     store = bench.open()
     store.append([message()])
@@ -209,6 +229,7 @@ def test_beyond_the_bound_of_the_dispatch_queue_the_log_is_read(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same appends, dispatched from memory and read back from the log: the same files."""
+    monkeypatch.setattr(dispatch, "BUSY_S", 0.0)
     batches = [
         [message(f"T{i % 3}", i % 5, b"%d" % i * i, b"KEYS\x01k%d k\x02TAGS\x01t%d" % (i, i % 4), sys_flag=i % 4 * 4)]
         * 3

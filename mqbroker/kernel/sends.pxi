@@ -26,9 +26,18 @@ cdef Py_ssize_t unescape(Span s, uint8_t *to) noexcept nogil:
     cdef Bytes p = s.p
     cdef Bytes end = s.p + s.n
     cdef uint32_t ignored = 0
+    cdef Bytes stop
     cdef int high, low
     cdef bint is_ascii = True
     while p < end:
+        stop = plain_end(p, end)
+        if stop - p > room - to:
+            return -1
+        memcpy(to, p, stop - p)
+        to += stop - p
+        p = stop
+        if p >= end:
+            break
         if to >= room:
             return -1
         if p[0] == c'\\':

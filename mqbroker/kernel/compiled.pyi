@@ -1,6 +1,6 @@
 """Types of the compiled module; see the .pxi files for what the functions do."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 Guard = Callable[[Any, bytes | None, bytes | None, bytes, tuple[bytes, ...]], bool] | None
@@ -57,9 +57,13 @@ class Sends:
     ) -> tuple[list[tuple[int, int]], list[bytes], list[bytes], int, bytes, int, list[tuple[Any, int]]] | None: ...
 
 class Receiver:
-    def receive(self, fds: list[int]) -> list[bytes | int]: ...
+    def receive(
+        self, transports: list[Any]
+    ) -> tuple[int, list[tuple[bytes, int, Any]], list[Any], list[tuple[Any, int]]]: ...
 
-def send_each(fds: list[int], pieces: list[bytes]) -> list[int]: ...
+def choose_plain(reads: list[tuple[bytes, int, Any]], now: float) -> tuple[list[int], dict[Any, int]]: ...
+def unfinished(reads: list[tuple[bytes, int, Any]], stops: list[tuple[int, int]]) -> list[int]: ...
+def send_each(connections: Iterable[Any], pieces: list[bytes]) -> list[tuple[Any, bytes, bool]]: ...
 def pick_messages(
     entries: Any,
     at: int,

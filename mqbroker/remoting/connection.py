@@ -1,9 +1,8 @@
 """Remoting connection, used by server and client: reads and writes frames and matches responses to requests.
 
-Both ends of a RocketMQ connection may send requests. The hot path is `dataReceived`: all frames of one read are
-decoded, those of a code with a batch handler are passed to it together, and all responses are sent in one write. Frames
-beyond the connection's share of a reactor iteration are queued; see `fair_scheduler`. This module knows nothing of
-topics or stores.
+Both ends of a RocketMQ connection may send requests. All frames of one read are decoded, those of a code with a batch
+handler are passed to it together, and all responses are sent in one write. Frames beyond the connection's share of a
+reactor iteration are queued; see `fair_scheduler`. This module knows nothing of topics or stores.
 """
 
 from __future__ import annotations
@@ -109,9 +108,8 @@ class RemotingProtocol(Protocol):
         self._decoder = FrameDecoder(limits.frame_bytes_max)
         self._frame_begun: float | None = None
         self._handshake_begun: float | None = None
-        self._responses = ResponseTable(
-            "?", clock.seconds, clock.callLater, self._close_silent if closes_silent else None
-        )
+        close_silent = partial(self.close, "no answer came over it in time") if closes_silent else None
+        self._responses = ResponseTable("?", clock.seconds, clock.callLater, close_silent)
         self._in_flight = 0
         self._waiting: list[Frame] = []
         self._waiting_bytes = 0
@@ -123,8 +121,10 @@ class RemotingProtocol(Protocol):
         self._watches_writing = False
         #: Gets the first bytes instead of `dataReceived`, which it may call with them.
         self.sniff: Callable[[bytes], None] | None = None
-        #: Where answers may be sent directly while it `is_free`; None if they may not, and once it is closed.
+        #: Where answers may be sent directly while it `is_free`; None if they may not, and once closed.
         self.socket: ImmediateWriteServer | None = None
+        #: Whether plain requests may be taken from what is read next: nothing that came before waits.
+        self.may_take_plain = False
         self._on_closed: list[Callable[[], None]] = []
         self._on_room: deque[Callable[[], None]] = deque()
         self._prompt_write: Callable[[bytes], None] = _discard
@@ -147,6 +147,7 @@ class RemotingProtocol(Protocol):
         # A client's own handshake waits for the peer, and reading must not be paused for that.
         if not ISSLTransport.providedBy(transport):
             self._watch_writing()
+        self._keep_may_take()
         if self._owner.connected(self):
             self.from_address.connections[self] = None
         else:
@@ -189,7 +190,7 @@ class RemotingProtocol(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether the peer has read what it was sent, except for what the transport may buffer."""
+        """Whether the peer has read what it was sent, but for what the transport may buffer."""
         return not self._answers_unread
 
     def _notify_room(self) -> None:
@@ -213,6 +214,7 @@ class RemotingProtocol(Protocol):
         free the connection."""
         self._write = self._prompt_write = _discard
         self.socket = None
+        self.may_take_plain = False
         self._decoder.clear()
         self._waiting = []
         self._waiting_bytes = 0
@@ -225,7 +227,7 @@ class RemotingProtocol(Protocol):
             cast(ITCPTransport, self.transport).loseConnection()
 
     def refuse(self, why: str) -> None:
-        """Close the connection and log `why` as a warning."""
+        """As `close`; logs a warning."""
         self._close(LogLevel.warn, why)
 
     def encrypt(self, creator: object, data: bytes) -> None:
@@ -233,8 +235,8 @@ class RemotingProtocol(Protocol):
 
         :param creator: Twisted's IOpenSSLServerConnectionCreator.
         """
-        transport = cast(Any, self.transport)
         self._handshake_begun = self._clock.seconds()
+        transport = cast(Any, self.transport)
         transport.startTLS(creator)
         # Write through the TLS layer from now on, not directly to the socket.
         self._prompt_write, self.socket = transport.write, None
@@ -259,6 +261,9 @@ class RemotingProtocol(Protocol):
         return None
 
     # --- bytes in
+
+    def _keep_may_take(self) -> None:
+        self.may_take_plain = not (self.closed or self.sniff or self._decoder.pending_bytes) and self._reading
 
     def dataReceived(self, data: bytes) -> None:
         if self.closed:
@@ -289,6 +294,8 @@ class RemotingProtocol(Protocol):
                 self._count_kept(self._decoder.pending_bytes + self._waiting_bytes)
         except BadFrame as error:
             self._close(LogLevel.warn, str(error))
+        finally:
+            self._keep_may_take()
 
     def _take_plain(self, data: bytes) -> bytes:
         """Have plain requests handled as far as the scheduler allows; returns the bytes behind them."""
@@ -308,11 +315,6 @@ class RemotingProtocol(Protocol):
             return joined
         self._frame_begun = None
         return b"" if self.closed else joined[at:]
-
-    @property
-    def may_take_plain(self) -> bool:
-        """Whether plain requests may be taken from the bytes that are read now: nothing that came before waits."""
-        return self._reading and self.sniff is None and not (self.closed or self._decoder.pending_bytes)
 
     def _handle_read(self, frames: list[Frame]) -> None:
         """Handle `frames` as far as the scheduler allows and queue the rest."""
@@ -490,13 +492,14 @@ class RemotingProtocol(Protocol):
         command.opaque = self._responses.next_opaque()
         data = encode_command(command)
         deferred: Deferred[RemotingCommand] = Deferred(partial(_forget, self._responses, command.opaque))
-        request = self._responses.add(command.opaque, command, timeout_ms, partial(_complete, deferred))
+
+        def complete(result: RemotingCommand | MQError) -> None:
+            deferred.errback(result) if isinstance(result, MQError) else deferred.callback(result)
+
+        request = self._responses.add(command.opaque, command, timeout_ms, complete)
         self.write(data)
         self._responses.written([request], seconds)
         return deferred
-
-    def _close_silent(self) -> None:
-        self.close("no answer came over it in time")
 
     def invoke_oneway(self, command: RemotingCommand) -> None:
         command.opaque = self._responses.next_opaque()
@@ -575,6 +578,7 @@ class RemotingProtocol(Protocol):
         if reading == self._reading:
             return
         self._reading = reading
+        self._keep_may_take()
         if self._frame_begun is not None:
             self._frame_begun = self._clock.seconds()  # reading was paused, so the peer could not finish it
         transport = cast(IPushProducer, self.transport)
@@ -582,13 +586,6 @@ class RemotingProtocol(Protocol):
             transport.resumeProducing()
         else:
             transport.pauseProducing()
-
-
-def _complete(deferred: Deferred[RemotingCommand], result: RemotingCommand | MQError) -> None:
-    if isinstance(result, MQError):
-        deferred.errback(result)
-    else:
-        deferred.callback(result)
 
 
 def _forget(responses: ResponseTable, opaque: int, deferred: Deferred[RemotingCommand]) -> None:

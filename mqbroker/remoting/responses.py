@@ -42,22 +42,12 @@ def settle(taken: Taken, connections: Sequence[RemotingProtocol]) -> None:
 def write_each(connections: Sequence[RemotingProtocol], answers: Sequence[bytes]) -> None:
     """Write to each connection its bytes, whole frames, without waiting for the reactor's next turn where the sockets
     take them."""
-    if compiled is None or len(connections) == 1:
-        for connection, data in zip(connections, answers, strict=True):
-            if data:
-                connection.write(data)
-        return
-    sockets, direct, pieces = [], [], []
-    for connection, data in zip(connections, answers, strict=True):
-        socket = connection.socket
-        if not data:
-            continue
-        if socket is None or not socket.is_free:
-            connection.write(data)
+    if compiled is None:
+        left = [(connection, data, False) for connection, data in zip(connections, answers, strict=True) if data]
+    else:
+        left = compiled.send_each(connections, answers)
+    for connection, data, is_rest in left:
+        if is_rest:
+            connection.write_rest(data)
         else:
-            sockets.append(socket.descriptor)
-            direct.append(connection)
-            pieces.append(data)
-    for connection, data, sent in zip(direct, pieces, compiled.send_each(sockets, pieces), strict=True):
-        if sent < len(data):
-            connection.write_rest(data[sent:])
+            connection.write(data)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import Any, cast
 
 from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import ServerFactory
 from twisted.internet.task import LoopingCall
 from twisted.logger import LogLevel
 
+from mqbroker.kernel import compiled
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.fair_scheduler import FairScheduler
-from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.handlers import HandlerTable, PlainRead
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.responses import settle
@@ -21,8 +23,6 @@ from mqbroker.remoting.tls import ServerTls
 #: Interval between checks for idle connections and incomplete frames.
 WATCH_SECONDS = 5.0
 CLOSINGS_LOGGED_PER_MINUTE = 20
-#: Plain requests of a longer read are not handled together with others, but alone, in slices of time.
-SHORT_READ_BYTES = 16 * 1024
 
 
 class ConnectionEvent(Enum):
@@ -100,44 +100,40 @@ class RemotingServerFactory(ServerFactory):
             self._tls.watch(protocol)
         return protocol
 
-    def take_together(self, protocols: Sequence[object], reads: Sequence[bytes]) -> Sequence[bytes]:
-        """Have the plain requests at the beginnings of short reads handled together, as far as the scheduler allows;
-        returns what is left of each read, for `dataReceived`. `protocols`: of any kind, of each read another."""
-        if not self._table.plain:
-            return reads
+    def take_together(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
+        """Have the plain requests at the beginnings of reads handled together, as far as the scheduler allows; of each
+        read as much as handlers take in one call. `reads`: of protocols of any kind, of each another.
+
+        Returns what is left, for `dataReceived`, and which read it is of.
+        """
+        if compiled is None or not self._table.plain:
+            return list(enumerate(reads))
         now = self._clock.seconds()
+        numbers, sizes = compiled.choose_plain(reads, now)
         is_roomy = self.load.is_light(self._limits.requests_under_way_max)
-        chosen: list[tuple[int, RemotingProtocol]] = []
-        counts: dict[AddressLoad, int] = {}
-        for number, (connection, data) in enumerate(zip(protocols, reads, strict=True)):
-            if (
-                len(data) <= SHORT_READ_BYTES
-                and isinstance(connection, RemotingProtocol)
-                and connection.may_take_plain
-                and (is_roomy or connection.has_room_for_requests())
-            ):
-                address = connection.from_address
-                if address not in counts:
-                    if self.scheduler.until(address, now) <= now:
-                        continue
-                    counts[address] = 0
-                counts[address] += 1
-                connection.last_active = now
-                chosen.append((number, connection))
-        left = list(reads)
-        for _ in range(len(self._table.plain)):
-            taken = self._table.take_plain([(left[number], 0, each) for number, each in chosen]) if chosen else None
+        late = [address for address in sizes if self.scheduler.until(address, now) <= now]
+        if late or not is_roomy:
+            numbers = [number for number in numbers if self._may_take(reads[number][2], late)]
+        chosen = reads if len(numbers) == len(reads) else [reads[number] for number in numbers]
+        left = [] if chosen is reads else [(n, reads[n]) for n in sorted(set(range(len(reads))).difference(numbers))]
+        for _ in self._table.plain:
+            taken = self._table.take_plain(chosen) if chosen else None
             if taken is None:
                 break
-            settle(taken, [each for _, each in chosen])
-            for (number, _), (stop, _) in zip(chosen, taken.reads, strict=True):
-                left[number] = left[number][stop:]
-            chosen = [(number, each) for number, each in chosen if left[number] and not each.closed]
-        if counts:
-            share = (self._clock.seconds() - now) / sum(counts.values())
-            for address, count in counts.items():
-                self.scheduler.spent(address, share * count)
-        return left
+            settle(taken, cast(list[RemotingProtocol], [connection for _, _, connection in chosen]))
+            behind = compiled.unfinished(chosen, taken.reads)
+            numbers = [numbers[each] for each in behind]
+            chosen = [(chosen[each][0], taken.reads[each][0], chosen[each][2]) for each in behind]
+        spent, total = self._clock.seconds() - now, sum(sizes.values())
+        for address, size in sizes.items():
+            if address not in late:
+                self.scheduler.spent(address, spent * size / total)
+        return [*left, *zip(numbers, chosen, strict=True)]
+
+    @staticmethod
+    def _may_take(connection: Any, late: Sequence[AddressLoad]) -> bool:
+        """Whether plain requests of a connection may be taken, where not everybody's may: for want of time or room."""
+        return connection.from_address not in late and connection.has_room_for_requests()
 
     def connected(self, connection: RemotingProtocol) -> bool:
         part = connection.from_address

@@ -11,13 +11,15 @@ from __future__ import annotations
 import errno
 import select
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet import main
+from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.kernel import compiled
+from mqbroker.remoting.handlers import PlainRead
 
 if TYPE_CHECKING:
     from mqbroker.remoting.tcp import ImmediateWriteServer
@@ -29,8 +31,9 @@ READS_MAX = 64
 
 _NOTHING_THERE = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR)
 
-#: Gets the protocols of reads, and their bytes; returns what is left of each read, for `dataReceived`.
-TakeTogether = Callable[[Sequence[object], Sequence[bytes]], Sequence[bytes]]
+#: Gets reads: bytes, 0 and protocol; returns those of which something is left for `dataReceived`, from where on, and
+#: which they were.
+TakeTogether = Callable[[list[PlainRead]], list[tuple[int, PlainRead]]]
 
 
 def can_share_reads() -> bool:
@@ -114,39 +117,35 @@ class SharedReads:
             some = [transport for transport in ready[:READS_MAX] if self._reads(transport)]
             ready[:READS_MAX] = some[self._read(some) :]
 
-    def _read(self, transports: Sequence[ImmediateWriteServer]) -> int:
+    def _read(self, transports: list[ImmediateWriteServer]) -> int:
         """Read from the sockets and handle what was read, as far as the buffer lasts; returns how many they were."""
         try:
-            found = self._receiver.receive([transport.descriptor for transport in transports])
+            count, reads, readers, others = self._receiver.receive(transports)
         except MemoryError as error:
             self._end(transports, error)
             return len(transports)
-        known = [number for number, data in enumerate(found) if isinstance(data, bytes) and data]
-        if known:
-            self._handle([transports[number] for number in known], [found[number] for number in known])
-        if len(known) < len(found):
-            for transport, data in zip(transports, found, strict=False):
-                has_ended = not data or (isinstance(data, int) and data not in _NOTHING_THERE)
-                if has_ended:
-                    self._end([transport], main.CONNECTION_LOST if data else main.CONNECTION_DONE)
-        return len(found)
+        if reads:
+            self._handle(reads, readers)
+        for transport, error_number in others:
+            if error_number not in _NOTHING_THERE:
+                self._end([transport], main.CONNECTION_LOST if error_number else main.CONNECTION_DONE)
+        return int(count)
 
-    def _handle(self, transports: Sequence[ImmediateWriteServer], reads: Sequence[bytes]) -> None:
-        protocols = [transport.protocol for transport in transports]
+    def _handle(self, reads: list[PlainRead], transports: Sequence[ImmediateWriteServer]) -> None:
         try:
-            left = self._take_together(protocols, reads)
+            left = self._take_together(reads)
         except BaseException as error:
             log.failure("unexpected error in requests that were read together")
             self._end(transports, error)
             return
-        for transport, protocol, data in zip(transports, protocols, left, strict=True):
-            if not data or not transport.may_read:
+        for number, (data, at, protocol) in left:
+            if not transports[number].may_read:
                 continue
             try:
-                protocol.dataReceived(data)
+                cast(Protocol, protocol).dataReceived(data[at:])
             except BaseException as error:
                 log.failure("unexpected error of a connection, which is closed")
-                self._end([transport], error)
+                self._end([transports[number]], error)
 
     def _end(self, transports: Sequence[ImmediateWriteServer], why: BaseException) -> None:
         for transport in transports:

@@ -32,7 +32,7 @@ from mqbroker.wire.record import decode_records
 from tests.broker.bench import Bench, Client, pull_header, send_command
 from tests.commands import decode_commands, said
 from tests.kernel.test_sends import NUMBERS, is_bad, spoilt
-from tests.remoting.link import CLIENT, SERVER, End
+from tests.remoting.link import CLIENT, SERVER, End, take_together
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
@@ -171,7 +171,7 @@ def outcome(root: Path, seed: int, *, is_compiled: bool, monkeypatch: pytest.Mon
             for number, protocol in enumerate(protocols):
                 for data in reads_of(rng, 10 * turn + number):
                     if ends[number].closing is None:
-                        [rest] = bench.factory.take_together([protocol], [data])
+                        [rest] = take_together(bench.factory, [protocol], [data])
                         if rest:
                             protocol.dataReceived(rest)
             if rng.random() < 0.3:
@@ -197,7 +197,7 @@ def taken(bench: Bench, client: Client, **changed: str) -> bool:
     """Whether the compiled module takes this pull."""
     header = {"code": 11, "extFields": BASE | changed, "flag": 0, "opaque": 5}
     data = encode_frame(0, json.dumps(header, separators=(",", ":")).encode(), b"")
-    [rest] = bench.factory.take_together([client.link.protocols[1]], [data])
+    [rest] = take_together(bench.factory, [client.link.protocols[1]], [data])
     if rest:
         client.link.protocols[1].dataReceived(rest)
     client.link.pump()
@@ -265,7 +265,7 @@ def test_sends_and_pulls_of_several_connections_in_one_turn(tmp_path: Path) -> N
     for protocol, end in zip(protocols, ends, strict=True):
         protocol.makeConnection(end)
     for reads in ([send, pull, send, pull], [pull + send, send + pull, pull * 3, send * 3]):
-        left = bench.factory.take_together(protocols, reads)
+        left = take_together(bench.factory, protocols, reads)
         assert left[0] == left[2] == left[3] == b""
         for protocol, rest in zip(protocols, left, strict=True):
             protocol.dataReceived(rest)

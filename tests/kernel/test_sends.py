@@ -21,7 +21,7 @@ from mqbroker.wire.command import FrameDecoder, encode_frame
 from tests.broker.bench import Bench
 from tests.commands import decode_commands, said
 from tests.kernel.test_records import files_of
-from tests.remoting.link import CLIENT, SERVER, End
+from tests.remoting.link import CLIENT, SERVER, End, take_together
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
@@ -223,7 +223,7 @@ def outcome(root: Path, seed: int, pieces: list[list[Piece]] | None = None) -> t
 def deliver(bench: Bench, protocols: list[Any], ends: list[End], reads: list[Piece]) -> list[Piece]:
     """Hand over the reads of a turn, as a poll of all sockets does; returns the pieces in which they were handled."""
     reads = [(number, data) for number, data in reads if ends[number].closing is None]
-    left = bench.factory.take_together([protocols[number] for number, _ in reads], [data for _, data in reads])
+    left = take_together(bench.factory, [protocols[number] for number, _ in reads], [data for _, data in reads])
     for (number, _), rest in zip(reads, left, strict=True):
         if rest:
             protocols[number].dataReceived(rest)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionRefusedError
@@ -13,6 +14,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from mqbroker.kernel import compiled
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable, IConnection
@@ -300,3 +302,16 @@ class _Waiting:
 
 
 waiting = _Waiting()
+
+
+def take_together(factory: RemotingServerFactory, connections: Sequence[Any], reads: Sequence[bytes]) -> list[bytes]:
+    """What is left of each read when their connections are read together, as the compiled module does."""
+    if compiled is None:
+        pytest.skip("the compiled module is not there")
+    given = [(data, 0, connection) for connection, data in zip(connections, reads, strict=True)]
+    left = [b""] * len(given)
+    for number, (data, at, connection) in factory.take_together(given):
+        assert connection is connections[number]
+        assert data is reads[number]
+        left[number] = data[at:]
+    return left

@@ -16,17 +16,16 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from mqbroker.errors import Refused
-from mqbroker.remoting import responses
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.fair_scheduler import ALL_AT_ONCE_S, AT_ONCE_S
 from mqbroker.remoting.handlers import Asked, HandlerTable, PlainRead, Taken
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.responses import write_each
-from mqbroker.remoting.server import SHORT_READ_BYTES, RemotingServerFactory
+from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.remoting.tcp import ImmediateWriteServer
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import JSON, RESPONSE_FLAG, RemotingCommand, encode_command
-from tests.remoting.link import Link, Peer, raw_link, serve
+from tests.remoting.link import Link, Peer, raw_link, serve, take_together
 from tests.remoting.logs import Logged
 from tests.remoting.requests import BATCH, ECHO, echo, request
 from tests.remoting.test_tcp import Reactor, drain, read
@@ -189,7 +188,7 @@ class Server:
         return connection
 
     def take(self, connections: Sequence[object], *reads: bytes) -> list[bytes]:
-        return list(self.factory.take_together(connections, reads))
+        return take_together(self.factory, connections, reads)
 
     @property
     def answers(self) -> list[list[tuple[int, int]]]:
@@ -239,11 +238,7 @@ def test_where_nothing_is_plain_all_is_left(server: Server, together: Together) 
 def test_without_a_plain_handler_all_is_left(clock: Clock) -> None:
     factory = serve(clock)
     _, link = raw_link(factory)
-    assert list(factory.take_together([link.protocols[1]], [frame(1)])) == [frame(1)]
-
-
-def be_long(server: Server, connection: RemotingProtocol) -> bytes:
-    return frame(1) + bytes(SHORT_READ_BYTES + 1 - len(frame(1)))
+    assert take_together(factory, [link.protocols[1]], [frame(1)]) == [frame(1)]
 
 
 def be_half_received(server: Server, connection: RemotingProtocol) -> bytes:
@@ -258,6 +253,7 @@ def be_closed(server: Server, connection: RemotingProtocol) -> bytes:
 
 def be_unknown(server: Server, connection: RemotingProtocol) -> bytes:
     connection.sniff = cast(Any, pytest.fail)
+    connection.makeConnection(cast(Any, connection.transport))
     return frame(1)
 
 
@@ -291,7 +287,7 @@ def have_used_its_time(server: Server, connection: RemotingProtocol) -> bytes:
 
 
 CASES: list[Callable[[Server, RemotingProtocol], bytes]] = [
-    *(be_long, be_half_received, be_closed, be_unknown, be_at_its_limit),
+    *(be_half_received, be_closed, be_unknown, be_at_its_limit),
     *(have_no_room, have_an_address_without_room, not_read_its_answers, have_used_its_time),
 ]
 
@@ -320,9 +316,34 @@ def test_a_protocol_of_another_class_is_left_alone(server: Server, together: Tog
     assert together.calls == [[connection]]
 
 
-def test_a_read_is_short_up_to_a_limit(server: Server, together: Together) -> None:
-    filler = bytes(SHORT_READ_BYTES - len(frame(1)))
+def test_as_much_of_a_long_read_is_handled_together_as_is_taken_in_one_call(server: Server) -> None:
+    filler = frame(2, b"body") + bytes(100_000)
     assert server.take(server.connect(2), frame(1) + filler, frame(2)) == [filler, b""]
+
+
+@pytest.mark.parametrize("how", ["half a frame", "the rest", "answers unread", "answers read", "frames wait", "closed"])
+def test_whether_requests_may_be_taken_is_kept(server: Server, clock: Clock, how: str) -> None:
+    [connection] = server.connect(1)
+    assert connection.may_take_plain
+    half = frame(8, b"body")[:-1]
+    if how in ("half a frame", "the rest"):
+        connection.dataReceived(half)
+        assert not connection.may_take_plain
+    if how == "the rest":
+        connection.dataReceived(frame(8, b"body")[-1:])
+    elif how in ("answers unread", "answers read"):
+        connection.pauseProducing()
+        assert not connection.may_take_plain
+        if how == "answers read":
+            connection.resumeProducing()
+    elif how == "frames wait":
+        server.factory.scheduler.spent(connection.from_address, AT_ONCE_S)
+        connection.dataReceived(frame(8, b"body"))
+        assert not connection.may_take_plain
+        clock.advance(0)
+    elif how == "closed":
+        connection.close("enough")
+    assert connection.may_take_plain is (how in ("the rest", "answers read", "frames wait"))
 
 
 def test_with_many_under_way_those_with_room_are_handled(server: Server, together: Together) -> None:
@@ -346,7 +367,8 @@ def test_when_all_time_is_used_nobody_is_handled(server: Server, together: Toget
 def test_each_address_is_charged_for_its_reads(server: Server, together: Together, clock: Clock) -> None:
     alone, *beside, left = [*server.connect(1), *server.connect(2, "10.0.2.1"), *server.connect(1)]
     together.on_take = lambda: clock.advance(0.003)
-    server.take([beside[0], alone, left, beside[1]], frame(1), frame(2), bytes(SHORT_READ_BYTES + 1), frame(3))
+    left.pauseProducing()
+    server.take([beside[0], alone, left, beside[1]], frame(1), frame(2), bytes(10_000), frame(3))
     assert alone.from_address.turn_s == pytest.approx(0.001, abs=1e-6)
     assert beside[0].from_address is beside[1].from_address
     assert beside[0].from_address.turn_s == pytest.approx(0.002, abs=1e-6)
@@ -360,7 +382,8 @@ def test_those_that_are_handled_are_not_idle(server: Server, together: Together,
     together.later = Deferred()
     one, other = server.connect(2)
     clock.advance(10)
-    server.take([one, other], frame(1), bytes(SHORT_READ_BYTES + 1))
+    other.pauseProducing()
+    server.take([one, other], frame(1), frame(2))
     assert (one.last_active, other.last_active) == (clock.seconds(), clock.seconds() - 10)
 
 
@@ -565,27 +588,3 @@ def test_what_is_unsent_is_not_overtaken_where_writing_was_stopped(sockets: Sock
     cast(ImmediateWriteServer, ending.transport).stopWriting()
     write_each([ending, other], [b"overtakes", b"data"])
     assert sockets.received() == [b"", b"data"]
-
-
-def test_all_sockets_are_sent_to_in_one_call(sockets: Sockets, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rests wait for the reactor."""
-    calls: list[Any] = []
-
-    class Sending:
-        @staticmethod
-        def send_each(fds: list[int], pieces: list[bytes]) -> list[int]:
-            calls.append((fds, pieces))
-            return [1, 0, 4]
-
-    monkeypatch.setattr(responses, "compiled", Sending)
-    one, other, _, whole = connections = sockets.connect(4)
-    write_each(connections, [b"one", b"other", b"", b"data"])
-    fds = [cast(ImmediateWriteServer, each.transport).descriptor for each in (one, other, whole)]
-    assert calls == [(fds, [b"one", b"other", b"data"])]
-    assert sockets.received() == [b""] * 4
-    assert sockets.reactor.writers == {one.transport, other.transport}
-    rests = [
-        drain(cast(Any, each.transport), peer, sockets.reactor)
-        for each, peer in zip((one, other), sockets.peers, strict=False)
-    ]
-    assert rests == [b"ne", b"other"]

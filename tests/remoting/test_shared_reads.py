@@ -7,6 +7,7 @@ import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
@@ -17,6 +18,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.remoting import shared_reads
+from mqbroker.remoting.handlers import PlainRead
 from mqbroker.remoting.shared_reads import READS_MAX, SharedReads, can_share_reads
 from mqbroker.remoting.tcp import NO_BUFFERS, ImmediateWritePort, ImmediateWriteServer
 from tests.remoting.logs import Logged
@@ -65,21 +67,25 @@ class Kept(Protocol):
 
 
 class Connections:
-    """Connections that are read together. `protocols` and `taken` are what was handed to `take_together`, by call."""
+    """Connections that are read together. `protocols` and `taken` are what `take_together` was given, by call; `take`
+    says how many bytes of each read are taken."""
 
     def __init__(self, reactor: EndingReactor) -> None:
         self.reactor = reactor
         self.all: list[Kept] = []
         self.protocols: list[list[object]] = []
         self.taken: list[list[bytes]] = []
-        self.take: Callable[[Sequence[object], Sequence[bytes]], Sequence[bytes]] = lambda protocols, reads: reads
+        self.take: Callable[[Sequence[bytes]], Sequence[int]] = lambda reads: [0] * len(reads)
         self.reads = SharedReads(reactor, self._take)
 
-    def _take(self, protocols: Sequence[object], reads: Sequence[bytes]) -> Sequence[bytes]:
-        if reads:
-            self.protocols.append(list(protocols))
-            self.taken.append(list(reads))
-        return self.take(protocols, reads)
+    def _take(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
+        assert reads
+        assert all(at == 0 for _, at, _ in reads)
+        self.protocols.append([protocol for *_, protocol in reads])
+        self.taken.append([data for data, *_ in reads])
+        stops = self.take(self.taken[-1])
+        left = [(data, stop, protocol) for (data, _, protocol), stop in zip(reads, stops, strict=True)]
+        return [(number, each) for number, each in enumerate(left) if each[1] < len(each[0])]
 
     def make(self, count: int, kind: type[Kept] = Kept) -> list[Kept]:
         return [self._make_one(kind()) for _ in range(count)]
@@ -133,7 +139,7 @@ def send_large(kept: Kept, letter: bytes = b"x") -> bytes:
 
 def test_what_several_sent_is_handed_on_together_and_only_the_rest_to_each(connections: Connections) -> None:
     made = connections.make(3)
-    connections.take = lambda protocols, reads: [data[5:] for data in reads]
+    connections.take = lambda reads: [5] * len(reads)
     for kept, data in zip(made, [b"plain", b"plain and more", b"plain rest"], strict=True):
         kept.peer.send(data)
     called: list[Kept] = []
@@ -268,7 +274,7 @@ def test_an_error_of_one_closes_it_alone(connections: Connections, logged: Logge
 
 def test_an_error_in_what_is_done_together_closes_all_of_the_read(connections: Connections, logged: Logged) -> None:
     made = connections.make(4)
-    connections.take = lambda protocols, reads: [b""] * (1 // 0)
+    connections.take = lambda reads: [0] * (1 // 0)
     for kept in made[:2]:
         kept.peer.send(b"data")
     made[2].peer.close()
@@ -281,7 +287,7 @@ def test_an_error_in_what_is_done_together_closes_all_of_the_read(connections: C
 
 def test_after_an_error_the_reads_behind_it_are_handled(connections: Connections, logged: Logged) -> None:
     made = connections.make(READS_MAX + 5)
-    connections.take = lambda protocols, reads: reads if len(connections.taken) > 1 else [b""] * (1 // 0)
+    connections.take = lambda reads: [0] * (len(reads) if len(connections.taken) > 1 else 1 // 0)
     for kept in made:
         kept.peer.send(b"data")
     connections.reads.doRead()
@@ -301,14 +307,10 @@ def test_an_error_in_the_end_of_one_ends_no_other(connections: Connections, logg
     assert [failure.type for failure in logged.failures] == [ZeroDivisionError]
 
 
-class NoMemory:
-    def receive(self, fds: list[int]) -> list[bytes | None]:
-        raise MemoryError
-
-
 def test_without_memory_those_that_would_be_read_are_closed(connections: Connections) -> None:
     made = connections.make(3)
-    receiver, connections.reads._receiver = connections.reads._receiver, cast(Any, NoMemory())
+    receiver = connections.reads._receiver
+    connections.reads._receiver = Mock(receive=Mock(side_effect=MemoryError))
     for kept in made[:2]:
         kept.peer.send(b"data")
     connections.reads.doRead()
@@ -393,7 +395,7 @@ def test_one_that_another_ends_gets_nothing(connections: Connections, how: str, 
 
 def test_one_that_ends_in_what_is_done_together_gets_nothing(connections: Connections) -> None:
     one, other = connections.make(2)
-    connections.take = lambda protocols, reads: other.server.abortConnection() or reads
+    connections.take = lambda reads: other.server.abortConnection() or [0] * len(reads)
     for kept in (one, other):
         kept.peer.send(b"data")
     connections.reads.doRead()
@@ -551,8 +553,8 @@ class Together(ServerFactory):
     protocol = Kept
     noisy = False
 
-    def take_together(self, protocols: Sequence[object], reads: Sequence[bytes]) -> Sequence[bytes]:
-        return [data.removeprefix(b"plain ") for data in reads]
+    def take_together(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
+        return [(number, (data, len("plain "), protocol)) for number, (data, _, protocol) in enumerate(reads)]
 
 
 def test_a_port_accepts_connections_and_reads_for_them(reactor: EndingReactor) -> None:
@@ -570,7 +572,7 @@ def test_a_port_accepts_connections_and_reads_for_them(reactor: EndingReactor) -
         port.reads.doRead()
         assert kept.received == b"data"
         port.connectionLost(Failure(ConnectionDone()))
-        peer.send(b"more")
+        peer.send(b"plain more")
         port.reads.doRead()
         assert kept.received == b"datamore"
         kept.server.connectionLost(Failure(ConnectionDone()))

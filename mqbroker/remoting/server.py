@@ -122,8 +122,8 @@ class RemotingServerFactory(ServerFactory):
                 break
             settle(taken, cast(list[RemotingProtocol], [connection for _, _, connection in chosen]))
             behind = compiled.unfinished(chosen, taken.reads)
-            numbers = [numbers[each] for each in behind]
             chosen = [(chosen[each][0], taken.reads[each][0], chosen[each][2]) for each in behind]
+            numbers = [numbers[each] for each in behind]
         spent, total = self._clock.seconds() - now, sum(sizes.values())
         for address, size in sizes.items():
             if address not in late:

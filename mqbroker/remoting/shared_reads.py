@@ -113,9 +113,9 @@ class SharedReads:
         if len(ready) > 1 and hasattr(self._reactor, "turn_began"):
             self._reactor.turn_began = self._reactor.seconds()
         while ready:
+            del ready[: self._read(ready[:READS_MAX])]
             # What others' requests have closed or paused meanwhile is not read.
-            some = [transport for transport in ready[:READS_MAX] if self._reads(transport)]
-            ready[:READS_MAX] = some[self._read(some) :]
+            ready = [transport for transport in ready if self._reads(transport)]
 
     def _read(self, transports: list[ImmediateWriteServer]) -> int:
         """Read from the sockets and handle what was read, as far as the buffer lasts; returns how many they were."""

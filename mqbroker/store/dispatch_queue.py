@@ -19,7 +19,7 @@ Appended = tuple[int, int, int, int]
 #: Bytes of messages that may wait for the dispatcher in memory; it reads those beyond from the log.
 QUEUED_BYTES_MAX = 16 * 1024 * 1024
 #: Runs of at most so many bytes are joined.
-JOINED_BYTES_MAX = 8 * 1024
+JOINED_BYTES_MAX = 32 * 1024
 
 
 class DispatchQueue:

@@ -93,8 +93,10 @@ TIMED_EVERY = 7
 #: Delay of the next attempt after the disk refused a write, seconds.
 RETRY_S = 1.0
 #: Once so many messages were dispatched within `BUSY_S`, seconds, the next turn waits for its end: a turn costs as much
-#: as ten sends, whatever it finds. The Java system's dispatch waits as long between any two rounds.
-BUSY_MESSAGES = 32
+#: as ten sends, whatever it finds. The Java system's dispatch waits as long between any two rounds. More, where somebody
+#: waits for messages.
+BUSY_MESSAGES = 8
+BUSY_AWAITED_MESSAGES = 32
 BUSY_S = 0.001
 
 
@@ -134,6 +136,8 @@ class Dispatcher:
         self._is_started = False
         #: How long appends may wait for their turn, seconds: until what belongs together has come.
         self.turn_delay_s = 0.0
+        #: Whether somebody waits for messages of any queue.
+        self.is_awaited: Callable[[], bool] = lambda: False
         # When the current `BUSY_S` began, and how many messages were dispatched since.
         self._busy_since, self._busy_count = 0.0, 0
 
@@ -160,7 +164,7 @@ class Dispatcher:
         """Schedule a turn for what was appended."""
         if self._call is None:
             delay_s = self.turn_delay_s
-            if self._busy_count >= BUSY_MESSAGES:
+            if self._busy_count >= (BUSY_AWAITED_MESSAGES if self.is_awaited() else BUSY_MESSAGES):
                 delay_s = max(delay_s, min(BUSY_S, self._busy_since + BUSY_S - self._clock.seconds()))
             self._schedule(delay_s)
 

@@ -39,10 +39,13 @@ def test_messages_can_be_got_in_the_turn_after_their_append(bench: Bench) -> Non
     assert (found.status, found.count, found.next_offset) == (GetMessageStatus.FOUND, 1, 1)
 
 
-def test_after_many_messages_the_next_turn_waits_for_more(bench: Bench) -> None:
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_after_many_messages_the_next_turn_waits_for_more(bench: Bench, is_awaited: bool) -> None:
     """A millisecond, as the Java system's dispatch does between any two rounds."""
     store = bench.open()
     store.start()
+    store.is_awaited = lambda: is_awaited
+    many = dispatch.BUSY_AWAITED_MESSAGES if is_awaited else dispatch.BUSY_MESSAGES
 
     def dispatched_after(count: int, seconds: float = 0.0) -> int:
         for _ in range(count):
@@ -50,13 +53,13 @@ def test_after_many_messages_the_next_turn_waits_for_more(bench: Bench) -> None:
         bench.clock.advance(seconds)
         return store.max_offset("T", 0)
 
-    assert dispatched_after(10) == 10
-    assert dispatched_after(dispatch.BUSY_MESSAGES - 11) == dispatch.BUSY_MESSAGES - 1
-    assert dispatched_after(50) == dispatch.BUSY_MESSAGES + 49
+    assert dispatched_after(3) == 3
+    assert dispatched_after(many - 4) == many - 1
+    assert dispatched_after(50) == many + 49
     for passed in (0.0, dispatch.BUSY_S / 2, dispatch.BUSY_S / 4):
-        assert dispatched_after(1, passed) == dispatch.BUSY_MESSAGES + 49
-    assert dispatched_after(1, dispatch.BUSY_S / 4) == dispatch.BUSY_MESSAGES + 53
-    assert dispatched_after(1) == dispatch.BUSY_MESSAGES + 54  # few came meanwhile
+        assert dispatched_after(1, passed) == many + 49
+    assert dispatched_after(1, dispatch.BUSY_S / 4) == many + 53
+    assert dispatched_after(1) == many + 54  # few came meanwhile
 
 
 def test_messages_appended_before_the_start_are_dispatched_by_it(bench: Bench) -> None:

@@ -12,6 +12,7 @@ import pytest
 from mqbroker.errors import StoreBusy, StoreUnwritable
 from mqbroker.store import MessageStore
 from mqbroker.store.disk import IMappedFile
+from mqbroker.store.dispatch import BUSY_S
 from mqbroker.store.get_message_result import GetMessageStatus
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, make_bench, message, now, stop, turns
@@ -101,7 +102,7 @@ def test_messages_that_come_during_a_commit_are_in_the_next(pool: Pool) -> None:
     assert pool.store.max_offset("T", 0) == 20
     while pool.bench.worker.waiting:  # the next segment is made as well
         pool.bench.worker.step()
-        pool.bench.clock.advance(0)
+        pool.bench.clock.advance(BUSY_S)
     assert pool.bodies() == [b"x" * 1000] * 20 + [b"y" * 1000] * 20
 
 

@@ -42,6 +42,7 @@ def put(client: Client, *values: int, topic: str = "T") -> None:
         (answer,) = client.send(topic, b"%d" % value, properties=f"a\x01{value}\x02TAGS\x01t{value % 2}")
         assert answer.code == 0
     client.bench.turn(BUSY_S)
+    client.heard()  # that its group has changed
 
 
 def test_messages_are_filtered_by_the_expression_of_the_pull(client: Client) -> None:

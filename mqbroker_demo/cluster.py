@@ -8,28 +8,21 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from mqbroker.daemons.process import import_path, python_command
 from mqbroker.errors import MQError
-
-_HERE = Path(__file__).parents[1]
 
 #: What would change the daemons' settings: the demo's are its own.
 _SETTINGS = ("ROCKETMQ_", "NAMESRV_ADDR")
 
 
-def python(module: str, *arguments: str) -> list[str]:
-    """The command; -P keeps another `mqbroker` in the user's directory out."""
-    return [sys.executable, "-P", "-m", module, *arguments]
-
-
 def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` without settings, and with this package where Python looks first."""
     found = {key: value for key, value in environ.items() if not key.startswith(_SETTINGS)}
-    return {**found, "PYTHONPATH": os.pathsep.join(filter(None, [str(_HERE), environ.get("PYTHONPATH", "")]))}
+    return {**found, "PYTHONPATH": import_path(environ)}
 
 
 def spawn(
@@ -97,7 +90,7 @@ class Daemon:
         self._conf.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in settings.items()))
         # One that was killed could not take its file away.
         self._ports.unlink(missing_ok=True)
-        command = python(self._module, "-c", str(self._conf), "--ports-file", str(self._ports))
+        command = python_command(self._module, "-c", str(self._conf), "--ports-file", str(self._ports))
         self._process = process = spawn(command, self.log, child_environ(os.environ))
         await wait_until(lambda: self._ports.exists() or process.poll() is not None, START_PATIENCE_S)
         if process.poll() is not None:

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mqbroker.daemons.process import python_command
 from mqbroker.errors import MQError
 from mqbroker.spark.java import JavaMissing, find_java
-from mqbroker_demo.cluster import child_environ, end_group, python, spawn
+from mqbroker_demo.cluster import child_environ, end_group, spawn
 from mqbroker_demo.corpus import Count, file_of_key
 from mqbroker_demo.traffic import TOPIC
 
@@ -73,7 +74,8 @@ class SparkCount:
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
-        self._process = spawn(python("mqbroker_demo.spark_job", str(self._scratch)), self.log, environ, piped=True)
+        command = python_command("mqbroker_demo.spark_job", str(self._scratch))
+        self._process = spawn(command, self.log, environ, piped=True)
         reader = asyncio.StreamReader(limit=_LINE_BYTES_MAX)
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), self._process.stdout

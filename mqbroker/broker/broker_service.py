@@ -32,7 +32,7 @@ from mqbroker.broker.broker_group import EPOCHS_FILE, BrokerGroup
 from mqbroker.broker.broker_slave import BrokerSlave
 from mqbroker.broker.fast_failure import FastFailure, TickingTurnClock, Turns
 from mqbroker.broker.name_servers import BrokerIdentity, OnMaster, Registration
-from mqbroker.broker.ports import allowed_slaves, vip_port
+from mqbroker.broker.ports import allowed_slaves
 from mqbroker.broker.replica_store import cut_store_back, put_store_aside
 from mqbroker.broker.requests.broker_admin import Save
 from mqbroker.broker.slave_synchronize import SlaveSynchronize
@@ -354,7 +354,7 @@ class BrokerService(Service):
             backlog=server.server_socket_backlog,
             interface=server.bind_address,
             buffers=Buffers.of(server),
-            other_port=vip_port(self.settings),
+            other_port=self.settings.vip_port,
         )
         listening.startService()
         self.port, self._vip_port = listening.port, listening.other_port

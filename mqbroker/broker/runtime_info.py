@@ -53,7 +53,8 @@ class RuntimeInfo:
     bytes that it gets a second. Nor are those that begin with "haMaster_": a slave's own offset, the bytes that it is
     behind (empty if unknown), and why it does not follow (empty if it does). Those that begin with "group" are of
     brokers that elect their master: the id in the group, the epoch, the ids of the in-sync replicas, and why it takes
-    no part (empty if it does).
+    no part (empty if it does). `shardOf`, `shard` and `shards` are of a broker with several: their common name, which
+    one this is, and how many they are.
     """
 
     _store: MessageStore
@@ -78,6 +79,7 @@ class RuntimeInfo:
             **self._disk(),
             **self._replication(),
             **self._group(),
+            **self._shard(),
             **{
                 f"scheduleMessageOffset_{level}": f"{offset},{end}"
                 for level, (offset, end) in self._delay.progress().items()
@@ -141,6 +143,12 @@ class RuntimeInfo:
         master = self._follower.status
         behind = "" if master.behind is None else str(master.behind)
         return {f"haMaster_{master.address}": f"{master.end},{behind},{master.why_not}"}
+
+    def _shard(self) -> dict[str, str]:
+        settings = self._live.current
+        if settings.shards == 1:
+            return {}
+        return {"shardOf": settings.shard_of, "shard": str(settings.shard), "shards": str(settings.shards)}
 
     def _disk(self) -> dict[str, str]:
         stats, settings = self._store.stats, self._live.current.store

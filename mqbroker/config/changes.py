@@ -6,6 +6,7 @@ Only settings in the caller's list can be changed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 from collections.abc import Collection, Mapping
@@ -70,29 +71,39 @@ def differing_values(old: Any, new: Any) -> dict[str, str]:
 def rewrite_conf(path: str, changes: Mapping[str, str]) -> None:
     """Write the changes into the file at `path`, created if missing; its other lines stay. Raises OSError.
 
-    Atomic; symbolic links and permissions are preserved.
+    Atomic; symbolic links and permissions are preserved. Several processes, the shards of a broker, may do it at once.
     """
     path = os.path.realpath(path)
-    mode = None
-    former = ""
-    with contextlib.suppress(FileNotFoundError), open(path, encoding="iso-8859-1", newline="") as file:
-        former = file.read()
-        mode = os.fstat(file.fileno()).st_mode & 0o777
     os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = path + ".tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if mode is None else mode)
+    fd = _open_locked(temporary)
     with open(fd, "w", encoding="iso-8859-1", newline="") as file:
-        if mode is not None:
-            os.fchmod(fd, mode)
+        former = ""
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="iso-8859-1", newline="") as present:
+            former = present.read()
+            os.fchmod(fd, os.fstat(present.fileno()).st_mode & 0o777)
+        file.truncate(0)
         file.write(conf_with(former, changes))
         file.flush()
         os.fsync(fd)
-    os.replace(temporary, path)
+        os.replace(temporary, path)
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _open_locked(path: str) -> int:
+    """Open a file for writing, created if missing, once no other process writes it; others then have theirs at `path`
+    no longer."""
+    while True:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        os.close(fd)
 
 
 def conf_with(text: str, changes: Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ from mqbroker.config.settings import (
     TlsSettings,
     add_tls_file,
 )
+from mqbroker.config.shards import why_no_shards
 from mqbroker.config.sources import Faults, Sources, Warn
 from mqbroker.config.system import Host
 from mqbroker.config.unused import REFUSED, REFUSED_KEYS, REFUSED_VALUES, UNUSED
@@ -76,6 +77,7 @@ def load_broker_settings(
     faults.check(lambda: _check_name_servers(settings, given), "namesrvAddr")
     faults.check(lambda: _check_slave(settings, given), "brokerRole", "brokerId", "namesrvAddr", "haMasterAddress")
     faults.check(lambda: _check_group(settings, given), *_GROUP_KEYS)
+    faults.check(lambda: _check_shards(settings, given), *_SHARD_KEYS)
     faults.check(lambda: _check_accounts(settings, given), "aclEnable", "rocketmqHome")
     faults.raise_any(given)
     _warn_of_unused(given, warn)
@@ -263,6 +265,14 @@ _GROUP_KEYS = (
 def _check_group(settings: BrokerSettings, given: Mapping[str, Given]) -> None:
     if why := settings.why_no_group:
         raise given["etcdEndpoints"].bad(why)
+
+
+_SHARD_KEYS = "shards", "brokerName", "listenPort", "haListenPort", "namesrvAddr", "haMasterAddress"
+
+
+def _check_shards(settings: BrokerSettings, given: Mapping[str, Given]) -> None:
+    if why := why_no_shards(settings):
+        raise given["shards"].bad(why)
 
 
 def _check_accounts(settings: BrokerSettings, given: Mapping[str, Given]) -> None:

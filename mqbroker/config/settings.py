@@ -126,6 +126,8 @@ def add_tls_file(sources: Sources, warn: Callable[[str], None]) -> None:
 MIB = 1024 * 1024
 NAMESRV_PORT = 9876
 BROKER_PORT = 10911
+#: Offset from the listen port of the port that Java clients use with `vipChannelEnabled`.
+VIP_PORT_OFFSET = -2
 
 
 class BrokerRole(StrEnum):
@@ -278,6 +280,8 @@ class StoreSettings:
     enable_schedule_message_stats: bool = boolean(True)
     broker_role: BrokerRole = choice(BrokerRole.ASYNC_MASTER)
     duplication_enable: bool = boolean(False)
+    #: How many stores have the machine's memory in common.
+    memory_shares: int = 1
 
     @property
     def delay_level_count(self) -> int:
@@ -296,6 +300,9 @@ class BrokerSettings:
     namesrv_addr: tuple[str, ...] = text((), parse_addresses, important=True)
     broker_cluster_name: str = text("DefaultCluster", parse_name, important=True)
     broker_id: int = long(0, important=True)
+    shards: int = whole(1, 1, 64, important=True)
+    #: Start though there are messages of shards beyond `shards`, which nobody serves then.
+    unserved_shards_enable: bool = boolean(False)
     broker_permission: int = whole(6, 0, 7)
     rocketmq_home: str = text("", parse_optional_path)
     acl_enable: bool = boolean(False, important=True)
@@ -366,6 +373,8 @@ class BrokerSettings:
     log_level: LogLevel = _log_level()
     #: The file they were read from.
     config_path: str | None = None
+    #: Which of the shards they are for.
+    shard: int = 0
     server: NettySettings = attrs.field(factory=lambda: NettySettings(listen_port=BROKER_PORT))
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     client: ClientSettings = attrs.field(factory=ClientSettings)
@@ -399,6 +408,17 @@ class BrokerSettings:
         if not (self.namesrv_addr or self.ha_master_address):
             return "a slave must find its master; set namesrvAddr to the master's, or haMasterAddress"
         return ""
+
+    @property
+    def shard_of(self) -> str:
+        """The name that the broker has in common with its other shards."""
+        return self.broker_name.removesuffix(f"-{self.shard}") if self.shard else self.broker_name
+
+    @property
+    def vip_port(self) -> int | None:
+        """The second port, which serves the same requests; None if there is none."""
+        port = self.server.listen_port + VIP_PORT_OFFSET
+        return port if self.vip_port_enable and port > 0 else None
 
     @property
     def broker_addr(self) -> str:

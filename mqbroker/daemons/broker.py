@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from twisted.application.service import IService
+from twisted.logger import Logger
 
 from mqbroker.config import BrokerSettings, load_broker_settings
 from mqbroker.daemons.daemon import Served
-from mqbroker.daemons.options import ConsoleOptions
+from mqbroker.daemons.options import ConsoleOptions, DaemonOptions
 from mqbroker.daemons.plugin import TwistdOptions, make_twistd_service
 from mqbroker.daemons.process import files_for_connections
+from mqbroker.daemons.shard_stores import check_shard_stores
+
+log = Logger()
 
 
 class _Namesrv:
@@ -41,11 +46,21 @@ class BrokerConsoleOptions(_Namesrv, ConsoleOptions):
     load = staticmethod(load_broker_settings)
 
 
-def serve(settings: BrokerSettings, reactor: Any) -> Served:
+def serve(options: DaemonOptions, settings: BrokerSettings, reactor: Any) -> Served:
+    """Make the service of a broker or, if there are several shards, of the processes that run them. Raises MQError."""
+    for warning in check_shard_stores(settings):
+        log.warn("{warning}", warning=warning)
+    if settings.shards == 1:
+        return serve_broker(settings, reactor)
+    from mqbroker.daemons.shard_process import serve_shards
+
+    return serve_shards(options, settings, reactor)
+
+
+def serve_broker(settings: BrokerSettings, reactor: Any) -> Served:
     """Make the broker's service."""
     # Imported late, so that a wrong setting is reported before the imports.
     import time
-    from functools import partial
     from random import Random
 
     from mqbroker.broker.broker_service import make_broker
@@ -65,14 +80,15 @@ def serve(settings: BrokerSettings, reactor: Any) -> Served:
 
 def makeService(options: Options) -> IService:
     """For twistd."""
-    return make_twistd_service(options, serve)
+    return make_twistd_service(options, partial(serve, options))
 
 
 def main(argv: list[str] | None = None) -> None:
     """The console script."""
     from mqbroker.daemons.console import run_console
 
-    sys.exit(run_console("mqbroker", BrokerConsoleOptions(), serve, argv))
+    options = BrokerConsoleOptions()
+    sys.exit(run_console("mqbroker", options, partial(serve, options), argv))
 
 
 if __name__ == "__main__":

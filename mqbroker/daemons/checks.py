@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 
 from mqbroker.access.acl_files import acl_places, read_at_start, warnings_of
 from mqbroker.config import BrokerSettings, NamesrvSettings
+from mqbroker.config.shards import shard_settings
 from mqbroker.daemons.daemon import advice, why_not_started
 from mqbroker.daemons.process import require_file
+from mqbroker.daemons.shard_stores import check_shard_stores
 from mqbroker.errors import MQError
 from mqbroker.remoting.tls import client_context, server_context
 
@@ -23,8 +25,9 @@ def check(settings: BrokerSettings | NamesrvSettings, own_files: Mapping[str, st
     looks: list[Callable[[], list[str]]] = [lambda: _check_tls(settings), lambda: _check_accounts(settings)]
     looks += [
         lambda name=name, path=path: _check_directory(name, path)  # type: ignore[misc]
-        for name, path in _directories(settings).items()
+        for name, path in _directories(settings)
     ]
+    looks.append(lambda: _check_shards(settings))
     looks += [
         lambda name=name, path=path: _check_file(name, path)  # type: ignore[misc]
         for name, path in own_files.items()
@@ -52,12 +55,20 @@ def _check_accounts(settings: BrokerSettings | NamesrvSettings) -> list[str]:
     return warnings_of(read_at_start(places), places.plain_file)
 
 
-def _directories(settings: BrokerSettings | NamesrvSettings) -> dict[str, str]:
-    """Directories for files, by the setting of each; missing ones are created."""
-    if isinstance(settings, BrokerSettings):
-        store = settings.store
-        return {"storePathRootDir": store.store_path_root_dir, "storePathCommitLog": store.store_path_commit_log}
-    return {"kvConfigPath": os.path.dirname(settings.kv_config_path)}
+def _check_shards(settings: BrokerSettings | NamesrvSettings) -> list[str]:
+    return check_shard_stores(settings) if isinstance(settings, BrokerSettings) else []
+
+
+def _directories(settings: BrokerSettings | NamesrvSettings) -> list[tuple[str, str]]:
+    """Directories for files, each with its setting; missing ones are created."""
+    if not isinstance(settings, BrokerSettings):
+        return [("kvConfigPath", os.path.dirname(settings.kv_config_path))]
+    found = []
+    for shard in range(settings.shards):
+        store = shard_settings(settings, shard).store
+        found.append(("storePathRootDir", store.store_path_root_dir))
+        found.append(("storePathCommitLog", store.store_path_commit_log))
+    return found
 
 
 def _check_directory(name: str, path: str) -> list[str]:

@@ -21,10 +21,35 @@ from mqbroker.daemons.process import AlreadyRunning, PidFile, freeze_collector, 
 log = Logger()
 
 
+class Front:
+    """Who started a daemon, is told how that went, and stops it: a terminal or a service manager."""
+
+    def say(self, text: str) -> None:
+        """Tell that the daemon serves."""
+        print(text, flush=True)  # noqa: T201
+
+    def refuse(self, program: str, why: str) -> None:
+        """Tell why it does not."""
+        sys.stderr.writelines(f"{program}: {line}\n" for line in why.splitlines())
+
+    def stop_when_told(self, reactor: Any, stop: Callable[[str], None]) -> None:
+        """Call `stop`, with who told it, when the daemon is to stop."""
+        self._stop_by_signal(reactor, stop, signal.SIGTERM, signal.SIGINT)
+
+    def _stop_by_signal(self, reactor: Any, stop: Callable[[str], None], *numbers: signal.Signals) -> None:
+        for number in numbers:
+            signal.signal(number, lambda number, _: reactor.callFromThread(stop, signal.Signals(number).name))
+
+
 def run_console(
-    program: str, options: ConsoleOptions, make: Callable[[Any, Any], Served], argv: list[str] | None = None
+    program: str,
+    options: ConsoleOptions,
+    make: Callable[[Any, Any], Served],
+    argv: list[str] | None = None,
+    front: Front | None = None,
 ) -> int:
     """Parse `argv`, run until a signal, and return the exit code: 0 after an orderly stop that saved everything."""
+    front = front or Front()
     pid_file = None
     try:
         options.parseOptions(sys.argv[1:] if argv is None else argv)  # type: ignore[no-untyped-call]
@@ -32,24 +57,24 @@ def run_console(
         if options["pid-file"] is not None:
             pid_file = PidFile(options["pid-file"])
     except AlreadyRunning as error:
-        return _refuse(program, str(error))
+        return _refuse(front, program, str(error))
     except SystemExit as error:
         if isinstance(error.code, str):
-            return _refuse(program, error.code)
+            return _refuse(front, program, error.code)
         raise
     except usage.UsageError as error:
-        return _refuse(program, f"{error}; {program} --help shows what there is")
+        return _refuse(front, program, f"{error}; {program} --help shows what there is")
     except OSError as error:
-        return _refuse(program, why_not_started(error))
+        return _refuse(front, program, why_not_started(error))
     try:
-        return _run(program, options, make, observer)
+        return _run(program, options, make, observer, front)
     finally:
         if pid_file is not None:
             pid_file.remove()
 
 
-def _refuse(program: str, why: str) -> int:
-    sys.stderr.writelines(f"{program}: {line}\n" for line in why.splitlines())
+def _refuse(front: Front, program: str, why: str) -> int:
+    front.refuse(program, why)
     return 1
 
 
@@ -60,7 +85,9 @@ def _begin_logging(options: ConsoleOptions) -> LineObserver:
     return observer
 
 
-def _run(program: str, options: ConsoleOptions, make: Callable[[Any, Any], Served], observer: LineObserver) -> int:
+def _run(
+    program: str, options: ConsoleOptions, make: Callable[[Any, Any], Served], observer: LineObserver, front: Front
+) -> int:
     # Imported late: Twisted installs its default reactor on import if there is none.
     install_reactor()
     from twisted.internet import reactor as global_reactor
@@ -76,25 +103,21 @@ def _run(program: str, options: ConsoleOptions, make: Callable[[Any, Any], Serve
         except OSError as error:
             log.error("the log file cannot be reopened: {why}", why=str(error))
 
-    daemon = Daemon(options, lambda settings: make(settings, reactor), _say, set_level)
-    life = _RunState(program, daemon, reactor, lambda: observer.errors)
+    daemon = Daemon(options, lambda settings: make(settings, reactor), front.say, set_level)
+    life = _RunState(program, daemon, reactor, lambda: observer.errors, front)
     install_reload_signals(reactor, daemon.reload, reopen)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: reactor.callFromThread(life.stop, signal.Signals(number).name))
+    front.stop_when_told(reactor, life.stop)
     reactor.callWhenRunning(life.start)
     reactor.run(installSignalHandlers=False)
     return life.exit_code
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201
-
-
 class _RunState:
     """From the reactor's start to its stop."""
 
-    def __init__(self, program: str, daemon: Daemon, reactor: Any, errors: Callable[[], int]) -> None:
+    def __init__(self, program: str, daemon: Daemon, reactor: Any, errors: Callable[[], int], front: Front) -> None:
         """`errors`: returns the number of logged errors."""
+        self._front = front
         self.exit_code = 0
         self._errors = errors
         self._program = program
@@ -108,16 +131,17 @@ class _RunState:
     def _failed(self, failure: Failure) -> None:
         self.exit_code = 1
         if isinstance(failure.value, StartFailed):
-            _refuse(self._program, failure.getErrorMessage())
+            self._front.refuse(self._program, failure.getErrorMessage())
         else:
             log.failure("{program} cannot start", failure, program=self._program)
         self._end()
 
-    def stop(self, signal_name: str) -> None:
+    def stop(self, who: str) -> None:
+        """Stop: a signal, or another process, says so."""
         if self._stopping:
-            log.info("{signal}: stopping already", signal=signal_name)
+            log.info("{who}: stopping already", who=who)
             return
-        log.info("{signal}: stopping", signal=signal_name)
+        log.info("{who}: stopping", who=who)
         self._end()
 
     def _end(self) -> None:

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -44,14 +44,15 @@ class Served:
 
     ready: called after the start; its Deferred fires when the service is up and registered. boot_line: printed then.
     ports: written to the ports file then. adopt: applies re-read settings that may change while it runs, and reloads
-    files; returns the other keys that differ. Without it, all wait for the next start.
+    files; returns the other keys that differ, or None if other processes tell them. Without it, all wait for the next
+    start.
     """
 
     service: IService
     ready: Callable[[], Deferred[None]]
     boot_line: Callable[[], str]
-    ports: Callable[[], dict[str, int]]
-    adopt: Callable[[Any], list[str]] | None = None
+    ports: Callable[[], Mapping[str, Any]]
+    adopt: Callable[[Any], list[str] | None] | None = None
 
 
 class Daemon(Service):
@@ -100,9 +101,10 @@ class Daemon(Service):
             if not isinstance(error, MQError | OSError | CannotListenError):
                 raise
             raise StartFailed(why_not_started(error)) from error
-        for line in advice(self._settings):
-            log.warn("{line}", line=line)
-        warn_of_few_files(self._settings.server)
+        if self._options.gives_advice:
+            for line in advice(self._settings):
+                log.warn("{line}", line=line)
+            warn_of_few_files(self._settings.server)
         self._say(served.boot_line())
 
     def stopService(self) -> Deferred[None]:
@@ -126,18 +128,20 @@ class Daemon(Service):
             return
         changed = sorted(set(show_settings(settings)) - set(show_settings(self._settings)))
         later = self._adopt(settings, changed)
+        self._set_level(settings.log_level)
+        if later is None:
+            return
         for line in changed:
             key = line.partition("=")[0]
             when = "after a restart" if key in later and key != "logLevel" else "now"
             log.info("{setting} takes effect {when}", setting=line, when=when)
-        self._set_level(settings.log_level)
         log.info("reloaded, {n} settings differ from those of the start", n=len(changed))
 
-    def _adopt(self, settings: Any, changed: list[str]) -> set[str]:
-        """Apply new settings to the service; returns the keys that wait for a restart."""
+    def _adopt(self, settings: Any, changed: list[str]) -> list[str] | None:
+        """Apply new settings to the service; returns the keys that wait for a restart, None if that is told already."""
         if self._served is None or self._served.adopt is None:
-            return {line.partition("=")[0] for line in changed}
-        return set(self._served.adopt(settings))
+            return [line.partition("=")[0] for line in changed]
+        return self._served.adopt(settings)
 
 
 def advice(settings: BrokerSettings | NamesrvSettings) -> list[str]:

@@ -15,13 +15,15 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from twisted.internet.error import CannotListenError
-from twisted.logger import ILogObserver, LogEvent, formatEvent
+from twisted.logger import ILogObserver, LogEvent, Logger, formatEvent
 from twisted.logger import LogLevel as EventLevel
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.config import LogLevel
 from mqbroker.errors import MQError
+
+log = Logger()
 
 #: Expected errors, which are logged without traceback.
 EXPECTED = (MQError, CannotListenError, ConnectionError)
@@ -39,8 +41,19 @@ _PLAIN = (str, int, float, bool, type(None))
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
+#: Key of an event for a line from the log of another process, a shard: all of them are written, as they are.
+_RELAYED = "relayed_line"
+
+
+def relay_line(shard: int, line: str) -> None:
+    """Log a line from the log of a shard's process."""
+    log.info("shard {shard}: {relayed_line}", shard=shard, relayed_line=line)
+
+
 def text_line(event: LogEvent) -> str:
     """The event as text; a traceback, if any, follows on lines of its own."""
+    if _RELAYED in event:
+        return f"shard {event['shard']}: {_one_line(event[_RELAYED])}\n"
     time = datetime.fromtimestamp(event.get("log_time") or 0.0)
     stamp = f"{time:%Y-%m-%d %H:%M:%S},{time.microsecond // 1000:03d}"
     line = f"{stamp} {_level(event).upper()} [{_logger(event)}] {_one_line(_message(event))}\n"
@@ -49,6 +62,9 @@ def text_line(event: LogEvent) -> str:
 
 def json_line(event: LogEvent) -> str:
     """The event as a JSON object, with the scalar fields of its message."""
+    line = event.get(_RELAYED, "")
+    if line.startswith('{"time": '):  # an object, as it is made here
+        return f'{{"shard": {event["shard"]}, {_one_line(line[1:])}\n'
     time = datetime.fromtimestamp(event.get("log_time") or 0.0, UTC)
     found: dict[str, Any] = {
         key: _clipped(value) if type(value) is str else value
@@ -127,10 +143,11 @@ class LineObserver:
     def __call__(self, event: LogEvent) -> None:
         rank = _rank(event)
         self.errors += rank >= _LEAST[LogLevel.ERROR]
-        if rank < _LEAST[self.level] or self._stream is None:
+        is_relayed = _RELAYED in event
+        if self._stream is None or (rank < _LEAST[self.level] and not is_relayed):
             return
         lines = [self._line(each) for each in self._few.over(event.get("log_time") or 0.0)]
-        if self._few.passes(event):
+        if is_relayed or self._few.passes(event):
             lines.append(self._line(event))
         # A full disk or a closed pipe must not stop a daemon.
         with contextlib.suppress(OSError, ValueError):

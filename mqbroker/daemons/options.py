@@ -27,6 +27,10 @@ class DaemonOptions(usage.Options):
     load: Callable[..., Any]
 
     _OWN_FILES: tuple[str, ...] = ("ports-file",)
+    #: Whether a daemon says what is advised about its settings.
+    gives_advice = True
+    #: The log level that overrides the settings', if any.
+    log_level: LogLevel | None = None
 
     optFlags = [
         ["printConfigItem", "p", "Print all settings and exit"],
@@ -44,6 +48,8 @@ class DaemonOptions(usage.Options):
         self.overrides: list[tuple[str, str]] = []
         self.warnings: list[str] = []
         self.settings: Any = None
+        #: What relative paths are relative to; twistd may take the process elsewhere.
+        self.directory = os.getcwd()
 
     def opt_version(self) -> None:
         """Print the version and exit"""
@@ -133,9 +139,5 @@ class ConsoleOptions(DaemonOptions):
     def postOptions(self) -> None:
         if self["log-level"] not in (None, *LogLevel):
             raise usage.UsageError(f"--log-level {self['log-level']}: one of {', '.join(LogLevel)}")
+        self.log_level = LogLevel(self["log-level"]) if self["log-level"] is not None else None
         super().postOptions()
-
-    @property
-    def log_level(self) -> LogLevel | None:
-        """The log level that overrides the settings'; None without the option."""
-        return LogLevel(self["log-level"]) if self["log-level"] is not None else None

@@ -11,7 +11,9 @@ import os
 import resource
 import stat
 import sys
+from collections.abc import Mapping
 from io import TextIOWrapper
+from pathlib import Path
 
 from twisted.internet.error import ReactorAlreadyInstalledError
 from twisted.internet.main import installReactor
@@ -86,6 +88,16 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, HEAP_BUFFER_BYTES)
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module with this interpreter; -P keeps another `mqbroker` in the user's directory out."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def import_path(environ: Mapping[str, str]) -> str:
+    """PYTHONPATH of a process that is to find this package, wherever it is."""
+    return os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), environ.get("PYTHONPATH", "")]))
 
 
 class AlreadyRunning(MQError):

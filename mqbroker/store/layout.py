@@ -20,6 +20,7 @@ import attrs
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from mqbroker.config.shards import SHARD_DIRECTORY
 from mqbroker.errors import StoreLocked, StoreUnknown
 from mqbroker.store.disk import IDisk, ILockedFile
 
@@ -162,8 +163,9 @@ def is_store(disk: IDisk, root: str) -> bool:
 
 
 def strangers(disk: IDisk, root: str) -> list[str]:
-    """Unexpected directories in `root`, other than hidden ones and those that file systems create."""
+    """Unexpected directories in `root`, other than hidden ones, other shards', and those that file systems create."""
     names = [name for name in disk.names(root) if name not in PARTS and not name.startswith((".", "repair-"))]
+    names = [name for name in names if not SHARD_DIRECTORY.fullmatch(name)]
     return [name for name in names if name != "lost+found" and disk.is_directory(os.path.join(root, name))]
 
 

@@ -78,7 +78,8 @@ class Reader:
         self._failed_reads = failed_reads
         self.verifier = RecordVerifier(log, report)
         self._limits = TransferLimits(settings)
-        self.near_bytes = int(memory_bytes * (settings.access_message_in_memory_max_ratio / 100))
+        share = settings.access_message_in_memory_max_ratio / 100 / settings.memory_shares
+        self.near_bytes = int(memory_bytes * share)
         self._checked = CheckedReader(
             log, corrupt_ranges, self.verifier, self._limits, self.near_bytes, page_loader.touched, resident_pages
         )

@@ -50,6 +50,8 @@ OWN = {
         "uncleanElectionEnable",
         "haMaxTimeSlaveNotCatchup",
         "kernelSyncEnable",
+        "shards",
+        "unservedShardsEnable",
         "unsyncedAgeMax",
         "rocketmq.acl.plain.file",
     ),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mqbroker_demo.cluster import Cluster, Daemon, DaemonFailed, child_environ, end_group, python, spawn, wait_until
+from mqbroker.daemons.process import python_command
+from mqbroker_demo.cluster import Cluster, Daemon, DaemonFailed, child_environ, end_group, spawn, wait_until
 
 
 def test_the_users_settings_do_not_reach_the_daemons() -> None:
@@ -26,7 +27,7 @@ def test_another_package_of_the_name_in_the_directory_is_not_run(
     (tmp_path / "mqbroker").mkdir()
     (tmp_path / "mqbroker" / "__init__.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
-    process = spawn(python("mqbroker.cli", "--version"), tmp_path / "log", child_environ(os.environ))
+    process = spawn(python_command("mqbroker.cli", "--version"), tmp_path / "log", child_environ(os.environ))
     assert process.wait() == 0
     assert "mq, version" in (tmp_path / "log").read_text()
 

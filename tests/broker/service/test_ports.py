@@ -11,7 +11,6 @@ from twisted.python.failure import Failure
 
 from mqbroker.access.addresses import BadAddress
 from mqbroker.broker.broker_service import BrokerService, make_broker
-from mqbroker.broker.ports import vip_port
 from mqbroker.config import TlsMode, TlsSettings
 from mqbroker.wire.codes import RequestCode
 from tests.broker.bench import make_settings
@@ -43,7 +42,7 @@ def test_it_starts_without_a_vip_port_that_somebody_has(
 @pytest.mark.parametrize(("port", "vip"), [(0, None), (1, None), (2, None), (3, 1), (10911, 10909)])
 def test_which_port_is_the_vip_port(tmp_path: Path, port: int, vip: int | None) -> None:
     settings = make_settings(tmp_path)
-    assert vip_port(attrs.evolve(settings, server=attrs.evolve(settings.server, listen_port=port))) == vip
+    assert attrs.evolve(settings, server=attrs.evolve(settings.server, listen_port=port)).vip_port == vip
 
 
 def test_a_port_may_be_chosen_by_the_system(make: Callable[..., Running], reactor: Reactor) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from mqbroker import __version__
+from mqbroker.cli.brokers import brokers
 from mqbroker.cli.demo import demo
 from mqbroker.cli.dev import dev
 from mqbroker.cli.ha import ha
@@ -27,11 +28,12 @@ def cli() -> None:
     mq pub greetings "hello"   in a third
     mq demo                    all of it under load: two brokers, one killed, and Spark
     mq store check DIR         whether a broker's directory is whole, without the broker
+    mq brokers                 which brokers there are, and what they take and give
     mq ha status               how far slaves are behind their masters
     """
 
 
-for _command in (dev, pub, sub, demo, store, ha):
+for _command in (dev, pub, sub, demo, brokers, store, ha):
     cli.add_command(_command)
 
 

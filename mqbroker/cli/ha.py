@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import click
 
+from mqbroker.cli.cluster import TIMEOUT_MS, asked, broker_sets, number, runtime_info, shard_number, table_lines
 from mqbroker.cli.failures import FAILED, Failure, NoAnswer, failure_of, told
 from mqbroker.cli.lines import escape_controls
 from mqbroker.cli.servers import Servers, server_options
 
 if TYPE_CHECKING:
     from mqbroker.client.net import Net
-    from mqbroker.wire.bodies import BrokerData
 
-TIMEOUT_MS = 5_000
 #: A broker stops and starts within this time, unless its store has much to recover.
 PROMOTED_SECONDS_MAX = 60
 FOLLOWS = "follows"
@@ -32,7 +30,8 @@ class Member:
 
     `is_answering`: whether it answered; `is_well`: it answered, and follows if it is a slave. `is_ours`: it says how
     its links are. `epoch`, `in_sync`: what brokers that elect their master say: the epoch, and the ids of the in-sync
-    replicas; None and empty of others.
+    replicas; None and empty of others. `shard_of`, `shards`: of a shard, the name that it has in common with the
+    others, and how many they are.
     """
 
     name: str
@@ -46,6 +45,8 @@ class Member:
     is_ours: bool = False
     epoch: int | None = None
     in_sync: tuple[int, ...] = ()
+    shard_of: str = ""
+    shards: int = 1
 
     @property
     def role(self) -> str:
@@ -65,22 +66,37 @@ def ha() -> None:
 def promote(name: str, broker_id: int | None, sync: bool, servers: Servers) -> None:
     """Make a slave of the brokers called NAME their master: stop the former master before.
 
-    The slave stops, and starts again as master at the same address; its settings file is changed.
+    The slave stops, and starts again as master at the same address; its settings file is changed. Of a broker with
+    shards all of them are.
     """
     role = "SYNC_MASTER" if sync else "ASYNC_MASTER"
-    with told():
-        from mqbroker.client.blocking_net import BlockingNet, run
 
-        net = BlockingNet(random.Random(), servers.credentials, servers.tls)
-        try:
-            name_servers = servers.name_servers.split(";")
-            slave = slave_to_promote(run(members_of(net, name_servers, name)), broker_id)
-            for line in run(change_role(net, slave, role)):
+    async def promoted(net: Net, name_servers: Sequence[str]) -> list[Member]:
+        slaves = slaves_to_promote(await members_of(net, name_servers, name), broker_id)
+        for slave in slaves:
+            for line in await change_role(net, slave, role):
                 click.echo(line)
-            master = run(wait_for_master(net, name_servers, slave))
-        finally:
-            run(net.close())
-    click.echo(f"{escape_controls(name)} at {master.address} is the master now; its log ends at {master.end}")
+        return [await wait_for_master(net, name_servers, slave) for slave in slaves]
+
+    with told():
+        masters = asked(servers, promoted)
+    for master in masters:
+        click.echo(
+            f"{escape_controls(master.name)} at {master.address} is the master now; its log ends at {master.end}"
+        )
+
+
+def slaves_to_promote(members: Sequence[Member], broker_id: int | None) -> list[Member]:
+    """The slave of each name, of a broker with shards of each shard: see `slave_to_promote`. Raises Failure also where
+    a shard is missing."""
+    by_name: dict[str, list[Member]] = {}
+    for member in members:
+        by_name.setdefault(member.name, []).append(member)
+    shards = max((member.shards for member in members if len(by_name) > 1 or member.name == member.shard_of), default=1)
+    if len(by_name) < shards:
+        there = ", ".join(map(escape_controls, by_name))
+        raise Failure(f"of {shards} shards only {there} are registered: start the others, or promote each by its name")
+    return [slave_to_promote(each, broker_id) for each in by_name.values()] or [slave_to_promote([], broker_id)]
 
 
 def slave_to_promote(members: Sequence[Member], broker_id: int | None) -> Member:
@@ -156,13 +172,7 @@ def status(name: str | None, as_json: bool, servers: Servers) -> None:
     Exits with 1 if a slave does not follow or a replica is not in sync, and with 3 if a broker does not answer.
     """
     with told():
-        from mqbroker.client.blocking_net import BlockingNet, run
-
-        net = BlockingNet(random.Random(), servers.credentials, servers.tls)
-        try:
-            members = run(members_of(net, servers.name_servers.split(";"), name))
-        finally:
-            run(net.close())
+        members = asked(servers, lambda net, name_servers: members_of(net, name_servers, name))
     for line in lines(members, as_json=as_json, on_terminal=sys.stdout.isatty()):
         click.echo(line)
     if not all(member.is_answering for member in members):
@@ -172,69 +182,49 @@ def status(name: str | None, as_json: bool, servers: Servers) -> None:
 
 
 async def members_of(net: Net, name_servers: Sequence[str], name: str | None) -> list[Member]:
-    """Ask the brokers called `name`, or all of them, masters first. Raises MQError and Failure."""
-    from mqbroker.errors import MQError
-
-    sets = await _broker_sets(net, name_servers)
-    if name is not None and name not in sets:
+    """Ask the brokers called `name`, with its shards, or all of them, masters first. Raises MQError and Failure."""
+    sets = await broker_sets(net, name_servers)
+    found = sorted(other for other in sets if name is None or shard_number(other, name) is not None)
+    if name is not None and not found:
         there = ", ".join(map(escape_controls, sorted(sets))) or "none"
         raise Failure(f"no broker called {escape_controls(name)} is registered; there are: {there}")
+    members = [member for other in found for member in await _members(net, other, sets[other].broker_addrs)]
+    shards = max((member.shards for member in members if member.shard_of == name), default=1)
+
+    def is_meant(member: Member) -> bool:
+        """Whether it is one of the name, or its shard: a broker of another file may have such a name."""
+        if name is None or member.name == name or member.shard_of == name:
+            return True
+        return not member.is_answering and (shard_number(member.name, name) or 0) < shards
+
+    return [member for member in members if is_meant(member)]
+
+
+async def _members(net: Net, name: str, addresses: Mapping[int, str]) -> list[Member]:
+    """Ask the brokers of one name, by their ids."""
+    from mqbroker.errors import MQError
+
     members: list[Member] = []
-    for broker_name, data in sorted(sets.items()):
-        if name not in (None, broker_name):
-            continue
-        master_end: int | None = None
-        for broker_id, address in sorted(data.broker_addrs.items()):
-            try:
-                info = await _runtime_info(net, address)
-            except MQError as error:
-                why = f"no answer: {failure_of(error).message}"
-                members.append(Member(broker_name, broker_id, address, None, None, why, False, False))
-                continue
-            if broker_id == 0:
-                master_end = _number(info.get("commitLogMaxOffset"))
-            members.append(_in_group(_member(broker_name, broker_id, address, info, master_end), info))
-    return members
-
-
-async def _broker_sets(net: Net, name_servers: Iterable[str]) -> dict[str, BrokerData]:
-    """The brokers that the first name server knows which answers. Raises NameServerUnreachable, Refused."""
-    from mqbroker.client.errors import NameServerUnreachable
-    from mqbroker.errors import Unreachable
-    from mqbroker.remoting.client import succeeded
-    from mqbroker.wire.bodies import ClusterInfo
-    from mqbroker.wire.codes import RequestCode
-    from mqbroker.wire.command import RemotingCommand
-
-    causes = []
-    for address in name_servers:
-        command = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+    master_end: int | None = None
+    for broker_id, address in sorted(addresses.items()):
         try:
-            answer = await net.invoke(address, command, TIMEOUT_MS)
-        except Unreachable as error:
-            causes.append((address, str(error)))
+            info = await runtime_info(net, address)
+        except MQError as error:
+            why = f"no answer: {failure_of(error).message}"
+            members.append(Member(name, broker_id, address, None, None, why, False, False))
             continue
-        return dict(ClusterInfo.from_json(succeeded(answer).body).broker_addr_table)
-    raise NameServerUnreachable(causes)
-
-
-async def _runtime_info(net: Net, address: str) -> dict[str, str]:
-    from mqbroker.remoting.client import succeeded
-    from mqbroker.wire.bodies import KVTable
-    from mqbroker.wire.codes import RequestCode
-    from mqbroker.wire.command import RemotingCommand
-
-    answer = await net.invoke(address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO), TIMEOUT_MS)
-    return KVTable.from_json(succeeded(answer).body).table
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and text.isascii() else None
+        if broker_id == 0:
+            master_end = number(info.get("commitLogMaxOffset"))
+        member = _in_group(_member(name, broker_id, address, info, master_end), info)
+        if "shardOf" in info:
+            member = attrs.evolve(member, shard_of=info["shardOf"], shards=number(info.get("shards")) or 1)
+        members.append(member)
+    return members
 
 
 def _member(name: str, broker_id: int, address: str, info: dict[str, str], master_end: int | None) -> Member:
     """A broker that answered. Only ours say how their links are: Java's have no such key."""
-    end = _number(info.get("commitLogMaxOffset"))
+    end = number(info.get("commitLogMaxOffset"))
     if broker_id == 0:
         slaves = [value.split(",") for key, value in info.items() if key.startswith("haSlave_")]
         return Member(name, broker_id, address, end, None, _slaves_state(slaves), True, True)
@@ -244,7 +234,7 @@ def _member(name: str, broker_id: int, address: str, info: dict[str, str], maste
         return Member(name, broker_id, address, end, behind, "", True, True)
     _, known, why_not = (*shown.split(",", 2), "", "")[:3]
     state = f"does not follow: {why_not}" if why_not else FOLLOWS
-    behind = _number(known) if behind is None else behind
+    behind = number(known) if behind is None else behind
     return Member(name, broker_id, address, end, behind, state, True, not why_not, True)
 
 
@@ -253,18 +243,18 @@ def _slaves_state(slaves: Sequence[Sequence[str]]) -> str:
     if not slaves:
         return ""
     state = f"{len(slaves)} slave{'' if len(slaves) == 1 else 's'} connected"
-    seconds = max(_number(slave[2]) or 0 if len(slave) > 2 else 0 for slave in slaves)
-    rate = sum(_number(slave[3]) or 0 if len(slave) > 3 else 0 for slave in slaves)
+    seconds = max(number(slave[2]) or 0 if len(slave) > 2 else 0 for slave in slaves)
+    rate = sum(number(slave[3]) or 0 if len(slave) > 3 else 0 for slave in slaves)
     return state + (f", {seconds} s behind at most" if seconds else "") + (f", {rate:,} bytes/s" if rate else "")
 
 
 def _in_group(member: Member, info: dict[str, str]) -> Member:
     """The broker with what it says of its group, if it elects its master."""
-    epoch = _number(info.get("groupEpoch"))
+    epoch = number(info.get("groupEpoch"))
     if epoch is None:
         return member
-    in_sync = tuple(int(text) for text in info.get("groupInSync", "").split() if _number(text) is not None)
-    own, why_not = _number(info.get("groupReplicaId")), info.get("groupWhyNot", "")
+    in_sync = tuple(int(text) for text in info.get("groupInSync", "").split() if number(text) is not None)
+    own, why_not = number(info.get("groupReplicaId")), info.get("groupWhyNot", "")
     state = f"replica {own}, epoch {epoch}, {'in sync' if own in in_sync else 'not in sync'}; {member.state}"
     if why_not:
         state = f"takes no part: {why_not}; {state}"
@@ -277,22 +267,15 @@ def lines(members: Sequence[Member], *, as_json: bool, on_terminal: bool) -> lis
     if as_json:
         return [json.dumps({**attrs.asdict(member), "role": member.role}) for member in members]
     rows = [
-        tuple(
-            escape_controls("?" if cell is None else str(cell)).replace("\t", "\\t")
-            for cell in (
-                member.name,
-                member.broker_id,
-                member.address,
-                member.role,
-                member.end,
-                member.behind if member.broker_id else "",
-                member.state,
-            )
+        (
+            member.name,
+            member.broker_id,
+            member.address,
+            member.role,
+            member.end,
+            member.behind if member.broker_id else "",
+            member.state,
         )
         for member in members
     ]
-    if not on_terminal:
-        return ["\t".join(row) for row in rows]
-    rows.insert(0, _COLUMNS)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return table_lines(rows, _COLUMNS, on_terminal=on_terminal)

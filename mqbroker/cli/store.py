@@ -50,11 +50,12 @@ def check(directory: str, config: str | None, commitlog: str | None, live: bool,
     """
     with told():
         from mqbroker.cli.store_output import report_as_dict, report_lines
+        from mqbroker.daemons.shard_stores import shards_in
         from mqbroker.store.layout import lock_holder
         from mqbroker.store.offline.check import check_store
         from mqbroker.store.os_disk import OsDisk
 
-        given = _given(config, commitlog)
+        given = _given(directory, config, commitlog)
         holder = lock_holder(os.path.join(directory, "lock")) if os.path.isdir(directory) else ""
         if holder and not live:
             raise Failure(f"{directory}: {holder}; stop it first, or check with --live what it has written so far")
@@ -63,11 +64,14 @@ def check(directory: str, config: str | None, commitlog: str | None, live: bool,
             report = check_store(OsDisk(), directory, given, progress.at, is_live=bool(holder))
         finally:
             progress.close()
+        others = [os.path.join(directory, f"shard-{shard}") for shard in shards_in(directory)]
         if as_json:
-            click.echo(json.dumps(report_as_dict(report, holder)))
+            click.echo(json.dumps({**report_as_dict(report, holder), "other_shards": others}))
         else:
             for line in report_lines(report, holder):
                 click.echo(line)
+            if others:
+                click.echo(f"not read   {', '.join(others)}: stores of other shards, to be checked one by one")
     if not report.findings.is_clean:
         raise SystemExit(FAILED)
 
@@ -103,7 +107,7 @@ def repair(
     with told():
         from mqbroker.cli.store_output import run_repair
 
-        given = _given(config, commitlog)
+        given = _given(directory, config, commitlog)
         done = run_repair(directory, given, write=write, fence=fence, move_foreign=move_foreign, as_json=as_json)
     if not done:
         raise SystemExit(FAILED)
@@ -151,7 +155,7 @@ def dump(  # noqa: PLR0913 - an option each
         from mqbroker.store.offline.dump import Selection
 
         selection = Selection(topic, queue_id, start, end, key)
-        given = _given(config, commitlog)
+        given = _given(directory, config, commitlog)
         if what is None:
             progress = None if sys.stdout.isatty() else _progress("reading")
             store_output.print_messages(directory, given, selection, count, as_json, progress)
@@ -165,15 +169,18 @@ def _progress(what: str) -> Any:
     return ProgressLine(what, sys.stderr)
 
 
-def _given(config: str | None, commit_log: str | None) -> Given:
-    """The store's settings from the command line and the broker's settings."""
+def _given(directory: str, config: str | None, commit_log: str | None) -> Given:
+    """The store's settings from the command line and the broker's settings, of the shard that has the directory."""
     from mqbroker.store.offline.detected_layout import Given
 
     if config is None:
         return Given(commit_log=commit_log)
     from mqbroker.config import load_broker_settings
+    from mqbroker.config.shards import SHARD_DIRECTORY, shard_settings
 
-    settings = load_broker_settings(config, warn=lambda warning: click.echo(warning, err=True)).store
+    of_file = load_broker_settings(config, warn=lambda warning: click.echo(warning, err=True))
+    shard = SHARD_DIRECTORY.fullmatch(os.path.basename(os.path.abspath(directory)))
+    settings = shard_settings(of_file, int(shard[1]) if shard else 0).store
     return Given(
         commit_log=commit_log or settings.store_path_commit_log,
         segment_bytes=settings.mapped_file_size_commit_log,

@@ -8,39 +8,19 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-import attrs
 import pytest
 from click.testing import CliRunner
 
 from mqbroker.cli import cli
 from mqbroker.cli.failures import Failure, NoAnswer
-from mqbroker.cli.ha import Member, lines, members_of, slave_to_promote
+from mqbroker.cli.ha import Member, lines, members_of, slave_to_promote, slaves_to_promote
 from mqbroker.client.blocking_net import run
 from mqbroker.client.errors import NameServerUnreachable
-from mqbroker.errors import Unreachable
-from mqbroker.wire.bodies import BrokerData, ClusterInfo, KVTable
-from mqbroker.wire.codes import RequestCode
-from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.bodies import BrokerData
+from tests.cli.net import Net
 from tests.daemons.processes import DEADLINE_SECONDS, SOURCE, Process, wait_for
 
 MASTER, SLAVE = "10.0.0.1:10911", "10.0.0.2:10911"
-
-
-@attrs.define
-class Net:
-    """A name server at "ns:1", and the runtime info of brokers by address; others are unreachable."""
-
-    brokers: dict[str, BrokerData]
-    infos: dict[str, dict[str, Any]]
-
-    async def invoke(self, address: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        if address == "ns:1":
-            assert command.code == RequestCode.GET_BROKER_CLUSTER_INFO
-            return RemotingCommand(0, body=ClusterInfo(self.brokers).to_json())
-        if address not in self.infos:
-            raise Unreachable(f"connect to {address} failed: nobody there")
-        assert command.code == RequestCode.GET_BROKER_RUNTIME_INFO
-        return RemotingCommand(0, body=KVTable(self.infos[address]).to_json())
 
 
 def net(master: dict[str, Any] | None, slave: dict[str, Any] | None) -> Net:
@@ -169,6 +149,31 @@ def test_the_only_slave_is_promoted_or_the_one_that_is_named() -> None:
 def test_what_might_lose_messages_is_not_done(members: list[Member], broker_id: int | None, says: str) -> None:
     with pytest.raises(Failure, match=says):
         slave_to_promote(members, broker_id)
+
+
+def shards(*ends: int | None, count: int = 2) -> Net:
+    """Slaves of the shards of "a", with the ends of their logs; None for one that does not answer."""
+    names = ["a", "a-1", "a-2"][: len(ends)]
+    of = {"shardOf": "a", "shards": str(count), "haMaster_": "0,0,no master"}
+    infos = {f"s:{n}": {"commitLogMaxOffset": str(end), **of} for n, end in enumerate(ends) if end is not None}
+    sets = {name: BrokerData(name, "c", {1: f"s:{n}"}) for n, name in enumerate(names)}
+    return Net({**sets, "a-9": BrokerData("a-9", "c", {0: "other:1"}), "ab": BrokerData("ab", "c", {})}, infos)
+
+
+def test_the_shards_of_a_broker_are_shown_with_it() -> None:
+    assert [member.name for member in shown(shards(5, 6), "a")] == ["a", "a-1"]
+    assert [member.name for member in shown(shards(5, None), "a")] == ["a", "a-1"]
+    assert [member.name for member in shown(shards(5, 6), "a-1")] == ["a-1"]
+
+
+def test_all_shards_are_promoted_together() -> None:
+    members = shown(shards(5, 6), "a")
+    assert [member.address for member in slaves_to_promote(members, None)] == ["s:0", "s:1"]
+    with pytest.raises(Failure, match="no slave answers"):
+        slaves_to_promote(shown(shards(5, None), "a"), None)
+    with pytest.raises(Failure, match="of 3 shards only a, a-1 are registered"):
+        slaves_to_promote(shown(shards(5, 6, count=3), "a"), None)
+    assert [member.name for member in slaves_to_promote(shown(shards(5, 6, count=3), "a-1"), None)] == ["a-1"]
 
 
 def test_where_nobody_answers_the_exit_code_says_so() -> None:

@@ -1,6 +1,8 @@
 """Settings that are changed while a daemon runs: what a request may hold, and what becomes of the file."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,27 @@ def test_a_file_that_is_not_there_is_made(tmp_path: Path) -> None:
     rewrite_conf(str(path), {"orderMessageEnable": "true"})
     assert path.read_text() == "orderMessageEnable=true\n"
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_several_processes_change_one_file(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("a=0\n")
+    count = 20
+    code = (
+        "import sys\nfrom mqbroker.config.changes import rewrite_conf\n"
+        f"for n in range({count}): rewrite_conf(sys.argv[1], {{sys.argv[2] + str(n): 'x'}})"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(conf), name]) for name in "bcd"]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    lines = conf.read_text().splitlines()
+    assert lines[0] == "a=0"
+    assert sorted(lines[1:]) == sorted(f"{name}{n}=x" for name in "bcd" for n in range(count))
+    assert [path.name for path in tmp_path.iterdir()] == ["broker.conf"]
+
+
+def test_a_file_that_a_killed_process_left_is_written_over(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("a=0\n")
+    (tmp_path / "broker.conf.tmp").write_text("what is longer than the file\n" * 9)
+    rewrite_conf(str(conf), {"a": "1"})
+    assert conf.read_text() == "a=1\n"

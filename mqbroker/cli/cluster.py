@@ -1,0 +1,87 @@
+"""What name servers and brokers tell about a cluster, and tables of it for a terminal or a pipe."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mqbroker.cli.lines import escape_controls
+from mqbroker.cli.servers import Servers
+
+if TYPE_CHECKING:
+    from mqbroker.client.net import Net
+    from mqbroker.wire.bodies import BrokerData
+
+T = TypeVar("T")
+
+TIMEOUT_MS = 5_000
+
+
+def asked(servers: Servers, ask: Callable[[Net, Sequence[str]], Coroutine[Any, Any, T]]) -> T:
+    """What `ask` returns, called with connections and the name servers' addresses."""
+    from mqbroker.client.blocking_net import BlockingNet, run
+
+    net = BlockingNet(random.Random(), servers.credentials, servers.tls)
+    try:
+        return run(ask(net, servers.name_servers.split(";")))
+    finally:
+        run(net.close())
+
+
+async def broker_sets(net: Net, name_servers: Iterable[str]) -> dict[str, BrokerData]:
+    """The brokers that the first name server knows which answers. Raises NameServerUnreachable, Refused."""
+    from mqbroker.client.errors import NameServerUnreachable
+    from mqbroker.errors import Unreachable
+    from mqbroker.remoting.client import succeeded
+    from mqbroker.wire.bodies import ClusterInfo
+    from mqbroker.wire.codes import RequestCode
+    from mqbroker.wire.command import RemotingCommand
+
+    causes = []
+    for address in name_servers:
+        command = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        try:
+            answer = await net.invoke(address, command, TIMEOUT_MS)
+        except Unreachable as error:
+            causes.append((address, str(error)))
+            continue
+        return dict(ClusterInfo.from_json(succeeded(answer).body).broker_addr_table)
+    raise NameServerUnreachable(causes)
+
+
+async def runtime_info(net: Net, address: str) -> dict[str, str]:
+    """A broker's runtime information. Raises MQError."""
+    from mqbroker.remoting.client import succeeded
+    from mqbroker.wire.bodies import KVTable
+    from mqbroker.wire.codes import RequestCode
+    from mqbroker.wire.command import RemotingCommand
+
+    answer = await net.invoke(address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO), TIMEOUT_MS)
+    return KVTable.from_json(succeeded(answer).body).table
+
+
+def number(text: str | None) -> int | None:
+    """A whole number that a broker tells; None if it is none."""
+    return int(text) if text is not None and text.isdecimal() and text.isascii() else None
+
+
+def shard_number(name: str, shard_of: str) -> int | None:
+    """Which shard of `shard_of` a broker is by its name; None if it cannot be one."""
+    if name == shard_of:
+        return 0
+    found = re.fullmatch(r"-([1-9][0-9]{0,3})", name.removeprefix(shard_of)) if name.startswith(shard_of) else None
+    return int(found[1]) if found else None
+
+
+def table_lines(rows: Iterable[Sequence[object]], columns: tuple[str, ...], *, on_terminal: bool) -> list[str]:
+    """A line per row: columns with tabs between them, or aligned below their titles. None is shown as "?"."""
+    cells = [
+        tuple(escape_controls("?" if cell is None else str(cell)).replace("\t", "\\t") for cell in row) for row in rows
+    ]
+    if not on_terminal:
+        return ["\t".join(row) for row in cells]
+    cells.insert(0, columns)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

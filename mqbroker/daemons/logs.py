@@ -62,9 +62,8 @@ def text_line(event: LogEvent) -> str:
 
 def json_line(event: LogEvent) -> str:
     """The event as a JSON object, with the scalar fields of its message."""
-    line = event.get(_RELAYED, "")
-    if line.startswith('{"time": '):  # an object, as it is made here
-        return f'{{"shard": {event["shard"]}, {_one_line(line[1:])}\n'
+    if _RELAYED in event:
+        return json.dumps(_relayed_object(event)) + "\n"
     time = datetime.fromtimestamp(event.get("log_time") or 0.0, UTC)
     found: dict[str, Any] = {
         key: _clipped(value) if type(value) is str else value
@@ -81,6 +80,19 @@ def json_line(event: LogEvent) -> str:
     if traceback:
         found["exc"] = traceback
     return json.dumps(found) + "\n"
+
+
+def _relayed_object(event: LogEvent) -> dict[str, Any]:
+    """The object that a shard logged; of what is none, such as the last words of a crash, one is made."""
+    shard, line = event["shard"], event[_RELAYED]
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = line
+    if not isinstance(found, dict):
+        found = json.loads(json_line({key: value for key, value in event.items() if key != _RELAYED}))
+        found["msg"] = line
+    return {"shard": shard, **found}
 
 
 class LogRateLimiter:

@@ -22,8 +22,8 @@ def read_by_nobody() -> set[str]:
 
 def test_settings_without_effect_are_those_that_are_said_to_have_none() -> None:
     settings = {setting.key for part in PARTS for setting in settings_of(part)}
-    # The file of TLS settings is read with the settings, the second must not be true, and the third is asked by a property
-    # of the settings.
+    # The file of TLS settings is read with the settings, the second must not be true, and the third is asked by a
+    # property of the settings.
     assert read_by_nobody() - {"tls.config.file", "duplicationEnable", "vipPortEnable"} == settings & UNUSED.keys()
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from twisted.internet.error import CannotListenError
-from twisted.logger import Logger
+from twisted.logger import Logger, globalLogPublisher
 from twisted.logger import LogLevel as EventLevel
 from twisted.python.failure import Failure
 
 from mqbroker.config import LogLevel
-from mqbroker.daemons.logs import LineObserver, json_line, text_line
+from mqbroker.daemons.logs import LINES_PER_MINUTE, LineObserver, json_line, relay_line, text_line
 from mqbroker.errors import Unreachable
 
 
@@ -185,3 +185,31 @@ def test_a_clock_that_is_set_back_hides_nothing() -> None:
         for event in told(600, peer="p", topic="t", time=time):
             observer(event)
     assert len(stream.getvalue().splitlines()) == 1200
+
+
+def relayed(observer: LineObserver, *lines: str) -> None:
+    globalLogPublisher.addObserver(observer)
+    try:
+        for line in lines:
+            relay_line(3, line)
+    finally:
+        globalLogPublisher.removeObserver(observer)
+
+
+def test_lines_of_a_shard_are_written_as_they_are(stream: io.StringIO) -> None:
+    relayed(LineObserver("text", LogLevel.ERROR, stream), "2026-01-01 INFO [a] b", "", "\x1b[2J \\")
+    assert stream.getvalue() == "shard 3: 2026-01-01 INFO [a] b\nshard 3: \nshard 3: \\x1b[2J \\\\\n"
+
+
+def test_none_of_them_is_left_out(stream: io.StringIO) -> None:
+    relayed(LineObserver("text", LogLevel.INFO, stream), *map(str, range(LINES_PER_MINUTE + 5)))
+    assert stream.getvalue().count("\n") == LINES_PER_MINUTE + 5
+
+
+def test_objects_of_a_shard_stay_objects_and_other_lines_become_some(stream: io.StringIO) -> None:
+    event = {"log_time": 0.5, "log_level": EventLevel.warn, "log_format": "{n} gone", "n": 3}
+    relayed(LineObserver("json", LogLevel.INFO, stream), json_line(event), "Fatal Python error: {x}", "7")
+    first, second, third = map(json.loads, stream.getvalue().splitlines())
+    assert first == {"shard": 3, **json.loads(json_line(event))}
+    assert (second["shard"], second["msg"], second["level"]) == (3, "Fatal Python error: {x}", "info")
+    assert (third["shard"], third["msg"]) == (3, "7")

@@ -37,6 +37,16 @@ def fleet(java: JavaSystem, host: PeerHost, tmp_path: Path) -> Iterator[Fleet]:
     fleet.stop_all()
 
 
+@pytest.fixture
+def quick_fleet(java: JavaSystem, tmp_path: Path) -> Iterator[Fleet]:
+    """A fleet whose clients look after their queues every second, not every twenty."""
+    host = PeerHost("quick-peers", java, tmp_path, jvm=["-Drocketmq.client.rebalance.waitInterval=1000"])
+    fleet = Fleet(tmp_path, java, host)
+    yield fleet
+    fleet.stop_all()
+    host.kill()
+
+
 @pytest.fixture(scope="session")
 def shared_fleet(java: JavaSystem, host: PeerHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Daemons that several tests use at once, each with topics of its own."""

@@ -126,7 +126,7 @@ class Fleet:
 
         `home` is its ROCKETMQ_HOME where it has one of its own.
         """
-        port = free_ports()
+        port = free_ports(int(settings.get("shards", "1")))
         name = settings.get("brokerName", f"broker-{port}")
         store = store or self.scratch / f"store-{port}"
         conf = self._write_conf(

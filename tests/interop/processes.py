@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mqbroker.config.shards import PORT_STEP
+
 # Nothing here takes that long on two busy cores; a test that gets here has failed.
 PATIENCE_S = 60.0
 _PORTS_FIRST, _PORTS_COUNT = 12_002, 4_000
@@ -208,15 +210,19 @@ def eventually(what: str, holds: Callable[[], Any], patience_s: float = PATIENCE
     return found
 
 
-def free_ports() -> int:
-    """A port p with p - 2, p and p + 1 free: the Java broker takes all three (VIP channel, main, replication).
+def free_ports(shards: int = 1) -> int:
+    """A port p with p - 2, p and p + 1 free: the Java broker takes all three (VIP channel, main, replication). Of a
+    broker with several shards also those of the others, ten, twenty ... higher.
 
     They are below those that Linux gives to connections, so that none takes one of them before a daemon does, or while
     it is being restarted; and processes that look for some begin at different ones.
     """
     for _ in range(1000):
         port = _PORTS_FIRST + 4 * (next(_counted) % _PORTS_COUNT)
-        if all(_is_free(p) for p in (port - 2, port, port + 1)):
+        mains = [port + PORT_STEP * shard for shard in range(shards)]
+        if all(_is_free(p) for main in mains for p in (main - 2, main, main + 1)):
+            for _ in range(PORT_STEP * (shards - 1) // 4 + 1 if shards > 1 else 0):
+                next(_counted)  # those up to the last are taken
             return port
     raise ProcessFailed("no three free ports found")
 

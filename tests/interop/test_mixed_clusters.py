@@ -1,15 +1,11 @@
 """Our broker under the Java name server, a Java broker under ours, and both kinds of broker in one cluster."""
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import attrs
 import pytest
 
 from tests.interop.fleet import Broker, Fleet, Kind
-from tests.interop.java import JavaSystem
-from tests.interop.peers import PeerHost
 from tests.interop.processes import eventually
 from tests.interop.traffic import bodies, consumer, produce, pull, stop_consumer
 
@@ -62,16 +58,6 @@ def test_a_broker_registers_with_every_name_server(fleet: Fleet, topic: str) -> 
     fleet.broker("ours", java, namesrvAddr=f"{java.addr};{ours.addr}")
     sent = produce(fleet, java, topic, count=10)
     assert bodies(pull(fleet, ours, topic, count=10)) == bodies(sent)
-
-
-@pytest.fixture
-def quick_fleet(java: JavaSystem, tmp_path: Path) -> Iterator[Fleet]:
-    """A fleet whose clients look after their queues every second, not every twenty."""
-    host = PeerHost("quick-peers", java, tmp_path, jvm=["-Drocketmq.client.rebalance.waitInterval=1000"])
-    fleet = Fleet(tmp_path, java, host)
-    yield fleet
-    fleet.stop_all()
-    host.kill()
 
 
 def test_traffic_goes_on_while_brokers_and_name_servers_restart(quick_fleet: Fleet, topic: str) -> None:

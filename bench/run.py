@@ -18,6 +18,7 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     idle     memory, CPU and wake-up of a broker that holds the long polls of ten thousand consumers
     replication  a master with a slave: SYNC_MASTER, a slave attached, and how fast one catches up
     growth   sends a second by connections, topics and size, from few to very many; --plot draws them
+    shards   CPU time of a message on one core, and two shards on two cores
     stalls   the longest that one waits while another asks as much as it can
 
 Figures are worth something only when the machine does nothing else. Ratios are such that more is better.
@@ -45,6 +46,7 @@ from bench import (
     rmqload,
     roll,
     routes,
+    shards,
     stalls,
     throughput,
     transactions,
@@ -72,6 +74,7 @@ PARTS = (
     "idle",
     "replication",
     "growth",
+    "shards",
     "stalls",
 )
 
@@ -85,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = False
     try:
         with tempfile.TemporaryDirectory(prefix="mqbroker-bench-", dir=options.scratch) as scratch:
-            needs_java = "java" in kinds and not set(options.only) <= {"memory", "twistd"}
+            needs_java = "java" in kinds and not set(options.only) <= {"memory", "twistd", "shards"}
             bench = Bench(Path(scratch), rmqload.build(Path(scratch)), java_system() if needs_java else None)
             print(machine(bench))
             for part in steps(bench, table, options, kinds, rounds, factor):
@@ -147,12 +150,13 @@ def steps(
         "topics": lambda: many_topics.compare(bench, table, kinds, factor),
         "idle": lambda: idle.compare(bench, table, kinds, factor, options.consumers),
         "replication": lambda: replication.compare(bench, table, kinds, rounds, factor),
+        "shards": lambda: shards.measure(bench, table, rounds, factor),
         "growth": lambda: growth.compare(bench, table, kinds, factor, options.plot),
         "stalls": lambda: stalls.compare(bench, table, kinds, factor),
     }
     wanted = {"send" if name == "pull" else name for name in only}
     if "ours" not in kinds:
-        wanted -= {"memory", "twistd"}
+        wanted -= {"memory", "twistd", "shards"}
     return [part for name, part in by_part.items() if name in wanted]
 
 

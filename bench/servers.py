@@ -73,7 +73,7 @@ class Bench:
 
         `settings` are keys of the brokers' files. Raises ProcessFailed where it gives no answer.
         """
-        port = free_ports()
+        port = free_ports(int(settings.get("shards", "1")))
         store = self.scratch / f"{kind}-{port}"
         process = self.start(kind, port, store, settings)
         server = Server(kind, port, store, process, self.program)
@@ -81,8 +81,11 @@ class Bench:
             self.wait_answer(server)
             yield server
         finally:
-            # Nobody reads this store again.
-            process.kill()
+            # Nobody reads this store again; but shards would outlive a killed supervisor for a while.
+            if "shards" in settings:
+                process.stop()
+            else:
+                process.kill()
             shutil.rmtree(store, ignore_errors=True)
 
     def start(self, kind: Kind, port: int, store: Path, settings: Mapping[str, str]) -> Process:

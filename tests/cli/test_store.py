@@ -248,3 +248,33 @@ def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, is_ter
 
 def test_sizes_have_units() -> None:
     assert [size_text(size) for size in (0, 1023, 1024, 5 * 1024**3)] == ["0 B", "1023 B", "1.0 KiB", "5.0 GiB"]
+
+
+def test_the_stores_of_other_shards_are_named(root: Path, tmp_path: Path) -> None:
+    shard = root / "shard-1"
+    unpack_golden("store-clean", tmp_path / "other").rename(shard)
+    before = picture(root)
+    code, out, _ = run("check", root)
+    assert code == 0
+    assert out.splitlines()[-1] == f"not read   {shard}: stores of other shards, to be checked one by one"
+    code, out, _ = run("check", root, "--json")
+    assert (code, json.loads(out)["other_shards"]) == (0, [str(shard)])
+    code, out, _ = run("check", shard)
+    assert (code, "not read" in out) == (0, False)
+    assert picture(root) == before
+    code, out, _ = run("repair", root)
+    assert (code, "shard" in out) == (0, False)
+
+
+def test_the_settings_are_those_of_the_shard_whose_directory_is_given(root: Path, tmp_path: Path) -> None:
+    shard = root / "shard-2"
+    unpack_golden("store-clean", tmp_path / "other").rename(shard)
+    (shard / "commitlog").rename(tmp_path / "log-shard-2")
+    (root / "commitlog").rename(tmp_path / "log")
+    conf = tmp_path / "broker.conf"
+    sizes = "mappedFileSizeCommitLog=131072\nmappedFileSizeConsumeQueue=2000\nmaxHashSlotNum=100\nmaxIndexNum=400\n"
+    conf.write_text(f"storePathRootDir={root}\nstorePathCommitLog={tmp_path}/log\nshards=3\n{sizes}")
+    flip(tmp_path / "log-shard-2" / f"{0:020d}", golden_messages()[100]["offset"] + 89)
+    assert run("check", root, "-c", conf)[0] == 0
+    code, out, _ = run("check", shard, "-c", conf)
+    assert (code, "body CRC differs" in out) == (1, True)

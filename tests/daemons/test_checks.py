@@ -146,3 +146,25 @@ def test_what_may_not_be_meant_is_told(check: Callable[..., tuple[int | str, str
     code, out = check(NamesrvConsoleOptions, bindAddress="")
     assert out.startswith("warning: SERVING ALL ADDRESSES WITHOUT ACCESS CONTROL OR ENCRYPTION")
     assert "aclEnable" not in out
+
+
+def test_the_stores_of_all_shards(check: Callable[..., tuple[int | str, str]], tmp_path: Path) -> None:
+    assert check(BrokerConsoleOptions, shards=3)[0] == 0
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "shard-2").write_text("a file")
+    code, _ = check(BrokerConsoleOptions, shards=3)
+    assert str(code).splitlines()[0].startswith(f"storePathRootDir: {tmp_path}/store/shard-2 cannot be written")
+    assert check(BrokerConsoleOptions, shards=2)[0] == 0
+
+
+def test_messages_that_nobody_would_serve(check: Callable[..., tuple[int | str, str]], tmp_path: Path) -> None:
+    log = tmp_path / "store" / "shard-1" / "commitlog"
+    log.mkdir(parents=True)
+    (log / f"{0:020d}").write_bytes(b"\0\0\0\x80")
+    code, _ = check(BrokerConsoleOptions, shards=1)
+    assert str(code).startswith(f"shards=1, and there are messages of others: {log}; set shards=2")
+    code, out = check(BrokerConsoleOptions, unservedShardsEnable="true")
+    assert (code, f"warning: shards=1, and there are messages of others: {log}, which nobody serves" in out) == (
+        0,
+        True,
+    )

@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import pytest
 
 from mqbroker.wire.bodies import ClusterInfo, KVTable
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from tests.daemons.processes import Process, ask, wait_for
+from tests.daemons.processes import DEADLINE_SECONDS, SOURCE, Process, ask, wait_for
+from tests.daemons.small_disks import SmallDisk
 from tests.daemons.test_twistd import TWISTD, Background, background, settings
 
 pytestmark = pytest.mark.daemons
@@ -143,6 +146,55 @@ def test_a_locked_store_of_one_ends_the_start_of_all(broker: Callable[..., Proce
     assert f"{tmp_path}/store" in second.err
     assert " is locked: process " in second.err
     assert holder.stop() == 0
+
+
+def test_a_full_disk_of_one_ends_the_start_of_all(broker: Callable[..., Process], tmp_path: Path) -> None:
+    disk = SmallDisk("tmpfs", tmp_path, 512 * 1024)  # a segment is larger
+    try:
+        (tmp_path / "store").mkdir()
+        (tmp_path / "store" / "shard-1").symlink_to(disk.path)
+        process = broker(wrapper=disk.wrapper)
+        assert process.wait() == 1
+    finally:
+        disk.end()
+    assert process.out == ""
+    [line] = [line for line in process.err.splitlines() if line.startswith("mqbroker: ")]
+    assert line.startswith(f"mqbroker: shard 1: {tmp_path}/store/shard-1/commitlog")
+    assert "No space left on device" in line
+    assert not (tmp_path / "store" / "abort").exists()
+
+
+def test_slaves_follow_shard_by_shard_and_are_promoted_together(
+    daemon: Callable[..., Process], broker: Callable[..., Process], tmp_path: Path
+) -> None:
+    namesrv = f"127.0.0.1:{daemon('namesrv').wait_for_port()}"
+    where = ("-n", namesrv, "-o", "brokerIP2=127.0.0.1", "-o", "haListenPort=0")
+    conf = tmp_path / "slave.conf"
+    conf.write_text("brokerRole=SLAVE\nbrokerId=1\n")
+    master = broker(*where)
+    ports(master)
+    slave = broker(*where, "-c", conf, "-o", f"storePathRootDir={tmp_path}/slave")
+    ports(slave)
+    wait_for(lambda: mq("ha", "status", "a", "-n", namesrv).returncode == 0, "both slaves to follow")
+    shown = mq("brokers", "-n", namesrv).stdout.splitlines()
+    assert [(row[1], row[2], row[-1]) for row in (line.split("\t") for line in shown)] == [
+        ("a", "0", "2 shards"),
+        ("a", "1", "2 shards"),
+    ]
+    assert "stop it first" in mq("ha", "promote", "a", "-n", namesrv).stderr
+    assert master.stop() == 0
+    promoted = mq("ha", "promote", "a", "-n", namesrv)
+    assert (promoted.returncode, promoted.stderr) == (0, "")
+    assert [line.partition(" at ")[0] for line in promoted.stdout.splitlines()] == ["a", "a-1"]
+    assert conf.read_text() == "brokerRole=ASYNC_MASTER\nbrokerId=0\n"
+    assert slave.stop() == 0
+
+
+def mq(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mqbroker.cli", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env={"PYTHONPATH": SOURCE}, timeout=DEADLINE_SECONDS, check=False
+    )
 
 
 def test_each_line_of_a_log_of_json_is_an_object(broker: Callable[..., Process]) -> None:

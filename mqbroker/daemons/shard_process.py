@@ -10,18 +10,24 @@ from typing import Any
 from twisted.internet.interfaces import IProcessTransport
 from twisted.internet.process import reapAllProcesses
 from twisted.internet.protocol import ProcessProtocol
+from twisted.logger import Logger
 
 from mqbroker.config import BrokerSettings
 from mqbroker.daemons.daemon import Served
 from mqbroker.daemons.options import DaemonOptions
 from mqbroker.daemons.process import import_path, python_command
+from mqbroker.daemons.shard_tables import begin_new_stores
 from mqbroker.daemons.supervisor import END_FD, STATUS_FD, ShardSupervisor, Spawn
+
+log = Logger()
 
 SHARD_MODULE = "mqbroker.daemons.shard"
 
 
 def serve_shards(options: DaemonOptions, settings: BrokerSettings, reactor: Any) -> Served:
-    """Make the service that runs the shards of `settings`, which `options` led to."""
+    """Make the service that runs the shards of `settings`, which `options` led to. Raises OSError."""
+    for shard in begin_new_stores(settings):
+        log.info("shard {shard} is new: it begins with the topics and groups of shard 0", shard=shard)
     supervisor = ShardSupervisor(settings.shards, _spawner(options, settings.shards, reactor), reactor)
     # The console scripts run their reactor without Twisted's handlers of signals.
     signal.signal(signal.SIGCHLD, lambda *_: reactor.callFromThread(reapAllProcesses))

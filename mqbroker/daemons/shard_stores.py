@@ -19,8 +19,8 @@ def check_shard_stores(settings: BrokerSettings) -> list[str]:
     log_path = settings.store.store_path_commit_log
     if settings.shards > 1 and os.path.ismount(log_path) and log_path != settings.store.store_path_root_dir:
         raise MQError(
-            f"storePathCommitLog: {log_path} is where a disk is mounted, and the other shards' logs go beside it, to "
-            "another disk; name a directory on that disk"
+            f"storePathCommitLog: {log_path} is where a disk is mounted, and the other shards' logs would be on "
+            "another; name a directory on that disk"
         )
     unserved = unserved_logs(settings)
     if not unserved:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from mqbroker.wire.bodies import KVTable
 from mqbroker.wire.codes import RequestCode
-from tests.interop.fleet import Broker, Fleet, Namesrv
-from tests.interop.processes import eventually
+from tests.interop.fleet import HERE, Broker, Fleet, Namesrv
+from tests.interop.processes import eventually, free_ports
 from tests.interop.raw import Line
 from tests.interop.traffic import bodies, consumer, produce, stop_consumer
 
@@ -70,6 +70,26 @@ def test_a_topic_that_nobody_created_is_spread(fleet: Fleet, topic: str) -> None
     broker = fleet.broker("ours", namesrv, shards=str(SHARDS))
     sent = produce(fleet, namesrv, topic, count=60)
     assert {event["broker"] for event in sent} == names(broker)
+
+
+def test_a_broker_that_gets_shards_keeps_its_messages_and_spreads_what_comes(fleet: Fleet, topic: str) -> None:
+    namesrv = fleet.namesrv("ours")
+    port = free_ports(SHARDS)
+
+    def start_grown(**more: str) -> Broker:
+        store, ports = fleet.scratch / "grown", {"listenPort": str(port), "haListenPort": str(port + 1)}
+        return fleet.broker("ours", namesrv, store, None, HERE, brokerName="grown", **ports, **more)
+
+    one = start_grown()
+    fleet.mqadmin("updateTopic", "-n", namesrv.addr, "-c", "Interop", "-t", topic, "-r", "2", "-w", "2")
+    first = produce(fleet, namesrv, topic, count=10)
+    assert one.process.stop() == 0
+    several = start_grown(shards=str(SHARDS))
+    later = produce(fleet, namesrv, topic, count=30, prefix="later")
+    assert {event["broker"] for event in later} == names(several)
+    taking = consumer(fleet, namesrv, topic, "grown")
+    taking.wait_events("message", 40)
+    assert bodies(stop_consumer(taking)) == bodies(first) + bodies(later)
 
 
 def test_a_shard_that_is_killed_under_load_loses_nothing(quick_fleet: Fleet, topic: str) -> None:

@@ -45,8 +45,6 @@ class SupervisorFront(Front):
         self.say(json.dumps({"why_not": "; ".join(why.splitlines())}))
 
     def stop_when_told(self, reactor: Any, stop: Callable[[str], None]) -> None:
-        # Ctrl-C in a terminal goes to all its processes, and the supervisor tells each shard.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._stop_by_signal(reactor, stop, signal.SIGTERM)
         reactor.addReader(_End(END_FD, reactor, lambda: stop("the supervisor")))
 
@@ -83,6 +81,7 @@ def serve_shard(settings: BrokerSettings, reactor: Any) -> Served:
 
 def main() -> None:
     """Run one shard, with the supervisor's pipes."""
+    # Ctrl-C in a terminal goes to all its processes, and the supervisor tells each shard.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(run_console("mqbroker", ShardOptions(), serve_shard, front=SupervisorFront()))
 

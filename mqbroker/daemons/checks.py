@@ -56,7 +56,10 @@ def _check_accounts(settings: BrokerSettings | NamesrvSettings) -> list[str]:
 
 
 def _check_shards(settings: BrokerSettings | NamesrvSettings) -> list[str]:
-    return check_shard_stores(settings) if isinstance(settings, BrokerSettings) else []
+    try:
+        return check_shard_stores(settings) if isinstance(settings, BrokerSettings) else []
+    except OSError as error:
+        raise MQError(why_not_started(error)) from None
 
 
 def _directories(settings: BrokerSettings | NamesrvSettings) -> list[tuple[str, str]]:

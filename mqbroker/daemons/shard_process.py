@@ -32,7 +32,9 @@ def serve_shards(options: DaemonOptions, settings: BrokerSettings, reactor: Any)
     # The console scripts run their reactor without Twisted's handlers of signals.
     signal.signal(signal.SIGCHLD, lambda *_: reactor.callFromThread(reapAllProcesses))
 
-    def adopt(settings: BrokerSettings) -> None:
+    def adopt(read: BrokerSettings) -> None:
+        if read.shards != settings.shards:
+            log.info("shards={n} takes effect after a restart", n=read.shards)
         supervisor.reload()
 
     return Served(

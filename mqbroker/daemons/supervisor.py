@@ -232,5 +232,6 @@ def _how(reason: Failure) -> str:
     """How a process ended."""
     error: Any = reason.value
     if error.signal is not None:
-        return f"it was killed by {signal.Signals(error.signal).name}"
+        names = {each.value: each.name for each in signal.Signals}
+        return f"it was killed by {names.get(error.signal, f'signal {error.signal}')}"
     return f"it ended with exit code {error.exitCode}"

@@ -234,6 +234,21 @@ def test_settings_are_changed_in_the_common_file_and_read_by_all(
     assert process.stop() == 0
 
 
+def test_another_number_of_shards_waits_for_a_restart(daemon: Callable[..., Process], tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("shards=2\n")
+    options = [part.replace("--option=", "") for part in settings(tmp_path)[2:]]
+    process = daemon("broker", "-c", str(conf), *(part for option in options for part in ("-o", option)))
+    first, _ = ports(process)
+    conf.write_text("shards=3\n")
+    os.kill(pids_of(process)[1], signal.SIGKILL)
+    process.wait_for_line("shard 1 serves again")  # as one of two
+    assert runtime_info(first)["shards"] == "2"
+    process.signal(signal.SIGHUP)
+    process.wait_for_line("shards=3 takes effect after a restart")
+    assert process.stop() == 0
+
+
 def test_a_store_that_nobody_would_serve_prevents_the_start(broker: Callable[..., Process], tmp_path: Path) -> None:
     log = tmp_path / "store" / "shard-1" / "commitlog"
     log.mkdir(parents=True)

@@ -127,6 +127,7 @@ def test_one_that_cannot_start_ends_the_start_with_its_own_error() -> None:
     ("end", "says"),
     [
         ({"signal": 9}, "shard 0: it was killed by SIGKILL while it started"),
+        ({"signal": 40}, "shard 0: it was killed by signal 40 while it started"),
         ({"code": 1}, "shard 0: it ended with exit code 1 while it started: its lines in the log say why"),
         ({}, "shard 0: it ended with exit code 0 while it started"),
     ],

@@ -128,14 +128,17 @@ class Daemon(Service):
             return
         changed = sorted(set(show_settings(settings)) - set(show_settings(self._settings)))
         later = self._adopt(settings, changed)
+        if later is not None:
+            self._tell(changed, later)
         self._set_level(settings.log_level)
-        if later is None:
-            return
+        if later is not None:
+            log.info("reloaded, {n} settings differ from those of the start", n=len(changed))
+
+    def _tell(self, changed: list[str], later: list[str]) -> None:
         for line in changed:
             key = line.partition("=")[0]
             when = "after a restart" if key in later and key != "logLevel" else "now"
             log.info("{setting} takes effect {when}", setting=line, when=when)
-        log.info("reloaded, {n} settings differ from those of the start", n=len(changed))
 
     def _adopt(self, settings: Any, changed: list[str]) -> list[str] | None:
         """Apply new settings to the service; returns the keys that wait for a restart, None if that is told already."""

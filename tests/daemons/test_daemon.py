@@ -227,3 +227,12 @@ def test_reloading_gives_settings_to_what_is_served(make_life: Callable[..., Any
 )
 def test_why_it_did_not_start_is_one_line(error: Exception | OSError, line: str) -> None:
     assert why_not_started(error) == line
+
+
+def test_what_other_processes_tell_is_not_told_twice(make_life: Callable[..., Any]) -> None:
+    life = make_life(adopt=lambda settings: None).start()
+    life.conf.write_text("listenPort=5\nlogLevel=error\n")
+    with log_kept() as logged:
+        life.daemon.reload()
+    assert logged.lines == []
+    assert life.levels == [LogLevel.ERROR]

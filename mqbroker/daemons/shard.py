@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 from twisted.internet import fdesc
 from twisted.internet.abstract import FileDescriptor
+from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
 
 from mqbroker.config import BrokerSettings
@@ -66,7 +67,8 @@ class _End(FileDescriptor):
 
     def connectionLost(self, reason: Failure) -> None:
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
-        self._on_end()
+        if reason.check(ConnectionDone):  # type: ignore[no-untyped-call]  # else the reactor stops
+            self._on_end()
 
 
 def serve_shard(settings: BrokerSettings, reactor: Any) -> Served:

@@ -133,6 +133,7 @@ def test_a_port_in_use_ends_the_start_of_all(broker: Callable[..., Process], tmp
         f"cannot listen on 127.0.0.1:{port}: Address already in use; stop what has the port, or set another listenPort"
     )
     assert [line for line in process.err.splitlines() if "cannot listen" in line] == [f"mqbroker: shard 1: {why}"]
+    assert "stopping already" not in process.err
     assert process.out == ""
     assert not (tmp_path / "store" / "shard-1").exists()
     assert not (tmp_path / "store" / "abort").exists()

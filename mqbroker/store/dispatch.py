@@ -93,8 +93,8 @@ TIMED_EVERY = 7
 #: Delay of the next attempt after the disk refused a write, seconds.
 RETRY_S = 1.0
 #: Once so many messages were dispatched within `BUSY_S`, seconds, the next turn waits for its end: a turn costs as much
-#: as ten sends, whatever it finds. The Java system's dispatch waits as long between any two rounds. More, where somebody
-#: waits for messages.
+#: as ten sends, whatever it finds. The Java system's dispatch waits as long between any two rounds. Where somebody
+#: waits for messages, more may come before.
 BUSY_MESSAGES = 8
 BUSY_AWAITED_MESSAGES = 32
 BUSY_S = 0.001
@@ -139,7 +139,7 @@ class Dispatcher:
         #: Whether somebody waits for messages of any queue.
         self.is_awaited: Callable[[], bool] = lambda: False
         # When the current `BUSY_S` began, and how many messages were dispatched since.
-        self._busy_since, self._busy_count = 0.0, 0
+        self._busy_since, self._busy_count, self._is_put_off = 0.0, 0, False
 
     # Turns
 
@@ -161,15 +161,20 @@ class Dispatcher:
             self._call = self._clock.callLater(delay_s, self._turn)
 
     def _schedule_more(self) -> None:
-        """Schedule a turn for what was appended."""
-        if self._call is None:
-            delay_s = self.turn_delay_s
-            if self._busy_count >= (BUSY_AWAITED_MESSAGES if self.is_awaited() else BUSY_MESSAGES):
-                delay_s = max(delay_s, min(BUSY_S, self._busy_since + BUSY_S - self._clock.seconds()))
-            self._schedule(delay_s)
+        """Schedule a turn for what was appended, or have the next one at once if it was put off."""
+        if self._call is not None and not self._is_put_off:
+            return
+        delay_s = self.turn_delay_s
+        if self._busy_count >= (BUSY_AWAITED_MESSAGES if self.is_awaited() else BUSY_MESSAGES):
+            delay_s = max(delay_s, min(BUSY_S, self._busy_since + BUSY_S - self._clock.seconds()))
+            self._is_put_off = True
+        elif self._is_put_off and self._call is not None:
+            self._call.reset(delay_s)
+            self._is_put_off = False
+        self._schedule(delay_s)
 
     def _turn(self) -> None:
-        self._call = None
+        self._call, self._is_put_off = None, False
         now = self._clock.seconds()
         if not self._busy_since <= now < self._busy_since + BUSY_S:
             self._busy_since, self._busy_count = now, 0

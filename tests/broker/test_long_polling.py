@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,10 @@ from twisted.internet.task import Clock
 from mqbroker.broker import long_polling as module
 from mqbroker.broker.long_polling import HeldPull, HeldPulls
 from mqbroker.remoting.limits import Shares
+from mqbroker.store.dispatch import BUSY_MESSAGES
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand, encode_command
+from mqbroker.wire.record import decode_records
 from tests.broker.bench import Bench, FakeConnection, live_settings, pull_header
 from tests.remoting.logs import Logged
 
@@ -308,3 +312,20 @@ def test_those_that_are_to_look_are_answered_where_it_stops(held: HeldPulls, clo
     assert order[2:] == [(2, True), (3, True), (4, True)]
     assert len(held) == 0
     assert not [call for call in clock.getDelayedCalls() if call.getTime() <= clock.seconds()]
+
+
+def test_who_waits_for_messages_has_them_without_delay_though_many_came(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    client, consumer = bench.client(), bench.client()
+    for _ in range(2 * BUSY_MESSAGES):
+        client.send("T", queue_id=1)
+    client.send("T", b"last", queue_id=1)
+    consumer.peer.transport.write(encode_command(RemotingCommand.request(
+        RequestCode.PULL_MESSAGE, pull_header(queue_offset=0, sys_flag=2 | 4, suspend_timeout_millis=10_000)
+    )))  # fmt: skip
+    consumer.link.pump()
+    assert len(bench.parts.held) == 1
+    client.send("T", b"wanted", queue_id=0)
+    [answer] = consumer.heard()
+    assert [record.body for record in decode_records(answer.body)] == [b"wanted"]
+    bench.close()

@@ -182,4 +182,18 @@ MISTAKES = [
         "                pass\n",
         ("tests/store/simulation/test_linux_aio.py::test_where_nobody_can_tell_how_a_sync_ended_it_has_failed",),
     ),
+    Mutation(
+        "let each dispatch wait for the end of a millisecond",
+        "store/dispatch.py",
+        "            if self._busy_count >= (BUSY_AWAITED_MESSAGES if self.is_awaited() else BUSY_MESSAGES):\n",
+        "            if True:\n",
+        ("tests/store/test_dispatch.py",),
+    ),
+    Mutation(
+        "let those wait who wait for messages",
+        "broker/assembly.py",
+        "        store.is_awaited = lambda: bool(self.held)\n",
+        "",
+        ("tests/broker/test_long_polling.py",),
+    ),
 ]

@@ -19,6 +19,7 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     replication  a master with a slave: SYNC_MASTER, a slave attached, and how fast one catches up
     growth   sends a second by connections, topics and size, from few to very many; --plot draws them
     shards   CPU time of a message on one core, and two shards on two cores
+    spark    rows a second that Spark reads on one core, and what an idle stream takes
     stalls   the longest that one waits while another asks as much as it can
 
 Figures are worth something only when the machine does nothing else. Ratios are such that more is better.
@@ -47,6 +48,7 @@ from bench import (
     roll,
     routes,
     shards,
+    spark,
     stalls,
     throughput,
     transactions,
@@ -75,8 +77,12 @@ PARTS = (
     "replication",
     "growth",
     "shards",
+    "spark",
     "stalls",
 )
+
+#: Parts that measure nothing of the Java broker.
+OURS_ALONE = {"memory", "twistd", "shards", "spark"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = False
     try:
         with tempfile.TemporaryDirectory(prefix="mqbroker-bench-", dir=options.scratch) as scratch:
-            needs_java = "java" in kinds and not set(options.only) <= {"memory", "twistd", "shards"}
+            needs_java = "java" in kinds and not set(options.only) <= OURS_ALONE
             bench = Bench(Path(scratch), rmqload.build(Path(scratch)), java_system() if needs_java else None)
             print(machine(bench))
             for part in steps(bench, table, options, kinds, rounds, factor):
@@ -151,12 +157,13 @@ def steps(
         "idle": lambda: idle.compare(bench, table, kinds, factor, options.consumers),
         "replication": lambda: replication.compare(bench, table, kinds, rounds, factor),
         "shards": lambda: shards.measure(bench, table, rounds, factor),
+        "spark": lambda: spark.measure(bench, table, rounds, factor),
         "growth": lambda: growth.compare(bench, table, kinds, factor, options.plot),
         "stalls": lambda: stalls.compare(bench, table, kinds, factor),
     }
     wanted = {"send" if name == "pull" else name for name in only}
     if "ours" not in kinds:
-        wanted -= {"memory", "twistd", "shards"}
+        wanted -= OURS_ALONE
     return [part for name, part in by_part.items() if name in wanted]
 
 

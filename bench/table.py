@@ -32,7 +32,7 @@ class Table:
         self.row(name, f"{cells}   {self._check_request(name, measured, at_least, below)}")
 
     def _check_request(self, name: str, measured: float | None, at_least: float | None, below: float | None) -> str:
-        wanted = f"< {below:,g}" if at_least is None else f">= {at_least:.2f}"
+        wanted = f"< {below:,g}" if at_least is None else f">= {number(at_least, 0 if at_least >= 100 else 2)}"
         if measured is None:
             return f"(wanted {wanted})"
         is_met = measured < (below or 0) if at_least is None else round(measured, 2) >= at_least

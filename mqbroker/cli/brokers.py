@@ -26,8 +26,8 @@ _COLUMNS = ("cluster", "broker", "id", "address", "version", "in/s", "out/s", "i
 class BrokerRow:
     """A broker, or all of its shards. Rates are messages a second over the last ten seconds; None if unknown.
 
-    `shard_of`: the name in common; empty of a broker that is no shard. `shards`: how many there are; `serving`: how
-    many of these brokers answered. `why_not`: why none, or one, did not.
+    `shard_of`: the name in common; empty of a broker that is no shard. `shard`: which one; None for all together.
+    `shards`: how many there are; `serving`: how many of these brokers answered. `why_not`: why none, or one, did not.
     """
 
     cluster: str
@@ -40,6 +40,7 @@ class BrokerRow:
     in_today: int | None = None
     out_today: int | None = None
     shard_of: str = ""
+    shard: int | None = None
     shards: int = 1
     serving: int = 1
     why_not: str = ""
@@ -49,7 +50,8 @@ class BrokerRow:
         if self.shards == 1:
             return self.why_not
         count = f"{self.shards}" if self.serving == self.shards else f"{self.serving} of {self.shards}"
-        return f"{count} shards; {self.why_not}" if self.why_not else f"{count} shards"
+        what = f"{count} shards" if self.shard is None else f"shard {self.shard} of {self.shards}"
+        return f"{what}; {self.why_not}" if self.why_not else what
 
 
 @click.command()
@@ -120,10 +122,12 @@ def _known_shards(rows: list[BrokerRow]) -> list[BrokerRow]:
     sharded = {(row.cluster, row.shard_of): row.shards for row in rows if row.shard_of}
 
     def known(row: BrokerRow) -> BrokerRow:
+        if row.shard_of:
+            return attrs.evolve(row, shard=shard_number(row.name, row.shard_of))
         for (cluster, shard_of), shards in sharded.items():
             shard = shard_number(row.name, shard_of) if cluster == row.cluster else None
             if shard is not None and shard < shards and not row.serving:
-                return attrs.evolve(row, shard_of=shard_of, shards=shards)
+                return attrs.evolve(row, shard_of=shard_of, shard=shard, shards=shards)
         return row
 
     return [known(row) for row in rows]
@@ -138,11 +142,12 @@ def merged_rows(rows: Iterable[BrokerRow]) -> list[BrokerRow]:
 
 
 def _merged(group: list[BrokerRow]) -> BrokerRow:
-    group = sorted(group, key=lambda row: shard_number(row.name, row.shard_of) or 0)
+    group = sorted(group, key=lambda row: row.shard or 0)
     versions = dict.fromkeys(row.version for row in group if row.version)
     return attrs.evolve(
         group[0],
         name=group[0].shard_of,
+        shard=None,
         version=", ".join(versions) or None,
         in_per_s=_sum(group, lambda row: row.in_per_s),
         out_per_s=_sum(group, lambda row: row.out_per_s),

@@ -106,6 +106,12 @@ def test_what_a_broker_does_not_say_is_unknown() -> None:
     assert lines([row], as_json=False, on_terminal=False) == ["c\tx\t0\t10.0.0.1:1\t?\t?\t?\t?\t?\t"]
 
 
+def test_each_shard_says_which_it_is() -> None:
+    found = rows(net({"a": shard(0, count=3), "a-1": None, "a-2": shard(2, count=3)}))
+    assert [row.state.partition(";")[0] for row in found] == ["shard 0 of 3", "shard 1 of 3", "shard 2 of 3"]
+    assert merged_rows(found)[0].state.startswith("2 of 3 shards; a-1: no answer: ")
+
+
 @pytest.mark.parametrize("shards", ["0", "x", "", "1"])
 def test_a_number_of_shards_that_is_none(shards: str) -> None:
     found = rows(net({"a": info(shardOf="a", shards=shards)}))

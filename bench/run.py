@@ -20,6 +20,7 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     growth   sends a second by connections, topics and size, from few to very many; --plot draws them
     shards   CPU time of a message on one core, and two shards on two cores
     spark    rows a second that Spark reads on one core, and what an idle stream takes
+    clients  asynchronous sends and push consumption of our client and of Java's, on one core, with one broker of ours
     stalls   the longest that one waits while another asks as much as it can
 
 Figures are worth something only when the machine does nothing else. Ratios are such that more is better.
@@ -36,6 +37,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import (
+    clients,
     delayed,
     filtered,
     growth,
@@ -78,6 +80,7 @@ PARTS = (
     "growth",
     "shards",
     "spark",
+    "clients",
     "stalls",
 )
 
@@ -159,6 +162,7 @@ def steps(
         "shards": lambda: shards.measure(bench, table, rounds, factor),
         "spark": lambda: spark.measure(bench, table, rounds, factor),
         "growth": lambda: growth.compare(bench, table, kinds, factor, options.plot),
+        "clients": lambda: clients.compare(bench, table, kinds, rounds, factor),
         "stalls": lambda: stalls.compare(bench, table, kinds, factor),
     }
     wanted = {"send" if name == "pull" else name for name in only}

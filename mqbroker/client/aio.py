@@ -8,9 +8,7 @@ Cancelling a coroutine gives up waiting: a request that was sent may still be ex
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import inspect
 import os
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
@@ -23,14 +21,15 @@ from mqbroker.client.consume_service import Listener
 from mqbroker.client.faces import core, offsets, started
 from mqbroker.client.identity import local_ip, make_client_id, producer_identity
 from mqbroker.client.listeners import check_listener
-from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
+from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.stack_traces import thread_stacks
 from mqbroker.client.subscription import ALL
+from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 
 P = ParamSpec("P")
@@ -85,8 +84,16 @@ class Producer(_Client):
         options = options or ProducerOptions()
         self._net = AioNet(decline, rng, options.credentials, options.tls)
         client_id, next_id = producer_identity(servers, rng, self._net.now)
+        plain_sends = None if compiled is None else functools.partial(PlainSends, self._net, next_id)
         self._core = ProducerCore(
-            self._net, servers, group, options, client_id=client_id, next_id=next_id, live=self._net
+            self._net,
+            servers,
+            group,
+            options,
+            client_id=client_id,
+            next_id=next_id,
+            live=self._net,
+            plain_sends=plain_sends,
         )
 
     start = call(ProducerCore.start, core)
@@ -121,7 +128,7 @@ class PushConsumer(_Client):
         self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
         self._net = net
         self._listener = listener
-        self._core = PushConsumerCore(net, servers, group, _on_loop(listener), options, self.client_id)
+        self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id)
 
     @property
     def assigned(self) -> frozenset[MessageQueue]:
@@ -194,22 +201,3 @@ class _Done:
     def __await__(self) -> Generator[None, None, None]:
         return
         yield
-
-
-class _ListenerCancelled(Exception):
-    """Something that a listener awaited was cancelled, but not by this client: the listener failed on its message."""
-
-
-def _on_loop(listener: Listener) -> Callable[[ReceivedMessage], Coroutine[Any, Any, Any]]:
-    @functools.wraps(listener)
-    async def call(message: ReceivedMessage) -> Any:
-        try:
-            verdict = listener(message)
-            return await verdict if inspect.isawaitable(verdict) else verdict
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise _ListenerCancelled("the listener was cancelled from inside") from error
-
-    return call

@@ -15,11 +15,22 @@ from typing import Any, cast
 
 import attrs
 
+from mqbroker.client.messages import Message, SendResult, SendStatus
 from mqbroker.client.net import Lock, RequestHandler, Signal, signed
 from mqbroker.client.tls import ClientTls, Contexts, ssl_context, ssl_failed, why_lost
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
+from mqbroker.kernel import compiled
 from mqbroker.remoting.response_table import PendingRequest, ResponseTable, Timeout
-from mqbroker.wire.command import ONEWAY_FLAG, FrameDecoder, RemotingCommand, decode_command, encode_command
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import (
+    ONEWAY_FLAG,
+    FrameDecoder,
+    RemotingCommand,
+    decode_command,
+    encode_command,
+    encode_json_header,
+)
 from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
 
@@ -29,6 +40,7 @@ _CONNECT_TIMEOUT_S = 3.0
 _CLOSE_TIMEOUT_S = 1.0
 #: Frames sent within one turn of the loop are joined, up to about a transport's high-water mark.
 _UNWRITTEN_BYTES_MAX = 64 * 1024
+_READ_BYTES = 64 * 1024
 #: A peer that reads nothing for so long, seconds, while more waits for it, counts as gone.
 _UNREAD_S_MAX = 10.0
 #: Requests of a peer that may wait for their answers on one connection; more are dropped.
@@ -45,6 +57,37 @@ async def _timeout(seconds: float) -> AsyncIterator[None]:
             yield
         finally:
             timeout.cancel()
+
+
+#: Where a message is sent: its queue, and what its header has before its own fields.
+Place = tuple[MessageQueue, bytes]
+#: A plain send that was not answered yet.
+Sent = tuple[asyncio.Future[Any], Message, MessageQueue, str, "_Run"]
+
+#: What follows the fields in the header of a request.
+AFTER_FIELDS = b'},"flag":'
+_OPAQUE = b'"opaque":'
+_header = encode_json_header(RemotingCommand(0, {"": ""}), 0).rpartition(AFTER_FIELDS)[2]
+_BEFORE_OPAQUE = AFTER_FIELDS + _header.partition(_OPAQUE)[0] + _OPAQUE
+_AFTER_OPAQUE = _header.partition(_OPAQUE + b"0")[2]
+
+
+@attrs.define(eq=False)
+class _Run:
+    """Plain sends that were written together, and have one time-out."""
+
+    addr: str
+    began: float
+    opaque: int
+    left: int
+    forget_opaque: Callable[[int], None]
+
+    def forget(self) -> None:
+        """All are answered."""
+        self.forget_opaque(self.opaque)
+
+
+SendsEnded = Callable[[list[tuple[Sent, SendResult | RemotingCommand | MQError]]], object]
 
 
 class _FifoLock:
@@ -76,19 +119,30 @@ class _FifoLock:
         self._count -= 1
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BufferedProtocol):
     """Frames on one transport; each request waits for the response with its opaque."""
 
     def __init__(
-        self, addr: str, answer: Callable[[RemotingCommand, _Connection], None], tls: ClientTls | None
+        self,
+        addr: str,
+        answer: Callable[[RemotingCommand, _Connection], None],
+        tls: ClientTls | None,
+        gate: _FifoLock,
+        sends_ended: SendsEnded,
     ) -> None:
-        self._addr = addr
+        """`gate` is held by those that wait for a connection to this address."""
+        self._sends_ended = sends_ended
+        self.addr = addr
+        self._gate = gate
+        self._sent: dict[int, Sent] = {}
+        # A Protocol would have 256 KiB allocated, and shrunk, for each read.
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self._tls = tls
         self._answer = answer
         #: Number of the peer's requests whose responses are not ready, or do not fit into the socket's buffer.
         self.unanswered = 0
         self._decoder = FrameDecoder()
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()  # which asks the system for the process each time
         self._responses = ResponseTable(addr, loop.time, loop.call_later, self.close)
         self._transport: asyncio.Transport | None = None
         self._unwritten: list[bytes] = []
@@ -103,14 +157,14 @@ class _Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable.clear()
-        self._unread_timer = asyncio.get_running_loop().call_later(_UNREAD_S_MAX, self._close_unread)
+        self._unread_timer = self._loop.call_later(_UNREAD_S_MAX, self._close_unread)
 
     def resume_writing(self) -> None:
         self._writable.set()
         self._stop_unread_timer()
 
     def _close_unread(self) -> None:
-        log.warning("closing the connection to %s: it has read nothing for %g s", self._addr, _UNREAD_S_MAX)
+        log.warning("closing the connection to %s: it has read nothing for %g s", self.addr, _UNREAD_S_MAX)
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
@@ -124,19 +178,39 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.is_open = True
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._data_received(bytes(self._buffer[:nbytes]))
+
+    def _data_received(self, data: bytes) -> None:
+        now = self._loop.time()
+        if self._sent and compiled is not None:
+            data = self._take_stored(data, now)
         try:
             commands = [decode_command(*frame) for frame in self._decoder.feed(data)]
         except BadFrame as error:
-            log.warning("closing the connection to %s: %s", self._addr, error)
+            log.warning("closing the connection to %s: %s", self.addr, error)
             self.close()
             return
-        now = self._responses.heard_at = asyncio.get_running_loop().time()
+        self._responses.heard_at = now
         for command in commands:
-            if command.is_response:
-                self._responses.answer(command, now)
-            else:
+            if not command.is_response:
                 self._answer(command, self)
+            elif not self._responses.answer(command, now) and command.opaque in self._sent:
+                self._sends_ended([(self._sent.pop(command.opaque), command)])
+
+    def _take_stored(self, data: bytes, now: float) -> bytes:
+        """Take the plain responses to plain sends from the beginning of `data`; returns the rest."""
+        whole = self._decoder.join(data)
+        if whole is None or compiled is None:
+            return data
+        stored, at = compiled.take_stored(whole, self._sent, SendResult, SendStatus.SEND_OK)
+        if stored:
+            self._responses.heard_at = now
+            self._sends_ended(stored)
+        return whole[at:]
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
@@ -145,18 +219,30 @@ class _Connection(asyncio.Protocol):
         self._stop_unread_timer()
         has_answered = self._responses.has_heard
         self._responses.lost(
-            lambda largest: why_lost(self._addr, self._tls, error, has_answered=has_answered, request_bytes=largest)
+            lambda largest: why_lost(self.addr, self._tls, error, has_answered=has_answered, request_bytes=largest)
         )
 
     def send(self, command: RemotingCommand) -> None:
         """Write at the end of this turn of the loop, joined with other frames, or earlier if they are many."""
+        self._write_soon(encode_command(command))
+
+    def _write_soon(self, frame: bytes) -> None:
         if not self._unwritten:
-            asyncio.get_running_loop().call_soon(self._write)
-        data = encode_command(command)
-        self._unwritten.append(data)
-        self._unwritten_bytes += len(data)
+            self._loop.call_soon(self._write)
+        self._unwritten.append(frame)
+        self._unwritten_bytes += len(frame)
         if self._unwritten_bytes >= _UNWRITTEN_BYTES_MAX:
             self._write()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether all sent bytes are in the buffer of the socket, too, and nobody waits to send more."""
+        return self.is_ready and self.is_writable
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is open, and nobody waits for a connection."""
+        return self.is_open and self._gate.is_empty
 
     @property
     def is_writable(self) -> bool:
@@ -174,16 +260,57 @@ class _Connection(asyncio.Protocol):
     async def request(self, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         """Send at once, writable or not, and wait for the response; the time-out counts from the write."""
         if not self.is_open:
-            raise ConnectionClosed(f"the connection to {self._addr} is closed")
+            raise ConnectionClosed(f"the connection to {self.addr} is closed")
         opaque = self._responses.next_opaque()
-        waiter: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
-        request = self._responses.add(opaque, command, timeout_ms, partial(_complete, waiter))
+        frame = encode_command(command, opaque)
+        waiter: asyncio.Future[RemotingCommand] = self._loop.create_future()
+        self._unwritten_requests.append(self._responses.add(opaque, command, timeout_ms, partial(_complete, waiter)))
+        self._write_soon(frame)
         try:
-            self._unwritten_requests.append(request)
-            self.send(attrs.evolve(command, opaque=opaque))
             return await waiter
-        finally:
+        except BaseException:  # it was cancelled, or has ended anyhow
             self._responses.forget(opaque)
+            raise
+
+    def send_run(
+        self,
+        messages: list[Message],
+        places: list[Place],
+        waiters: list[Any],
+        now_s: float,
+        timeout_ms: int,
+        id_prefix: str,
+        id_number: int,
+    ) -> int:
+        """Send the first messages, as long as they are plain, each as in its place; returns how many. `now_s` is the
+        time of day; the ids of messages without one begin with `id_prefix`, and are numbered."""
+        if compiled is None:
+            return 0
+        opaque = self._responses.reserve_opaques(1 + len(messages))
+        run = _Run(self.addr, now_s, opaque, 0, self._responses.forget)
+        born_ms = int(now_s * 1000)
+        try:
+            frames = compiled.encode_sends(
+                messages, places, waiters, run, opaque + 1, born_ms, id_prefix, id_number,
+                _BEFORE_OPAQUE, _AFTER_OPAQUE, self._sent,
+            )  # fmt: skip
+        except Exception:  # a message that was changed behind its checks: the general path says so to its sender
+            for number in range(len(messages)):
+                self._sent.pop(opaque + 1 + number, None)
+            return 0
+        if frames:
+            run.left = len(frames)
+            command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, {}, messages[0].body)
+            # The run has an opaque of its own, which nobody answers.
+            failed = partial(self._failed, range(opaque + 1, opaque + 1 + len(frames)))
+            self._unwritten_requests.append(self._responses.add(opaque, command, timeout_ms, failed))
+            self._write_soon(b"".join(frames))
+        return len(frames)
+
+    def _failed(self, opaques: range, error: Any) -> None:
+        if not isinstance(error, MQError):
+            error = ConnectionClosed(f"{self.addr} has answered what it was not asked")
+        self._sends_ended([(self._sent.pop(opaque), error) for opaque in opaques if opaque in self._sent])
 
     def _write(self) -> None:
         unwritten, self._unwritten = self._unwritten, []
@@ -237,21 +364,32 @@ class AioNet:
         self._connections: dict[str, _Connection] = {}
         self._connect_locks: dict[str, _FifoLock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        #: Called with plain sends that have ended, and how.
+        self.sends_ended: SendsEnded = len
 
-    def now(self) -> float:
-        return time.time()
+    now = staticmethod(time.time)
+
+    def free_connection(self, addr: str) -> _Connection | None:
+        """The connection to `addr`, if it can take requests at once, and they need no signature."""
+        connection = self._connections.get(addr)
+        return connection if connection is not None and connection.is_free and self._credentials is None else None
 
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        connection = self._open_connection(addr)
-        if connection is None:
-            try:
-                async with _timeout(timeout_ms / 1000):
-                    connection = await self._connection(addr)
-            except TimeoutError:
-                raise RequestTimedOut(f"{command.describe()}: no connection to {addr} in {timeout_ms} ms") from None
-        await connection.writable()
-        return await connection.request(signed(command, self._credentials), timeout_ms)
+        connection = self._connections.get(addr)
+        if connection is None or not connection.is_free:
+            if connection is None or not connection.is_ready:
+                try:
+                    async with _timeout(timeout_ms / 1000):
+                        connection = await self._connection(addr)
+                except TimeoutError:
+                    why = f"{command.describe()}: no connection to {addr} in {timeout_ms} ms"
+                    raise RequestTimedOut(why) from None
+            await connection.writable()
+        if self._credentials is not None:
+            command = signed(command, self._credentials)
+        return await connection.request(command, timeout_ms)
 
     async def invoke_many(
         self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int
@@ -265,7 +403,9 @@ class AioNet:
         return results
 
     async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
-        connection = self._open_connection(addr) or await self._connection(addr)
+        connection = self._connections.get(addr)
+        if connection is None or not connection.is_ready:
+            connection = await self._connection(addr)
         if not await connection.writable():
             raise ConnectionClosed(f"the connection to {addr} is closed")
         connection.send(attrs.evolve(signed(command, self._credentials), flag=command.flag | ONEWAY_FLAG))
@@ -276,8 +416,20 @@ class AioNet:
     def lock(self) -> Lock:
         return asyncio.Lock()
 
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    def is_cancelled_inside(self, error: BaseException) -> bool:
+        task = asyncio.current_task()
+        return isinstance(error, asyncio.CancelledError) and not (task is not None and task.cancelling())
+
+    def after_spawned(self, call: Callable[[], None]) -> None:
+        self._running_loop().call_soon(call)
+
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(coroutine)
+        task = self._running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -320,13 +472,6 @@ class AioNet:
     def _is_closed(self) -> bool:
         return self._closed
 
-    def _open_connection(self, addr: str) -> _Connection | None:
-        """The open connection to `addr`; None if there is none, or somebody waits for it."""
-        connection = self._connections.get(addr)
-        return (
-            connection if connection is not None and connection.is_open and self._connect_lock(addr).is_empty else None
-        )
-
     def _connect_lock(self, addr: str) -> _FifoLock:
         lock = self._connect_locks.get(addr)
         if lock is None:
@@ -353,7 +498,10 @@ class AioNet:
         try:
             async with _timeout(_CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(addr, self._answer, tls), host, port, **encrypted
+                    lambda: _Connection(addr, self._answer, tls, self._connect_lock(addr), self.sends_ended),
+                    host,
+                    port,
+                    **encrypted,
                 )
         except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as error:
             if tls is None:

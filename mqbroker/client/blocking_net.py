@@ -82,7 +82,7 @@ class _Connection:
         frames = []
         for command, complete in zip(commands, completes, strict=True):
             opaque = self.responses.next_opaque()
-            frames.append(encode_command(attrs.evolve(command, opaque=opaque)))
+            frames.append(encode_command(command, opaque))
             self.responses.add(opaque, command, 0, complete)
         self._within(deadline, commands[0], lambda: self._socket.sendall(b"".join(frames)))
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from types import CoroutineType
 from typing import Any, Protocol
 
 import attrs
@@ -18,6 +19,7 @@ from mqbroker.client.errors import NotHandled, RetryLater
 from mqbroker.client.listeners import ListenerResults
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import LiveNet, Signal
+from mqbroker.client.process_queue import PulledBatch
 from mqbroker.client.running_info import ConsumerStats
 from mqbroker.client.stack_traces import describe_error
 from mqbroker.errors import MQError, Refused
@@ -43,15 +45,11 @@ Listener = Callable[[ReceivedMessage], Any]
 SendBack = Callable[[ReceivedMessage, int], Awaitable[None]]
 
 
-@attrs.define(eq=False)
-class _Call:
-    """A running call of the listener, which its callees can find (context variable)."""
+#: So long, seconds, messages go to a listener that does not suspend, before others on the event loop have a turn.
+_TURN_S = 0.005
 
-    consuming: ConsumeService
-    has_ended: bool = False
-
-
-_call_here: ContextVar[_Call | None] = ContextVar("mqbroker listener", default=None)
+#: What the listener was called for, in the call that the caller runs in, or was started from.
+_called_for: ContextVar[object] = ContextVar("mqbroker listener", default=None)
 
 
 class Owner(Protocol):
@@ -61,15 +59,30 @@ class Owner(Protocol):
     #: True once the queue belongs to another member: the listener's result no longer counts.
     dropped: bool
 
-    def done(self, message: ReceivedMessage) -> None: ...
+
+@attrs.define(eq=False)
+class _Portion:
+    """Messages of a batch that wait: from the index `next` on, up to `end`."""
+
+    owner: Owner
+    batch: PulledBatch
+    next: int
+    end: int
+
+
+class ListenerCancelled(Exception):
+    """Something that a listener awaited was cancelled, but not by this client: the listener failed on its message."""
 
 
 @attrs.define(eq=False)
 class _Run:
-    """A message that is with the listener. `looks` counts how often a check found it there."""
+    """Has one message after the other with the listener: `message`, if any, of `portion`.
 
-    owner: Owner
-    message: ReceivedMessage
+    `looks` counts how often a check found it there.
+    """
+
+    message: ReceivedMessage | None = None
+    portion: _Portion | None = None
     looks: int = 0
     is_sent_back: bool = False
 
@@ -94,31 +107,35 @@ class ConsumeService:
         self._stats = stats
         self._concurrency = concurrency
         self._local_retry_s = local_retry_s
-        self._waiting: deque[tuple[Owner, ReceivedMessage]] = deque()
+        self._waiting: deque[_Portion] = deque()
         self._runs: dict[_Run, None] = {}
-        #: Their number by queue.
-        self._busy: Counter[MessageQueue] = Counter()
         self._waiting_for: list[tuple[MessageQueue, Signal]] = []
-        #: Calls of the listener for messages of administrators.
-        self._direct_calls = 0
+        #: Messages of administrators that are with the listener.
+        self._direct: list[ReceivedMessage] = []
         self._starting = False
-        #: The listener could not be called, or a call was torn down: other messages would fail the same way.
-        self._halted = False
+        #: Runs that let others on the event loop have their turn.
+        self._yielding = 0
+        #: Nothing waits any more: it is closed, or the listener could not be called, or a call was torn down; other
+        #: messages would fail the same way.
+        self._is_over = False
         self._closed = False
         self._idle = net.signal()
 
-    def put(self, owner: Owner, messages: Iterable[ReceivedMessage]) -> None:
-        """Queue messages for the listener."""
-        self._waiting.extend((owner, message) for message in messages)
-        self._start_some()
+    def put(self, owner: Owner, batch: PulledBatch) -> None:
+        """Queue the messages of a batch for the listener."""
+        if batch.messages and not self._is_over:
+            self._waiting.append(_Portion(owner, batch, 0, len(batch.messages)))
+            self._start_some()
 
     def forget_dropped(self) -> None:
         """Drop queued messages whose queues were dropped; otherwise they are skipped at their turn."""
-        self._waiting = deque(item for item in self._waiting if not item[0].dropped)
+        kept = [portion for portion in self._waiting if not portion.owner.dropped]
+        self._waiting.clear()
+        self._waiting.extend(kept)
 
     async def ended(self, queue: MessageQueue, timeout_s: float) -> bool:
         """Return True when the listener has no message of `queue`, False if it still has after that time."""
-        if not self._busy[queue]:
+        if not self._is_with_listener(queue):
             return True
         waiter = queue, self._net.signal()
         self._waiting_for.append(waiter)
@@ -131,19 +148,19 @@ class ConsumeService:
         """Call the listener for `message` at once, and return the result. Raises Refused."""
         if self._closed:
             raise Refused(ResponseCode.SYSTEM_ERROR, "this consumer is closing and takes no more messages")
-        if self._direct_calls >= DIRECT_MAX:
+        if len(self._direct) >= DIRECT_MAX:
             why = f"{DIRECT_MAX} messages for direct consumption are with the listener; try again later"
             raise Refused(ResponseCode.SYSTEM_BUSY, why)
         log.info("consuming message %s of %s directly", message.msg_id, message.queue)
         began, remark = self._net.now(), None
-        self._direct_calls += 1
+        self._direct.append(message)
         try:
             result = "CR_SUCCESS" if await self._ask(message) is None else "CR_LATER"
         except Exception as error:
             log.warning("the listener failed on message %s, consumed directly: %r", message.msg_id, error)
             result, remark = "CR_THROW_EXCEPTION", describe_error(error)
         finally:
-            self._direct_calls -= 1
+            self._direct = [each for each in self._direct if each is not message]
             self._tell_idle()
         spent_ms = max(0, int((self._net.now() - began) * 1000))
         return ConsumeMessageDirectlyResult(consume_result=result, remark=remark, spent_time_mills=spent_ms)
@@ -151,6 +168,10 @@ class ConsumeService:
     def stop(self) -> None:
         """Start nothing more."""
         self._closed = True
+        self._halt()
+
+    def _halt(self) -> None:
+        self._is_over = True
         self._waiting.clear()
 
     async def close(self, timeout_s: float) -> bool:
@@ -161,42 +182,53 @@ class ConsumeService:
     @property
     def is_calling(self) -> bool:
         """Whether the caller runs inside a call of the listener: it must not wait for the call's end."""
-        call = _call_here.get()
-        return call is not None and call.consuming is self and not call.has_ended
+        called_for = _called_for.get()
+        return called_for is not None and (
+            any(run.message is called_for for run in self._runs) or any(each is called_for for each in self._direct)
+        )
 
     @property
     def _is_idle(self) -> bool:
-        return not self._runs and self._direct_calls == 0
+        return not self._runs and not self._direct
 
     def _tell_idle(self) -> None:
         if self._closed and self._is_idle:
             self._idle.set()
 
+    def _can_start(self) -> bool:
+        return bool(self._waiting) and len(self._runs) < self._concurrency and not self._yielding
+
     def _start_some(self) -> None:
-        # A listener that never suspends ends inside spawn(), which calls this again: let the first call continue.
-        if self._starting or self._halted:
-            return
-        self._starting = True
-        try:
-            while self._waiting and len(self._runs) < self._concurrency and not self._closed:
-                owner, message = self._waiting.popleft()
-                if not owner.dropped:
-                    run = _Run(owner, message)
-                    self._runs[run] = None
-                    self._busy[owner.queue] += 1
-                    self._net.spawn(self._run(run))
-        finally:
-            self._starting = False
+        # One run is enough as long as the listener does not suspend: others start when that one has had its turn.
+        if not self._starting and self._can_start():
+            self._start_run()
+            self._start_others_soon()
+
+    def _start_others_soon(self) -> None:
+        if not self._starting and self._can_start():
+            self._starting = True
+            self._net.after_spawned(self._start_others)
+
+    def _start_others(self) -> None:
+        self._starting = False
+        while self._can_start():
+            self._start_run()
+
+    def _start_run(self) -> None:
+        run = _Run()
+        self._runs[run] = None
+        self._net.spawn(self._work(run))
 
     async def send_back_overdue(self) -> None:
         """Check the messages that are with the listener; send those back that were for LOOKS_MAX checks."""
         for run in list(self._runs):
             run.looks += 1
-            if run.looks > LOOKS_MAX and not run.is_sent_back and not run.owner.dropped:
-                await self._send_back_overdue(run)
+            if run.looks > LOOKS_MAX and not run.is_sent_back and run.portion is not None and run.message is not None:
+                await self._send_back_overdue(run, run.portion, run.message)
 
-    async def _send_back_overdue(self, run: _Run) -> None:
-        message = run.message
+    async def _send_back_overdue(self, run: _Run, portion: _Portion, message: ReceivedMessage) -> None:
+        if portion.owner.dropped:
+            return
         try:
             await self._send_back(message, _OVERDUE_DELAY_LEVEL)
         except MQError as error:
@@ -207,82 +239,147 @@ class ConsumeService:
             message.msg_id,
             message.queue,
         )
-        run.is_sent_back = True
-        if not run.owner.dropped:
-            run.owner.done(message)
+        if run.message is message:
+            run.is_sent_back = True
+        if (index := portion.batch.index(message)) is not None:
+            portion.batch.done(index, self._net.now())
 
-    async def _run(self, run: _Run) -> None:
+    async def _work(self, run: _Run) -> None:
+        """Give the listener one message after the other, as long as any waits."""
         try:
-            await self._consume(run)
+            while await self._take_turn(run):
+                self._yielding += 1
+                try:
+                    await self._net.sleep(0)
+                finally:
+                    self._yielding -= 1
+                self._start_others_soon()
         except NotHandled as why:
-            log.debug("message %s of %s is left to others: %s", run.message.msg_id, run.message.queue, why)
-            self._halted = True
+            log.debug("a message is left to others: %s", why)
+            self._halt()
         except BaseException:
             # The loop is ending, and cancels all tasks.
-            self._halted = True
+            self._halt()
             raise
         finally:
+            self._let_go(run)
             del self._runs[run]
-            self._no_longer_with(run.owner.queue)
             self._start_some()
             self._tell_idle()
 
-    def _no_longer_with(self, queue: MessageQueue) -> None:
-        self._busy[queue] -= 1
-        if not self._busy[queue]:
-            del self._busy[queue]
-            for waited_for, signal in self._waiting_for:
-                if waited_for == queue:
-                    signal.set()
+    async def _take_turn(self, run: _Run) -> bool:
+        """As `_work`, until others on the event loop should have their turn: then True."""
+        waiting, now_s = self._waiting, self._net.now
+        until = now_s() + _TURN_S
+        while waiting and now_s() < until:
+            portion = run.portion = waiting[0]
+            await self._consume(run, portion, until)
+            if waiting and waiting[0] is portion and portion.next >= portion.end:
+                waiting.popleft()
+        return bool(waiting)
 
-    async def _consume(self, run: _Run) -> None:
-        owner, message = run.owner, run.message
-        delay_level = await self._call(message)
-        if owner.dropped or run.is_sent_back:
-            return
-        if delay_level is not None:
+    async def _consume(self, run: _Run, portion: _Portion, until: float) -> None:
+        """Give the listener what nobody else takes of `portion`, as long as it is not `until`, and it is not over."""
+        owner, batch, listener, now_s = portion.owner, portion.batch, self._listener, self._net.now
+        messages, end = batch.messages, portion.end
+        since = now = now_s()
+        ok = 0
+        while (index := portion.next) < end and now < until and not (owner.dropped or self._is_over):
+            portion.next = index + 1
+            message = run.message = messages[index]
+            if message is None:
+                continue
+            _called_for.set(message)
+            delay_level: int | None = None
             try:
-                await self._send_back(message, delay_level)
-            except MQError as error:
-                log.warning(
-                    "%s was not accepted back; consuming it here again in %g s: %s",
-                    message.msg_id,
-                    self._local_retry_s,
-                    error,
-                )
-                self._net.spawn(self._again(owner, message))
-                return
-        owner.done(message)
+                verdict = listener(message)
+                if type(verdict) is CoroutineType or (verdict is not None and inspect.isawaitable(verdict)):
+                    verdict = await verdict
+                if verdict is not None:
+                    delay_level = self._verdicts.delay_level(verdict, message)
+            except BaseException as error:
+                delay_level = self._delay_level_after(error, message)
+            now = now_s()
+            if delay_level is None:
+                ok += 1
+                batch.done(index, now)
+            else:
+                self._count(owner, now - since, ok, 1)
+                await self._retry(run, portion, message, index, delay_level)
+                ok, since = 0, now_s()
+            if run.looks or self._waiting_for:
+                self._let_go(run)
+        run.message = None
+        self._count(owner, now - since, ok, 0)
+        if owner.dropped:
+            portion.next = end
 
-    async def _call(self, message: ReceivedMessage) -> int | None:
-        """As `_ask`, with 0 if the listener fails. Raises NotHandled."""
-        began = self._net.now()
-        delay_level: int | None = 0
+    def _count(self, owner: Owner, took_s: float, ok: int, failed: int) -> None:
+        """Count what the listener had of a queue."""
+        if ok or failed:
+            self._stats.of(owner.queue.topic).consumed(max(0.0, took_s) * 1000, ok, failed)
+
+    def _let_go(self, run: _Run) -> None:
+        run.message, run.looks, run.is_sent_back = None, 0, False
+        for queue, signal in self._waiting_for:
+            if run.portion is not None and run.portion.owner.queue == queue and not self._is_with_listener(queue):
+                signal.set()
+
+    def _is_with_listener(self, queue: MessageQueue) -> bool:
+        return any(run.message and run.portion and run.portion.owner.queue == queue for run in self._runs)
+
+    async def _retry(
+        self, run: _Run, portion: _Portion, message: ReceivedMessage, index: int, delay_level: int
+    ) -> None:
+        """Send a message back that was not consumed, or let the listener have it again later."""
+        if portion.owner.dropped or run.is_sent_back:
+            return
         try:
-            delay_level = await self._ask(message)
+            await self._send_back(message, delay_level)
+        except MQError as error:
+            log.warning(
+                "%s was not accepted back; consuming it here again in %g s: %s",
+                message.msg_id,
+                self._local_retry_s,
+                error,
+            )
+            self._net.spawn(self._again(portion, index, message))
+        else:
+            portion.batch.done(index, self._net.now())
+
+    def _delay_level_after(self, error: BaseException, message: ReceivedMessage) -> int:
+        """The delay level for a message that the listener raised `error` on. Raises what ends the run."""
+        try:
+            return self._raised(error)
         except NotHandled:
             raise
-        except Exception:
-            log.exception("the listener failed on message %s of %s", message.msg_id, message.queue)
-        took_ms = max(0.0, self._net.now() - began) * 1000
-        self._stats.of(message.queue.topic).consumed(took_ms, delay_level is None)
-        return delay_level
+        except Exception as failure:
+            log.error("the listener failed on message %s of %s", message.msg_id, message.queue, exc_info=failure)
+            return 0
 
     async def _ask(self, message: ReceivedMessage) -> int | None:
-        """Return None if the listener consumed the message, else the delay level to send it back with."""
-        call = _Call(self)
-        _call_here.set(call)
+        """For a message of an administrator: None if the listener consumed it, else the delay level."""
+        _called_for.set(message)
         try:
             verdict = self._listener(message)
-            if inspect.isawaitable(verdict):
+            if verdict is not None and inspect.isawaitable(verdict):
                 verdict = await verdict
-        except RetryLater as later:
-            return later.delay_level
-        finally:
-            call.has_ended = True
-        return self._verdicts.delay_level(verdict, message)
+            return self._verdicts.delay_level(verdict, message)
+        except BaseException as error:
+            return self._raised(error)
 
-    async def _again(self, owner: Owner, message: ReceivedMessage) -> None:
+    def _raised(self, error: BaseException) -> int:
+        """The delay level if a listener has raised RetryLater. Raises `error` if not, or ListenerCancelled."""
+        if isinstance(error, RetryLater):
+            return error.delay_level
+        if self._net.is_cancelled_inside(error):
+            raise ListenerCancelled("something that the listener awaited was cancelled") from error
+        raise error
+
+    async def _again(self, portion: _Portion, index: int, message: ReceivedMessage) -> None:
+        owner, batch = portion.owner, portion.batch
         await self._net.sleep(self._local_retry_s)
-        if not owner.dropped and not self._closed:
-            self.put(owner, [attrs.evolve(message, reconsume_times=message.reconsume_times + 1)])
+        if not owner.dropped and not self._is_over:
+            batch.messages[index] = attrs.evolve(message, reconsume_times=message.reconsume_times + 1)
+            self._waiting.append(_Portion(owner, batch, index, index + 1))
+            self._start_some()

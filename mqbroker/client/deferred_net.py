@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, cast
 
@@ -97,6 +97,12 @@ class DeferredNet:
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
         return _Task(coroutine, self._clock)
+
+    def is_cancelled_inside(self, error: BaseException) -> bool:
+        return False  # Twisted's CancelledError is like any other
+
+    def after_spawned(self, call: Callable[[], None]) -> None:
+        call()
 
     def signal(self) -> Signal:
         return _Signal(self._clock)

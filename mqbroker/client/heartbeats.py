@@ -57,18 +57,17 @@ class Heartbeats:
         return await self._send(addresses)
 
     async def send_to(self, addr: str) -> None:
-        """Send one at once: the broker does not know this client."""
+        """Send one at once."""
         await self._send([addr])
 
     async def send_to_new(self) -> None:
         """Send one to the brokers of a new route that are not known yet."""
         await self._send([addr for addr in self._addresses() if addr not in self._sent_at])
 
-    async def send_if_due(self, addr: str) -> None:
-        """Called after a request to `addr`: send it one, unless it got one within the heartbeat's period."""
+    def is_due(self, addr: str) -> bool:
+        """Whether the broker at `addr`, which has answered a request, got none within the heartbeat's period."""
         sent_at = self._sent_at.get(addr)
-        if sent_at is None or self._net.now() - sent_at >= self._heartbeat_s:
-            await self._send([addr])
+        return sent_at is None or self._net.now() - sent_at >= self._heartbeat_s
 
     async def unregister(self) -> None:
         """Unregister from every broker that got one. After failures the brokers' own time-out applies."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Mapping
 from enum import Enum, IntEnum
-from typing import Any, NoReturn, cast
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import attrs
 
 from mqbroker.client.errors import DELAY_LEVEL_MAX, BadMessage
+from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, RETRY_PREFIX, Prop, ResponseCode
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.names import check_topic
-from mqbroker.wire.record import Host, Record, record_body
+from mqbroker.wire.record import Host, Record, decode_host, decode_record, record_body
 
 #: Names that users may not put into `properties`: the system writes or acts on them.
 RESERVED_PROPERTIES = frozenset(
@@ -22,11 +24,15 @@ RESERVED_PROPERTIES = frozenset(
 )
 
 
+_check_topic = lru_cache(1024)(check_topic)
+
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 
 
 # Invalid values stay as they are here; `_check`, which knows the topic, reports them.
 def _to_bytes(body: bytes | bytearray | memoryview | str) -> bytes:
+    if type(body) is bytes:
+        return body
     if isinstance(body, str) and body.isascii():
         return body.encode()
     return bytes(body) if isinstance(body, _BYTES_LIKE) else _encoded(body)
@@ -40,12 +46,16 @@ def _encoded(body: Any) -> Any:
 
 
 def _to_keys(keys: str | Iterable[str]) -> tuple[str, ...]:
+    if type(keys) is tuple:
+        return keys
     if isinstance(keys, str):
         return tuple(keys.split())
     return cast(Any, keys) if isinstance(keys, _BYTES_LIKE) or not isinstance(keys, Iterable) else tuple(keys)
 
 
 def _to_dict(properties: Mapping[str, str]) -> dict[str, str]:
+    if type(properties) is dict:
+        return properties.copy()
     return dict(properties) if isinstance(cast(Any, properties), Mapping) else cast(Any, properties)
 
 
@@ -72,7 +82,7 @@ class Message:
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.topic, str):
             raise BadMessage(f"topic must be text, not {short(self.topic)}")
-        check_topic(self.topic)
+        _check_topic(self.topic)
         if not isinstance(self.body, bytes):
             self._refuse("body", "bytes-like or text that UTF-8 can encode", self.body)
         if self.tags is not None:
@@ -131,8 +141,19 @@ def short(value: object) -> str:
     return f"{reprlib.repr(value)} of type {type(value).__name__}"
 
 
+#: They recur from message to message.
+_host_of = lru_cache(1024)(decode_host)
+_queue_of = lru_cache(1024)(MessageQueue)
+
+
+class _Undecoded:
+    """What the compiled module leaves undecoded of a message: its record without the body."""
+
+    __slots__ = ("_broker_name", "_undecoded")
+
+
 @attrs.frozen
-class ReceivedMessage:
+class ReceivedMessage(_Undecoded):
     """A stored message. Times are ms since the epoch; `queue` is where it was read, `topic` where it was sent.
 
     They differ for a message that is delivered again through the group's retry topic.
@@ -156,6 +177,30 @@ class ReceivedMessage:
     flag: int
     sys_flag: int
     store_size: int
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for a field that is not set: the compiled module has set `body` and `queue_offset` alone."""
+            if name not in ReceivedMessage.__slots__ or name.startswith("_") or compiled is None:
+                raise AttributeError(name)
+            compiled.fill_message(self, self._undecoded, self._broker_name, _host_of, _queue_of)
+            return object.__getattribute__(self, name)
+
+    @classmethod
+    def read(cls, records: bytes, broker_name: str) -> list[ReceivedMessage]:
+        """The messages of consecutive records, as in a pull response. Raises BadRecord at the first bad one."""
+        found: list[ReceivedMessage] = []
+        at = 0
+        while True:
+            if compiled is not None:
+                plain, at = compiled.take_messages(records, at, cls, broker_name)
+                found += plain
+            if at >= len(records):
+                return found
+            record = decode_record(records, at)
+            found.append(cls.of_record(record, broker_name))
+            at += record.store_size
 
     @classmethod
     def of_record(cls, record: Record, broker_name: str) -> ReceivedMessage:

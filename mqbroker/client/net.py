@@ -98,6 +98,12 @@ class LiveNet(Net, Protocol):
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
         """Run a coroutine concurrently; its errors are logged."""
 
+    def after_spawned(self, call: Callable[[], None]) -> None:
+        """Call it when the coroutines that were spawned before have run to where they suspend first."""
+
+    def is_cancelled_inside(self, error: BaseException) -> bool:
+        """Whether what the running coroutine awaited was cancelled, and not the coroutine itself."""
+
     def signal(self) -> Signal: ...
 
 

@@ -4,8 +4,9 @@ committable offset."""
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from operator import attrgetter
 
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
 from mqbroker.client.net import LiveNet
@@ -18,29 +19,80 @@ from mqbroker.wire.codes import MASTER_ID
 
 log = logging.getLogger(__name__)
 
+_body = attrgetter("body")
+
+
+class PulledBatch:
+    """The messages of one pull, None in the place of each that is done, and how many are left."""
+
+    __slots__ = ("_held", "first_number", "left", "messages")
+
+    def __init__(self, held: ProcessQueue, messages: Sequence[ReceivedMessage], first_number: int) -> None:
+        """`first_number` is how many came before."""
+        self.messages: list[ReceivedMessage | None] = [*messages]
+        self.left = len(messages)
+        self.first_number = first_number
+        self._held = held
+
+    def first_left(self) -> int:
+        """The index of the first that is not done."""
+        return next(index for index, message in enumerate(self.messages) if message is not None)
+
+    def index(self, message: ReceivedMessage) -> int | None:
+        """The index of a message that is not done."""
+        return next((index for index, each in enumerate(self.messages) if each is message), None)
+
+    def done(self, index: int, now: float) -> None:
+        """Called when a message is consumed, or was sent back: it is no longer held."""
+        message = self.messages[index]
+        if message is None:
+            return
+        self.messages[index] = None
+        self.left -= 1
+        held = self._held
+        held.consumed_at = now
+        held.count -= 1
+        held.bytes -= len(message.body)
+        if not self.left or held.on_room is not None:
+            held.released()
+
 
 class ProcessQueue:
-    """The pulled part of `queue`. Messages are added by offset and removed in any order."""
+    """The pulled part of `queue`. Messages are added by the batch and removed in any order."""
 
     def __init__(
-        self, queue: MessageQueue, next_offset: int, *, messages_max: int, bytes_max: int, span_max: int
+        self,
+        queue: MessageQueue,
+        next_offset: int,
+        *,
+        messages_max: int,
+        bytes_max: int,
+        span_max: int,
+        began: float = 0.0,
     ) -> None:
         self.queue = queue
         self.next_offset = next_offset
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._span_max = span_max
-        #: By offset, with the running number of each.
-        self._held: OrderedDict[int, tuple[int, ReceivedMessage]] = OrderedDict()
-        self._held_bytes = 0
+        #: The first has messages left.
+        self._batches: deque[PulledBatch] = deque()
+        self._last_offset = 0
+        #: When a message was done last.
+        self.consumed_at = began
+        #: Called once when it is no longer full.
+        self.on_room: Callable[[], None] | None = None
+        #: Messages held, and the bytes of their bodies.
+        self.count = 0
+        self.bytes = 0
         self._came = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return self.count
 
     @property
     def is_full(self) -> bool:
-        return len(self._held) >= self._messages_max or self._held_bytes >= self._bytes_max or self.is_stretched
+        return self.count >= self._messages_max or self.bytes >= self._bytes_max or self.is_stretched
 
     @property
     def is_stretched(self) -> bool:
@@ -48,41 +100,60 @@ class ProcessQueue:
 
         Java counts unconsumed messages only; behind a stuck one the others then grow without bound.
         """
-        return bool(self._held) and self._came - next(iter(self._held.values()))[0] > self._span_max
+        if not self._batches or self._came - self._batches[0].first_number <= self._span_max:
+            return False
+        first = self._batches[0]
+        return self._came - first.first_number - first.first_left() - 1 > self._span_max
 
     @property
     def committable(self) -> int:
         """The lowest unconsumed offset: a consumer that starts there misses nothing."""
-        if not self._held:
-            return self.next_offset
-        return min(next(iter(self._held)), self.next_offset)
+        return min(self.span[0], self.next_offset) if self._batches else self.next_offset
 
     @property
     def span(self) -> tuple[int, int]:
         """The first and the last offset held; zeros if empty."""
-        return (next(iter(self._held)), next(reversed(self._held))) if self._held else (0, 0)
+        if not self._batches:
+            return (0, 0)
+        first = self._batches[0].messages[self._batches[0].first_left()]
+        last = next(each for batch in reversed(self._batches) for each in reversed(batch.messages) if each is not None)
+        assert first is not None
+        return first.queue_offset, last.queue_offset
 
-    @property
-    def held_bytes(self) -> int:
-        return self._held_bytes
-
-    def add(self, messages: Iterable[ReceivedMessage], next_offset: int) -> None:
+    def add(self, messages: Sequence[ReceivedMessage], next_offset: int) -> PulledBatch:
         """Add the messages of a pull; the next pull starts at `next_offset`."""
-        for message in messages:
-            self._forget(message.queue_offset)
-            self._came += 1
-            self._held[message.queue_offset] = self._came, message
-            self._held_bytes += len(message.body)
+        batch = PulledBatch(self, messages, self._came)
+        if messages:
+            if self._batches and messages[0].queue_offset <= self._last_offset:
+                self._forget({message.queue_offset for message in messages})
+            self._last_offset = max(self._last_offset, messages[-1].queue_offset)
+            self._batches.append(batch)
+        self._came += len(messages)
+        self.count += len(messages)
+        self.bytes += sum(map(len, map(_body, messages)))
         self.next_offset = next_offset
+        return batch
 
-    def done(self, message: ReceivedMessage) -> None:
-        """Remove the message at this offset."""
-        self._forget(message.queue_offset)
+    def _forget(self, offsets: set[int]) -> None:
+        """Remove messages that came again."""
+        for batch in list(self._batches):
+            for index, message in enumerate(batch.messages):
+                if message is not None and message.queue_offset in offsets:
+                    batch.done(index, self.consumed_at)
 
-    def _forget(self, offset: int) -> None:
-        held = self._held.pop(offset, None)
-        if held is not None:
-            self._held_bytes -= len(held[1].body)
+    def released(self) -> None:
+        """All of a batch is done, or some of it while `on_room` waits."""
+        while self._batches and not self._batches[0].left:
+            self._batches.popleft()
+        if self.on_room is not None and not self.is_full:
+            on_room, self.on_room = self.on_room, None
+            on_room()
+
+    def clear(self) -> None:
+        """Remove all: a listener may hold one of the messages for ever, and must not keep the others in memory."""
+        for batch in self._batches:
+            batch.messages[:] = [None] * len(batch.messages)
+        self._batches.clear()
 
 
 #: Pulled from if the master does not respond; a set without this slave has others, or the master again.
@@ -108,7 +179,7 @@ class AssignedQueue:
         pause_s: float,
         find_start: Callable[[MessageQueue], Awaitable[int]],
         pull: Pull,
-        deliver: Callable[[AssignedQueue, Sequence[ReceivedMessage]], None],
+        deliver: Callable[[AssignedQueue, PulledBatch], None],
         promised: int | None = None,
     ) -> None:
         self.queue = queue
@@ -126,7 +197,7 @@ class AssignedQueue:
         self._told_of_span = False
         self._promised = promised
         self._pause_s = pause_s
-        self._pulled_at = self._consumed_at = net.now()
+        self._pulled_at = self._began_at = net.now()
         self._stopped = False
         self._room = net.signal()
         self._task = net.spawn(self._run())
@@ -146,19 +217,11 @@ class AssignedQueue:
             cached_msg_min_offset=first,
             cached_msg_max_offset=last,
             cached_msg_count=0 if held is None else len(held),
-            cached_msg_size_in_mi_b=0 if held is None else held.held_bytes // (1024 * 1024),
+            cached_msg_size_in_mi_b=0 if held is None else held.bytes // (1024 * 1024),
             droped=self.dropped,
             last_pull_timestamp=int(self._pulled_at * 1000),
-            last_consume_timestamp=int(self._consumed_at * 1000),
+            last_consume_timestamp=int((self._began_at if held is None else held.consumed_at) * 1000),
         )
-
-    def done(self, message: ReceivedMessage) -> None:
-        """Called when the message is consumed, or was sent back."""
-        if self._process_queue is not None:
-            self._process_queue.done(message)
-            self._consumed_at = self._net.now()
-            if not self._process_queue.is_full:
-                self._room.set()
 
     def stop(self) -> None:
         """Stop pulling; messages that were pulled still count."""
@@ -168,8 +231,9 @@ class AssignedQueue:
     def drop(self) -> None:
         """Stop, and ignore later results: another member continues from the committed offset."""
         self.dropped = True
-        # A listener may hold one of the messages for ever; it must not keep the others in memory.
-        self._process_queue = None
+        if self._process_queue is not None:
+            self._process_queue.clear()
+            self._process_queue = None
         self.stop()
 
     def _is_stopped(self) -> bool:
@@ -210,6 +274,7 @@ class AssignedQueue:
                 messages_max=self._options.queue_messages_max,
                 bytes_max=self._options.queue_bytes_max,
                 span_max=self._options.queue_span_max,
+                began=self._began_at,
             )
         elif held.is_full:
             if held.is_stretched and not self._told_of_span:
@@ -220,6 +285,7 @@ class AssignedQueue:
                     held.span[0],
                     self._options.queue_span_max,
                 )
+            held.on_room = self._room.set
             await self._room.wait()
         else:
             self._pulled_at = self._net.now()
@@ -238,7 +304,7 @@ class AssignedQueue:
                 pulled.max_offset,
                 pulled.next_offset,
             )
-        held.add(messages, pulled.next_offset)
+        batch = held.add(messages, pulled.next_offset)
         self._broker_id = pulled.broker_id
         self._answered = True
-        self._deliver(self, messages)
+        self._deliver(self, batch)

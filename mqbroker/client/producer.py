@@ -4,8 +4,10 @@ Net."""
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+import attrs
 
 from mqbroker.client.errors import ClientClosed, NoBrokerForTopic, SendFailed
 from mqbroker.client.heartbeats import Heartbeats
@@ -19,6 +21,7 @@ from mqbroker.client.send import (
     Outgoing,
     Rotation,
     SendsInFlight,
+    Slot,
     prepare,
     prepare_batch,
     queue_for_key,
@@ -27,6 +30,7 @@ from mqbroker.client.send import (
 )
 from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.names import check_group
 
 log = logging.getLogger(__name__)
@@ -48,6 +52,36 @@ _ATTEMPTS_TOLD_MAX = 16
 _REFUSALS_MAX = 3
 
 
+@attrs.frozen
+class FirstAttempt:
+    """An attempt that has not sent the message of `msg_id`: where to, and the response or error."""
+
+    began_at: float
+    msg_id: str
+    queue: MessageQueue
+    addr: str
+    outcome: RemotingCommand | MQError
+
+
+class PlainSends(Protocol):
+    """Takes sends that are plain, several together."""
+
+    def suits(self, message: Message) -> bool:
+        """Whether `message` may be plain."""
+
+    def take(self, message: Message) -> Any:
+        """Send `message` soon, in a slot among those in flight that is acquired; returns an awaitable.
+
+        The slot ends with a SendResult. Otherwise it is kept: with a FirstAttempt, or None if the message was not sent.
+        """
+
+    def give_up(self, message: Message, taken: Any) -> None:
+        """What `take` has returned is no longer awaited."""
+
+    def flush(self) -> None:
+        """Send now what was taken: others must not go before it."""
+
+
 class ProducerCore:
     """Sends for one group; `next_id` makes UNIQ_KEYs."""
 
@@ -61,10 +95,12 @@ class ProducerCore:
         client_id: str,
         next_id: Callable[[], str],
         live: LiveNet | None,
+        plain_sends: Callable[..., PlainSends] | None = None,
     ) -> None:
         """`live` is `net` if that is a LiveNet: then it can be started, and bounds the sends in flight.
 
-        Without it the callers, which are threads, bound them.
+        Without it the callers, which are threads, bound them. `plain_sends` makes what takes plain sends, where the net
+        has that.
         """
         self._net = net
         self._live = live
@@ -90,6 +126,9 @@ class ProducerCore:
         self._in_flight = (
             SendsInFlight(live, options.sends_in_flight_max, options.sends_in_flight_bytes_max) if live else None
         )
+        self._plain = plain_sends and plain_sends(
+            self._routes, self._rotation, self._heartbeats, self._in_flight, self._request, options
+        )
         self._tasks: list[Task] = []
         self._closed = False
 
@@ -114,9 +153,33 @@ class ProducerCore:
         failed, Refused if the broker will never accept the message, BadMessage, TopicNotFound, NameServerUnreachable,
         NoBrokerForTopic, and ClientClosed if it was closed meanwhile.
         """
-        async with self._in_flight_slot([message]):
+        choose = _chooser(message, queue, key, selector)
+        plain = self._plain
+        if plain is not None and choose is None and timeout_ms is None and not self._closed and plain.suits(message):
+            size = len(message.body)
+            if self._in_flight is not None and not self._in_flight.acquired(size):
+                await self._in_flight.acquire(size)
+            waiter = plain.take(message)
+            try:
+                result = await waiter
+            except BaseException:  # it was cancelled
+                plain.give_up(message, waiter)
+                raise
+            if isinstance(result, SendResult):
+                return result
+            with Slot(self._in_flight, size):
+                return await self._send_otherwise(message, choose, timeout_ms, result)
+        with await self._slot([message]):
+            return await self._send_otherwise(message, choose, timeout_ms, None)
+
+    async def _send_otherwise(
+        self, message: Message, choose: Choose | None, timeout_ms: int | None, first: FirstAttempt | None
+    ) -> SendResult:
+        if first is None:
             outgoing = prepare(message, self._options, self._next_id, self._now_ms())
-            return await self._attempts(outgoing, _chooser(message, queue, key, selector), timeout_ms)
+        else:
+            outgoing = prepare(message, self._options, lambda: first.msg_id, int(first.began_at * 1000))
+        return await self._attempts(outgoing, choose, timeout_ms, first)
 
     async def send_batch(
         self,
@@ -127,7 +190,7 @@ class ProducerCore:
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Send messages of one topic to one queue, all or none. Raises as `send` does."""
-        async with self._in_flight_slot(messages):
+        with await self._slot(messages):
             outgoing = prepare_batch(messages, self._options, self._next_id, self._now_ms())
             return await self._attempts(outgoing, _chooser(messages[0], queue, key, None), timeout_ms)
 
@@ -143,11 +206,10 @@ class ProducerCore:
 
         Waits while the connection is not writable, or the maximum of sends is in flight.
         """
-        async with self._in_flight_slot([message]):
+        with await self._slot([message]):
             outgoing = prepare(message, self._options, self._next_id, self._now_ms())
-            chosen, addr = await self._where(message.topic, _chooser(message, queue, key, selector), set())
-            request = send_request(outgoing, chosen, self._group, self._options)
-            await self._net.send_oneway(addr, request)
+            chosen, addr = await self._where(message.topic, _chooser(message, queue, key, selector))
+            await self._net.send_oneway(addr, self._request(outgoing, chosen))
 
     def started(self) -> ProducerCore:
         """This producer. Raises ClientClosed if it is not started, or was closed."""
@@ -165,6 +227,8 @@ class ProducerCore:
 
     async def close(self) -> None:
         """Unregister from the brokers and close the connections; sends in flight, and waiting ones, fail."""
+        if self._plain is not None:
+            self._plain.flush()
         self._closed = True
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -175,18 +239,14 @@ class ProducerCore:
     def _now_ms(self) -> int:
         return int(self._net.now() * 1000)
 
-    @asynccontextmanager
-    async def _in_flight_slot(self, messages: Sequence[Message]) -> AsyncIterator[None]:
+    async def _slot(self, messages: Sequence[Message]) -> Slot:
         """A slot among the sends in flight. A waiting message is not encoded yet, so that it costs little."""
-        if self._in_flight is None:
-            yield
-            return
-        size = sum(len(message.body) for message in messages)
-        await self._in_flight.acquire(size)
-        try:
-            yield
-        finally:
-            self._in_flight.release(size)
+        if self._plain is not None:
+            self._plain.flush()
+        size = sum([len(message.body) for message in messages])
+        if self._in_flight is not None and not self._in_flight.acquired(size):
+            await self._in_flight.acquire(size)
+        return Slot(self._in_flight, size)
 
     async def _writable(self, topic: str) -> Route:
         if self._closed:
@@ -199,30 +259,36 @@ class ProducerCore:
             raise NoBrokerForTopic(topic, why, is_away)
         return route
 
-    async def _attempts(self, outgoing: Outgoing, choose: Choose | None, timeout_ms: int | None) -> SendResult:
+    async def _attempts(
+        self, outgoing: Outgoing, choose: Choose | None, timeout_ms: int | None, first: FirstAttempt | None = None
+    ) -> SendResult:
         allowed_s = (self._options.send_timeout_ms if timeout_ms is None else timeout_ms) / 1000
-        deadline: float | None = None
+        deadline: float | None = None if first is None else first.began_at + allowed_s
         trials = _Trials(outgoing.topic, self._options.retries)
         while True:
-            try:
-                queue, addr = await self._where(outgoing.topic, choose, trials.brokers)
-            except MQError as error:
-                if not trials.outlast(error):
-                    raise
-                deadline = deadline or self._net.now() + allowed_s
-                await self._pause(trials, deadline, error)
-                continue
+            if first is not None:
+                queue, addr = first.queue, first.addr
+            else:
+                try:
+                    queue, addr = await self._where(outgoing.topic, choose, trials.brokers)
+                except MQError as error:
+                    if not trials.outlast(error):
+                        raise
+                    deadline = deadline or self._net.now() + allowed_s
+                    await self._pause(trials, deadline, error)
+                    continue
             # The time-out starts with the first attempt: the route and earlier sends may have taken long.
             deadline = deadline or self._net.now() + allowed_s
             if queue.broker_name in trials.brokers:
                 await self._pause(trials, deadline)
             left_ms = int((deadline - self._net.now()) * 1000)
-            if left_ms <= 0:
+            if left_ms <= 0 and first is None:
                 trials.add(queue, addr, RequestTimedOut(f"{allowed_s:g} s passed before this attempt"))
                 raise trials.failure()
             try:
-                return await self._attempt(outgoing, queue, addr, left_ms)
+                return await self._attempt(outgoing, queue, addr, left_ms, first)
             except MQError as error:
+                first = None
                 if not _worth_retrying(error):
                     raise
                 self._routes.mark_stale(outgoing.topic)
@@ -232,7 +298,25 @@ class ProducerCore:
                 if trials.are_over or self._closed or is_hopeless:
                     raise trials.failure() from error
 
-    async def _where(self, topic: str, choose: Choose | None, avoid: set[str]) -> tuple[MessageQueue, str]:
+    async def _attempt(
+        self, outgoing: Outgoing, queue: MessageQueue, addr: str, timeout_ms: int, made: FirstAttempt | None
+    ) -> SendResult:
+        """Send, or act on what came of an attempt that was made."""
+        if made is None:
+            answer = await self._net.invoke(addr, self._request(outgoing, queue), timeout_ms)
+        elif isinstance(made.outcome, MQError):
+            raise made.outcome
+        else:
+            answer = made.outcome
+        result = read_send_answer(outgoing, queue, answer)
+        if self._heartbeats.is_due(addr):
+            await self._heartbeats.send_to(addr)
+        return result
+
+    def _request(self, outgoing: Outgoing, queue: MessageQueue) -> RemotingCommand:
+        return send_request(outgoing, queue, self._group, self._options)
+
+    async def _where(self, topic: str, choose: Choose | None, avoid: Collection[str] = ()) -> tuple[MessageQueue, str]:
         """The queue to send to, and its broker's address."""
         route = await self._writable(topic)
         queues = route.publish_queues
@@ -246,13 +330,6 @@ class ProducerCore:
         if self._net.now() + pause_s >= deadline:
             raise trials.failure() if trials.attempts or error is None else error
         await self._net.sleep(pause_s)
-
-    async def _attempt(self, outgoing: Outgoing, queue: MessageQueue, addr: str, timeout_ms: int) -> SendResult:
-        request = send_request(outgoing, queue, self._group, self._options)
-        answer = await self._net.invoke(addr, request, timeout_ms)
-        result = read_send_answer(outgoing, queue, answer)
-        await self._heartbeats.send_if_due(addr)
-        return result
 
 
 class _Trials:

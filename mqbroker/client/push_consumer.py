@@ -6,7 +6,7 @@ At least once: a message is delivered again if a member died, was slow to leave 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener
@@ -15,8 +15,8 @@ from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
 from mqbroker.client.net import LiveNet, Task, every
 from mqbroker.client.options import PushOptions
-from mqbroker.client.process_queue import AssignedQueue
-from mqbroker.client.queue_requests import Offsets, pull_request, read_pull_answer
+from mqbroker.client.process_queue import AssignedQueue, PulledBatch
+from mqbroker.client.queue_requests import Offsets, pull_from, pull_request, read_pull_answer
 from mqbroker.client.rebalance import Rebalance, Share
 from mqbroker.client.routes import Routes
 from mqbroker.client.running_info import About, ConsumerStats, positions, running_info
@@ -68,6 +68,8 @@ class PushConsumerCore:
             local_retry_s=options.local_retry_s,
         )
         self._subscriptions: dict[str, SubscriptionData] = {}
+        #: A pull of each assigned queue, which the next ones differ from by the offset.
+        self._first_pulls: dict[MessageQueue, RemotingCommand] = {}
         self._assigned: dict[MessageQueue, AssignedQueue] = {}
         self._loops: list[Task] = []
         self._wake = net.signal()
@@ -216,6 +218,7 @@ class PushConsumerCore:
 
     def _add_subscription(self, topic: str, expression: str) -> None:
         self._subscriptions[topic] = subscribe_to(topic, expression, self._now_ms())
+        self._first_pulls.clear()
 
     def _consumer_data(self) -> ConsumerData:
         return ConsumerData(
@@ -268,13 +271,14 @@ class PushConsumerCore:
             promised=promised,
         )
 
-    def _deliver(self, assigned: AssignedQueue, messages: Sequence[ReceivedMessage]) -> None:
-        self._stats.of(assigned.queue.topic).delivered(len(messages))
-        self._consuming.put(assigned, messages)
+    def _deliver(self, assigned: AssignedQueue, batch: PulledBatch) -> None:
+        self._stats.of(assigned.queue.topic).delivered(batch.left)
+        self._consuming.put(assigned, batch)
 
     async def _unassign(self, queue: MessageQueue) -> None:
         log.info("%s releases %s", self._group, queue)
         assigned = self._assigned.pop(queue)
+        self._first_pulls.pop(queue, None)
         offset = assigned.committable
         assigned.drop()
         if offset is not None:
@@ -292,8 +296,8 @@ class PushConsumerCore:
             log.warning("%s continues while the listener still holds messages from before its reset", queue)
         return offset
 
-    async def _pull(self, queue: MessageQueue, offset: int, broker_id: int) -> RawPull:
-        request = pull_request(
+    def _first_pull(self, queue: MessageQueue, offset: int) -> RemotingCommand:
+        first = self._first_pulls[queue] = pull_request(
             queue,
             offset,
             self._options.pull_batch,
@@ -301,6 +305,10 @@ class PushConsumerCore:
             subscription=self._subscriptions[queue.topic],
             suspend_ms=self._options.suspend_ms,
         )
+        return first
+
+    async def _pull(self, queue: MessageQueue, offset: int, broker_id: int) -> RawPull:
+        request = pull_from(self._first_pulls.get(queue) or self._first_pull(queue, offset), offset)
         addr = await self._routes.address(queue, broker_id)
         began = self._net.now()
         try:

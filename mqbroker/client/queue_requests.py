@@ -30,11 +30,13 @@ from mqbroker.wire.headers import (
     UpdateConsumerOffsetRequestHeader,
     decode_header,
 )
-from mqbroker.wire.record import decode_records
 
 log = logging.getLogger(__name__)
 
-_STATUSES = frozenset(status.value for status in PullStatus)
+#: The name of the offset in a pull.
+_QUEUE_OFFSET = "queueOffset"
+
+_STATUSES: dict[int, PullStatus] = {status.value: status for status in PullStatus}
 
 
 def pull_request(
@@ -71,13 +73,19 @@ def pull_request(
     return RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
 
 
+def pull_from(first: RemotingCommand, offset: int) -> RemotingCommand:
+    """The pull of `first`, which `pull_request` has made, from another offset."""
+    return RemotingCommand(first.code, {**first.ext_fields, _QUEUE_OFFSET: str(offset)})
+
+
 def read_pull_answer(answer: RemotingCommand) -> RawPull:
     """Raises Refused if the broker did not read messages at all."""
-    if answer.code not in _STATUSES:
+    status = _STATUSES.get(answer.code)
+    if status is None:
         raise Refused(answer.code, answer.remark or "")
     header = decode_header(PullMessageResponseHeader, answer.ext_fields)
     return RawPull(
-        status=PullStatus(answer.code),
+        status=status,
         next_offset=header.next_begin_offset,
         min_offset=header.min_offset,
         max_offset=header.max_offset,
@@ -90,8 +98,11 @@ def read_messages(pulled: RawPull, queue: MessageQueue, subscription: Subscripti
     """The messages of a response that match the subscription. Raises BadRecord."""
     if pulled.status != PullStatus.FOUND:
         return []
-    messages = [ReceivedMessage.of_record(record, queue.broker_name) for record in decode_records(pulled.body)]
-    return [message for message in messages if matches(subscription, message.tags)]
+    messages = ReceivedMessage.read(pulled.body, queue.broker_name)
+    # Without tags all match, and none is looked into.
+    return (
+        [message for message in messages if matches(subscription, message.tags)] if subscription.tags_set else messages
+    )
 
 
 H = TypeVar("H", bound=Header)

@@ -52,10 +52,11 @@ class Route:
     def any_address(self, broker_name: str, prefer_id: int = MASTER_ID) -> str | None:
         """The address of `prefer_id`, else the master's, else any other of the set."""
         addresses = self.brokers.get(broker_name, {})
-        for broker_id in (prefer_id, MASTER_ID, *sorted(addresses)):
-            if broker_id in addresses:
-                return addresses[broker_id]
-        return None
+        if prefer_id in addresses:
+            return addresses[prefer_id]
+        return next(
+            (addresses[broker_id] for broker_id in (MASTER_ID, *sorted(addresses)) if broker_id in addresses), None
+        )
 
 
 def _queues(topic: str, datas: Iterable[QueueData], perm: int, limit: int | None) -> tuple[MessageQueue, ...]:
@@ -137,14 +138,20 @@ class Routes:
 
         Raises TopicNotFound or NameServerUnreachable, unless an older route is known.
         """
+        route = self.known(topic, create=create)
+        if route is not None:
+            return route
         entry = self._entry(topic)
-        if entry.route is not None and not entry.waiting and self._is_good(entry, create):
-            return entry.route
         entry.waiting += 1
         try:
             return await self._update(entry, topic, create=create, only_where_needed=True)
         finally:
             entry.waiting -= 1
+
+    def known(self, topic: str, *, create: bool = False) -> Route | None:
+        """As `get`, where nothing need be waited for."""
+        entry = self._entries.get(topic)
+        return None if entry is None or entry.waiting or not self._is_good(entry, create) else entry.route
 
     async def refresh_all(self) -> None:
         """Request the route of every topic in use."""
@@ -164,7 +171,7 @@ class Routes:
 
     async def address(self, queue: MessageQueue, prefer_id: int = MASTER_ID, *, master_only: bool = False) -> str:
         """The address for requests about `queue`. Raises NoBrokerForTopic if its broker has left."""
-        route = await self.get(queue.topic)
+        route = self.known(queue.topic) or await self.get(queue.topic)
         if master_only:
             addr = route.master(queue.broker_name)
         else:

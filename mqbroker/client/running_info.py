@@ -77,11 +77,11 @@ class TopicStats:
         """Count messages of a pull that are for the listener."""
         self._pulls.add(self._now(), 0, 0, messages)
 
-    def consumed(self, took_ms: float, is_ok: bool) -> None:
-        """Count a message that the listener has finished."""
+    def consumed(self, took_ms: float, ok: int, failed: int) -> None:
+        """Count messages that the listener has finished."""
         now = self._now()
-        self._consumed.add(now, is_ok, not is_ok, took_ms)
-        self._consumed_hour.add(now, is_ok, not is_ok, took_ms)
+        self._consumed.add(now, ok, failed, took_ms)
+        self._consumed_hour.add(now, ok, failed, took_ms)
 
     def status(self) -> ConsumeStatus:
         now = self._now()

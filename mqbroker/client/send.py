@@ -201,15 +201,20 @@ class Rotation:
         self._rng = rng
         self._turns: dict[str, int] = {}
 
+    def turns(self, topic: str, queues: int, count: int) -> int:
+        """The first of the next `count` turns: each is the number of a queue, plus a multiple of how many there are."""
+        first = self._turns[topic] + 1 if topic in self._turns else self._rng.randrange(queues)
+        self._turns[topic] = first + count - 1
+        return first
+
     def next(self, topic: str, queues: Sequence[MessageQueue], avoid: Collection[str] = ()) -> MessageQueue:
         """The next queue that is not on a broker to `avoid`, or simply the next if all are."""
-        turn = self._turns[topic] + 1 if topic in self._turns else self._rng.randrange(len(queues))
+        turn = self.turns(topic, len(queues), 1)
         for step in range(len(queues)):
             queue = queues[(turn + step) % len(queues)]
             if queue.broker_name not in avoid:
                 self._turns[topic] = turn + step
                 return queue
-        self._turns[topic] = turn
         return queues[turn % len(queues)]
 
 
@@ -238,10 +243,16 @@ class SendsInFlight:
         self._granted = 0
         self._is_granting = False
 
+    def acquired(self, size: int) -> bool:
+        """Acquire a slot for `size` bytes, to be returned by `release`; False if it must be waited for."""
+        if self._waiting or self._granted or not self._has_room(size):
+            return False
+        self._occupy(size)
+        return True
+
     async def acquire(self, size: int) -> None:
-        """Acquire a slot for `size` bytes, to be returned by `release`; waits if there is none."""
-        if not self._waiting and not self._granted and self._has_room(size):
-            self._occupy(size)
+        """As `acquired`, but waits."""
+        if self.acquired(size):
             return
         waiter = _Waiter(size, self._net.signal())
         self._waiting.append(waiter)
@@ -257,9 +268,9 @@ class SendsInFlight:
         self._granted -= 1
         self._grant()
 
-    def release(self, size: int) -> None:
-        """Return a slot."""
-        self._count -= 1
+    def release(self, size: int, count: int = 1) -> None:
+        """Return a slot, or several of `size` together."""
+        self._count -= count
         self._bytes -= size
         self._grant()
 
@@ -285,3 +296,20 @@ class SendsInFlight:
                     waiter.signal.set()
         finally:
             self._is_granting = False
+
+
+class Slot:
+    """A slot among the sends in flight, which ends with the block; of None where they are not bounded."""
+
+    __slots__ = ("_in_flight", "_size")
+
+    def __init__(self, in_flight: SendsInFlight | None, size: int) -> None:
+        self._in_flight = in_flight
+        self._size = size
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *ignored: object) -> None:
+        if self._in_flight is not None:
+            self._in_flight.release(self._size)

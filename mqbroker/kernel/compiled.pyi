@@ -1,8 +1,9 @@
 """Types of the compiled module; see the .pxi files for what the functions do."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 Guard = Callable[[Any, bytes | None, bytes | None, bytes, tuple[bytes, ...]], bool] | None
 
 def scan(
@@ -90,3 +91,27 @@ def wrong_body(data: bytes, starts: Any, ends: Any, crcs: Any) -> int: ...
 def read_pairs(data: bytes, starts: Any, ends: Any) -> tuple[bytes, bytes, bytes, bytes, list[bytes], bool] | None: ...
 def properties_of(buffer: Any, base: int, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]: ...
 def values_of(messages: Sequence[bytes], marks: list[bytes]) -> list[Any]: ...
+def take_messages(data: bytes, at: int, kind: type[T], broker_name: str) -> tuple[list[T], int]: ...
+def fill_message(
+    message: object,
+    rest: bytes,
+    broker_name: str,
+    host_of: Callable[[bytes], tuple[str, int]],
+    queue_of: Callable[[str, str, int], Any],
+) -> None: ...
+def encode_sends(
+    messages: list[Any],
+    targets: list[tuple[Any, bytes]],
+    waiters: list[Any],
+    run: Any,
+    opaque: int,
+    born_ms: int,
+    id_prefix: str,
+    id_number: int,
+    middle: bytes,
+    tail: bytes,
+    pending: dict[int, Any],
+) -> list[bytes]: ...
+def take_stored(
+    data: bytes, pending: dict[int, Any], kind: type[T], status: Any
+) -> tuple[list[tuple[Any, T]], int]: ...

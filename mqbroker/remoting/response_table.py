@@ -131,6 +131,14 @@ class ResponseTable:
         self._opaque = (self._opaque + 1) & OPAQUE_MASK
         return self._opaque
 
+    def reserve_opaques(self, count: int) -> int:
+        """The first of `count` opaques, one after the other."""
+        if self._opaque + count > OPAQUE_MASK:
+            self._opaque = 0
+        first = self._opaque + 1
+        self._opaque += count
+        return first
+
     def add(self, opaque: int, command: RemotingCommand, timeout_ms: int, complete: Complete) -> PendingRequest:
         """Add a request about to be written with an opaque from `next_opaque`."""
         request = self._pending[opaque] = PendingRequest(opaque, command, timeout_ms, complete)

@@ -15,7 +15,7 @@ from mqbroker.wire.body import BadBody, Body, Int
 from mqbroker.wire.headers import wire
 
 
-@attrs.frozen(order=True)
+@attrs.frozen(order=True, cache_hash=True)
 class MessageQueue(Body):
     """One queue of a topic on one broker (set)."""
 

@@ -191,11 +191,12 @@ def decode_command(serialize_type: int, header: bytes, body: bytes) -> RemotingC
     raise BadFrame(f"serialize type {serialize_type} is neither JSON (0) nor ROCKETMQ (1)")
 
 
-def encode_command(command: RemotingCommand) -> bytes:
-    """Return the frame of `command`."""
+def encode_command(command: RemotingCommand, opaque: int | None = None) -> bytes:
+    """Return the frame of `command`, with its own opaque or another."""
+    opaque = command.opaque if opaque is None else opaque
     if command.serialize_type == ROCKETMQ:
-        return encode_frame(ROCKETMQ, _encode_binary_header(command), command.body)
-    return encode_frame(JSON, _encode_json_header(command), command.body)
+        return encode_frame(ROCKETMQ, _encode_binary_header(command, opaque), command.body)
+    return encode_frame(JSON, encode_json_header(command, opaque), command.body)
 
 
 def _integer(fields: dict[str, Any], name: str, default: int) -> int:
@@ -232,7 +233,9 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
     language = fields.get("language")
     return RemotingCommand(
         code=_integer(fields, "code", 0),
-        ext_fields={name: _text(value) for name, value in ext.items() if value is not None},
+        ext_fields={
+            name: value if type(value) is str else _text(value) for name, value in ext.items() if value is not None
+        },
         body=body,
         remark=remark,
         opaque=_integer(fields, "opaque", 0),
@@ -243,13 +246,14 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
     )
 
 
-def _encode_json_header(command: RemotingCommand) -> bytes:
+def encode_json_header(command: RemotingCommand, opaque: int) -> bytes:
+    """The JSON of a command, with this opaque."""
     fields: dict[str, Any] = {"code": int(command.code)}
     if command.ext_fields:
         fields["extFields"] = command.ext_fields
     fields["flag"] = command.flag
     fields["language"] = _LANGUAGE_NAMES.get(command.language, "OTHER")
-    fields["opaque"] = command.opaque
+    fields["opaque"] = opaque
     if command.remark is not None:
         fields["remark"] = command.remark
     fields["serializeTypeCurrentRPC"] = "JSON"
@@ -303,7 +307,7 @@ def _read_text(header: bytes, at: int, length_of: struct.Struct) -> tuple[str | 
     return header[at : at + length].decode(), at + length
 
 
-def _encode_binary_header(command: RemotingCommand) -> bytes:
+def _encode_binary_header(command: RemotingCommand, opaque: int) -> bytes:
     ext = bytearray()
     for name, value in command.ext_fields.items():
         name_bytes, value_bytes = name.encode(), value.encode()
@@ -311,7 +315,7 @@ def _encode_binary_header(command: RemotingCommand) -> bytes:
     remark = (command.remark or "").encode()
     return b"".join(
         (
-            _FIXED.pack(command.code, command.language, command.version, command.opaque, command.flag),
+            _FIXED.pack(command.code, command.language, command.version, opaque, command.flag),
             _INT.pack(len(remark)),
             remark,
             _INT.pack(len(ext)),

@@ -48,11 +48,17 @@ class UniqIdSource:
 
     def __call__(self) -> str:
         """Return the next id."""
+        prefix, number = self.reserve(1)
+        return f"{prefix}{number:04X}"
+
+    def reserve(self, count: int) -> tuple[str, int]:
+        """What the next `count` ids begin with, and the first one's number: their last 16 bits, in four digits."""
         now_ms = int(self._now() * 1000)
         if not self._month_ms <= now_ms < self._next_month_ms:
             self._start_month(now_ms)
-        self._counter = (self._counter + 1) & 0xFFFF
-        return f"{self._prefix}{(now_ms - self._month_ms) & 0xFFFFFFFF:08X}{self._counter:04X}"
+        first = (self._counter + 1) & 0xFFFF
+        self._counter = (self._counter + count) & 0xFFFF
+        return f"{self._prefix}{(now_ms - self._month_ms) & 0xFFFFFFFF:08X}", first
 
     def _start_month(self, now_ms: int) -> None:
         month = datetime.fromtimestamp(now_ms / 1000, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)

@@ -78,41 +78,42 @@ def received(offset: Any, body: Any = b"x") -> Any:
 def test_the_committable_offset_is_the_lowest_not_consumed() -> None:
     held = ProcessQueue(queues(1)[0], 10, messages_max=3, bytes_max=100, span_max=2000)
     assert held.committable == 10
-    messages = [received(n) for n in (10, 11, 13)]
-    held.add(messages, 14)
-    assert (held.committable, held.is_full) == (10, True)
-    held.done(messages[1])
-    assert (held.committable, held.is_full) == (10, False)
-    held.done(messages[0])
+    batch = held.add([received(n) for n in (10, 11, 13)], 14)
+    assert (held.committable, held.is_full, held.span) == (10, True, (10, 13))
+    batch.done(1, 1.0)
+    batch.done(1, 1.0)
+    assert (held.committable, held.is_full, len(held)) == (10, False, 2)
+    batch.done(0, 1.0)
     assert held.committable == 13
-    held.done(messages[2])
+    batch.done(2, 1.0)
     assert (held.committable, len(held)) == (14, 0)
 
 
 def test_a_process_queue_is_full_by_bytes_and_counts_a_repeated_offset_once() -> None:
     held = ProcessQueue(queues(1)[0], 0, messages_max=100, bytes_max=10, span_max=2000)
-    first = received(0, b"12345")
-    held.add([first], 1)
-    held.add([received(0, b"12345")], 1)
-    assert not held.is_full
+    first = held.add([received(0, b"12345")], 1)
+    again = held.add([received(0, b"12345")], 1)
+    assert (held.is_full, first.messages) == (False, [None])
     held.add([received(1, b"12345")], 2)
     assert held.is_full
-    held.done(first)
-    held.done(first)
-    assert not held.is_full
+    first.done(0, 1.0)
+    assert held.is_full
+    again.done(0, 1.0)
+    assert (held.is_full, held.committable) == (False, 1)
 
 
 def test_a_process_queue_is_full_where_one_message_holds_back_too_many() -> None:
     held = ProcessQueue(queues(1)[0], 0, messages_max=100, bytes_max=100, span_max=10)
-    messages = [received(n) for n in range(12)]
-    held.add(messages[:11], 11)
-    for message in messages[1:10]:
-        held.done(message)
+    batch = held.add([received(n) for n in range(11)], 11)
+    for index in range(1, 10):
+        batch.done(index, 1.0)
     assert not held.is_full
-    held.add(messages[11:], 12)
+    held.add([received(11)], 12)
     assert (held.is_full, held.is_stretched, held.committable) == (True, True, 0)
-    held.done(messages[0])
+    batch.done(0, 1.0)
     assert not held.is_full
+    batch.done(10, 1.0)
+    assert held.committable == 11
 
 
 def test_after_a_step_back_the_lower_offset_is_committed() -> None:

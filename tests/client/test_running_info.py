@@ -54,8 +54,8 @@ def test_a_meter_tells_rates_of_the_minute_and_failures_of_the_hour(clock: Any) 
     for _ in range(30):
         meter.pulled(5.0)
         meter.delivered(10)
-        meter.consumed(2.0, True)
-    meter.consumed(4.0, False)
+        meter.consumed(2.0, 1, 0)
+    meter.consumed(4.0, 0, 1)
     clock.now += 30
     status = meter.status()
     assert (status.pull_rt, status.pull_tps, status.consume_ok_tps) == (5.0, 10.0, 1.0)
@@ -66,7 +66,7 @@ def test_a_meter_tells_rates_of_the_minute_and_failures_of_the_hour(clock: Any) 
     assert (status.pull_rt, status.pull_tps, status.consume_ok_tps, status.consume_failed_tps) == (0, 0, 0, 0)
     # As Java's: where the minute knows of none, the hour tells.
     assert (round(status.consume_rt, 3), status.consume_failed_msgs) == (2.065, 1)
-    meter.consumed(10.0, True)
+    meter.consumed(10.0, 1, 0)
     assert meter.status().consume_rt == 10.0
     clock.now += 4200
     assert (meter.status().consume_rt, meter.status().consume_failed_msgs) == (0, 0)

@@ -69,8 +69,8 @@ MISTAKES = [
     Mutation(
         "let who finds the route ready go before those who wait for it",
         "client/routes.py",
-        "not entry.waiting and self._is_good",
-        "self._is_good",
+        "entry.waiting or not self._is_good",
+        "not self._is_good",
         (
             "tests/client/test_sends_in_flight.py::test_on_asyncio_who_comes_with_the_answer_goes_behind_those_that_wait",
         ),
@@ -96,9 +96,32 @@ MISTAKES = [
     Mutation(
         "send an overdue message back twice",
         "client/consume_service.py",
-        "if owner.dropped or run.is_sent_back:",
-        "if owner.dropped:",
+        "if portion.owner.dropped or run.is_sent_back:",
+        "if portion.owner.dropped:",
         ("tests/client/test_push_consumer.py",),
+    ),
+    Mutation(
+        "have several runs of a listener that never suspends",
+        "client/consume_service.py",
+        " and not self._yielding\n",
+        "\n",
+        ("tests/client/test_consume_service.py",),
+    ),
+    Mutation(
+        "keep the time-out of plain sends that were answered",
+        "client/plain_sends.py",
+        "                run.forget()\n",
+        "                pass\n",
+        ("tests/client/test_plain_sends.py",),
+        with_compiled=True,
+    ),
+    Mutation(
+        "give a plain send that failed another id",
+        "client/producer.py",
+        "lambda: first.msg_id",
+        "self._next_id",
+        ("tests/client/test_plain_sends.py",),
+        with_compiled=True,
     ),
     Mutation(
         "serve who only asks and wants no answer",

@@ -1,0 +1,179 @@
+"""Plain sends on an asyncio loop, which are most: those of one turn are encoded together by the compiled module, and it
+reads what is answered. What is not plain, and all that goes wrong, is left to the general path (`client/producer.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import groupby
+from operator import attrgetter
+
+import attrs
+
+from mqbroker.client.aio_net import AFTER_FIELDS, AioNet, Place, Sent
+from mqbroker.client.heartbeats import Heartbeats
+from mqbroker.client.messages import Message, SendResult
+from mqbroker.client.options import ProducerOptions
+from mqbroker.client.producer import FirstAttempt
+from mqbroker.client.routes import Route, Routes
+from mqbroker.client.send import Outgoing, Rotation, SendsInFlight
+from mqbroker.errors import MQError
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.command import RemotingCommand, encode_json_header
+from mqbroker.wire.ids import UniqIdSource
+
+#: The fields of a send's header that are the message's own.
+_OWN_FIELDS = ("f", "g", "h", "i")
+
+#: Topics of which the heads of headers are kept.
+_TOPICS_MAX = 1024
+
+_topic = attrgetter("topic")
+
+
+Waiter = asyncio.Future[SendResult | FirstAttempt | None]
+
+
+class PlainSends:
+    """Takes sends; those of a turn of the loop leave at its end, in the order in which they came."""
+
+    def __init__(
+        self,
+        net: AioNet,
+        next_ids: UniqIdSource,
+        routes: Routes,
+        rotation: Rotation,
+        heartbeats: Heartbeats,
+        in_flight: SendsInFlight,
+        request: Callable[[Outgoing, MessageQueue], RemotingCommand],
+        options: ProducerOptions,
+    ) -> None:
+        """`request` makes the request of the general path."""
+        self._net = net
+        net.sends_ended = self._ended
+        self._routes = routes
+        self._rotation = rotation
+        self._heartbeats = heartbeats
+        self._in_flight = in_flight
+        self._request = request
+        self._timeout_ms = options.send_timeout_ms
+        self._next_ids = next_ids
+        self._size_max = min(options.compress_over_bytes - 1, options.message_bytes_max)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._messages: list[Message] = []
+        self._waiters: list[Waiter] = []
+        self._targets: dict[str, _Targets] = {}
+
+    # The protocol of client/producer.py:
+
+    def suits(self, message: Message) -> bool:
+        return 0 < len(message.body) <= self._size_max
+
+    def take(self, message: Message) -> Waiter:
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        waiter: Waiter = loop.create_future()
+        if not self._messages:
+            loop.call_soon(self.flush)
+        self._messages.append(message)
+        self._waiters.append(waiter)
+        return waiter
+
+    def give_up(self, message: Message, taken: Waiter) -> None:
+        # Cancelled, its slot ends where it would have; with another outcome than a SendResult it was kept.
+        if not taken.cancelled() and taken.done() and not isinstance(taken.result(), SendResult):
+            self._in_flight.release(len(message.body))
+
+    def flush(self) -> None:
+        """Send what was taken."""
+        messages, self._messages = self._messages, []
+        waiters, self._waiters = self._waiters, []
+        for n in range(len(waiters) - 1, -1, -1):
+            if waiters[n].done():  # it was cancelled
+                self._in_flight.release(len(messages[n].body))
+                del messages[n], waiters[n]
+        at = 0
+        for topic, group in groupby(messages, _topic):
+            of_topic = list(group)
+            self._send_to(topic, of_topic, waiters[at : at + len(of_topic)])
+            at += len(of_topic)
+
+    def _send_to(self, topic: str, messages: list[Message], waiters: list[Waiter]) -> None:
+        route = self._routes.known(topic, create=True)
+        if route is None or not route.publish_queues:
+            self._give_back(messages, waiters)
+            return
+        targets = self._targets.get(topic)
+        if targets is None or targets.route is not route:
+            if len(self._targets) >= _TOPICS_MAX:
+                self._targets.clear()
+            targets = self._targets[topic] = _Targets(route, self._request)
+        count = len(targets.places)
+        first = self._rotation.turns(topic, count, len(messages))
+        if len(targets.by_addr) == 1:
+            places = [targets.places[turn % count] for turn in range(first, first + len(messages))]
+            self._send(targets.addrs[0], messages, places, waiters)
+            return
+        for addr, of_addr in targets.by_addr.items():
+            mine = [n for n in range(len(messages)) if (first + n) % count in of_addr]
+            places = [targets.places[(first + n) % count] for n in mine]
+            self._send(addr, [messages[n] for n in mine], places, [waiters[n] for n in mine])
+
+    def _send(self, addr: str | None, messages: list[Message], places: list[Place], waiters: list[Waiter]) -> None:
+        connection = None if addr is None else self._net.free_connection(addr)
+        sent = 0
+        # A send of the general path is followed by a heartbeat where one is due.
+        if connection is not None and messages and not self._heartbeats.is_due(connection.addr):
+            now = self._net.now()
+            ids = self._next_ids.reserve(len(messages))
+            sent = connection.send_run(messages, places, waiters, now, self._timeout_ms, *ids)
+        # What follows one that is not plain must not overtake it.
+        self._give_back(messages[sent:], waiters[sent:])
+
+    def _give_back(self, messages: list[Message], waiters: list[Waiter]) -> None:
+        for message, waiter in zip(messages, waiters, strict=True):
+            if waiter.done():  # it was cancelled
+                self._in_flight.release(len(message.body))
+            else:
+                waiter.set_result(None)
+
+    def _ended(self, sends: list[tuple[Sent, SendResult | RemotingCommand | MQError]]) -> None:
+        """Sends were answered, or have failed."""
+        count = size = 0
+        for (waiter, message, queue, msg_id, run), result in sends:
+            run.left -= 1
+            if not run.left:
+                run.forget()
+            if waiter.done() or isinstance(result, SendResult):
+                count += 1
+                size += len(message.body)
+            if waiter.done():  # it was cancelled
+                continue
+            if isinstance(result, SendResult):
+                waiter.set_result(result)
+            else:
+                waiter.set_result(FirstAttempt(run.began, msg_id, queue, run.addr, result))
+        if count:
+            self._in_flight.release(size, count)
+
+
+class _Targets:
+    """Where the messages of a topic go: of each queue in turn its place, and by address the numbers of the queues."""
+
+    def __init__(self, route: Route, request: Callable[[Outgoing, MessageQueue], RemotingCommand]) -> None:
+        self.route = route
+        self.addrs = [route.master(queue.broker_name) for queue in route.publish_queues]
+        self.places: list[Place] = [(queue, head_of(request, queue)) for queue in route.publish_queues]
+        self.by_addr: dict[str | None, set[int]] = {}
+        for number, addr in enumerate(self.addrs):
+            self.by_addr.setdefault(addr, set()).add(number)
+
+
+def head_of(request: Callable[[Outgoing, MessageQueue], RemotingCommand], queue: MessageQueue) -> bytes:
+    """The beginning of the header of sends to `queue`, up to the fields that are the message's own."""
+    command = request(Outgoing(queue.topic, b"", "", "", 0), queue)
+    fields = {name: value for name, value in command.ext_fields.items() if name not in _OWN_FIELDS}
+    header = encode_json_header(attrs.evolve(command, ext_fields=fields), 0)
+    return header.rpartition(AFTER_FIELDS)[0]

@@ -1,0 +1,136 @@
+# Messages that a client has pulled, decoded when they are looked at. What is done here is done with the same outcome by
+# mqbroker/client/messages.py: ReceivedMessage.of_record.
+
+from cpython.object cimport PyTypeObject
+
+cdef extern from "Python.h":
+    int PyObject_GenericSetAttr(object o, object name, object value) except -1
+    object PyType_GenericAlloc(PyTypeObject *kind, Py_ssize_t items)
+    object PyUnicode_DecodeUTF8(const char *s, Py_ssize_t n, const char *errors)
+
+cdef enum:
+    COMPRESSED = 1
+    OFFSET_ID_MAX = 56
+
+
+cdef inline str span_text(Span s):
+    return PyUnicode_DecodeUTF8(<const char *> s.p, s.n, NULL)
+
+
+cdef bint is_utf8(Span s) noexcept nogil:
+    cdef uint32_t ignored = 0
+    return is_ascii(s.p, s.n) or hash_utf8(s.p, s.n, &ignored)
+
+
+def take_messages(bytes data, Py_ssize_t at, type kind, str broker_name):
+    """Make a `kind` of each plain record from `at` on: not compressed, with valid text. Returns (them, where they end).
+
+    Of the fields only `body` and `queue_offset` are set; `fill_message` sets the others, of a record without its body.
+    """
+    cdef Bytes p = <Bytes> PyBytes_AS_STRING(data)
+    cdef Py_ssize_t n = PyBytes_GET_SIZE(data)
+    cdef Record r
+    cdef Span body
+    cdef char *to
+    cdef list found = []
+    check_range(data, at, n)
+    while n - at >= RECORD_MIN and read_record(p + at, n - at, <int64_t> load64(p + at + 28), True, &r):
+        if r.sys_flag & COMPRESSED or not is_utf8(r.properties):
+            break
+        body.p = p + at + head_size(r.sys_flag)
+        body.n = r.topic.p - 1 - body.p
+        rest = PyBytes_FromStringAndSize(NULL, r.size - body.n)
+        to = PyBytes_AS_STRING(rest)
+        memcpy(to, p + at, body.p - p - at)
+        memcpy(to + (body.p - p - at), body.p + body.n, r.size - (body.p - p - at) - body.n)
+        message = PyType_GenericAlloc(<PyTypeObject *> kind, 0)
+        PyObject_GenericSetAttr(message, "_undecoded", rest)
+        PyObject_GenericSetAttr(message, "_broker_name", broker_name)
+        PyObject_GenericSetAttr(message, "body", span_bytes(body))
+        PyObject_GenericSetAttr(message, "queue_offset", r.queue_offset)
+        found.append(message)
+        at += r.size
+    return found, at
+
+
+cdef inline Py_ssize_t head_size(int32_t sys_flag) noexcept nogil:
+    return (
+        HEAD_V4 + (V6_MORE if sys_flag & BORN_HOST_V6 else 0) + (V6_MORE if sys_flag & STORE_HOST_V6 else 0)
+    )
+
+
+cdef dict properties_dict(Span s):
+    cdef Bytes at = s.p
+    cdef Bytes end = s.p + s.n
+    cdef Bytes stop
+    cdef Bytes mark
+    cdef Span name, value
+    cdef dict found = {}
+    while at < end:
+        stop = <Bytes> memchr(at, 2, end - at)
+        if stop == NULL:
+            stop = end
+        mark = <Bytes> memchr(at, 1, stop - at)
+        if mark != NULL and mark > at and mark + 1 < stop:
+            name.p, name.n = at, mark - at
+            value.p, value.n = mark + 1, stop - mark - 1
+            found[span_text(name)] = span_text(value)
+        at = stop + 1
+    return found
+
+
+cdef str offset_id(Bytes host, Py_ssize_t host_n, Bytes offset):
+    cdef char digits[OFFSET_ID_MAX]
+    cdef Py_ssize_t i
+    cdef uint8_t byte
+    for i in range(host_n + 8):
+        byte = host[i] if i < host_n else offset[i - host_n]
+        digits[2 * i], digits[2 * i + 1] = b"0123456789ABCDEF"[byte >> 4], b"0123456789ABCDEF"[byte & 15]
+    return PyUnicode_DecodeUTF8(digits, 2 * (host_n + 8), NULL)
+
+
+def fill_message(object message, bytes rest, str broker_name, object host_of, object queue_of):
+    """Set the fields of a message of `take_messages` that it has not set. `host_of` a host's bytes, `queue_of` (topic,
+    name of the broker, queue id)."""
+    cdef Bytes p = <Bytes> PyBytes_AS_STRING(rest)
+    cdef Py_ssize_t n = PyBytes_GET_SIZE(rest), head
+    cdef Bytes store_host
+    cdef Span born, store, topic, text
+    cdef int32_t sys_flag, body_n
+    cdef dict properties
+    if n < RECORD_MIN or n < RECORD_MIN + head_size(load32(p + 36)) - HEAD_V4:
+        raise ValueError("not what take_messages has left")
+    sys_flag, head = <int32_t> load32(p + 36), head_size(load32(p + 36))
+    topic.p, topic.n = p + head + 1, p[head]
+    if head + 1 + topic.n + 2 > n:
+        raise ValueError("not what take_messages has left")
+    born.p, born.n = p + 48, 8 + (V6_MORE if sys_flag & BORN_HOST_V6 else 0)
+    store.p, store.n = born.p + born.n + 8, 8 + (V6_MORE if sys_flag & STORE_HOST_V6 else 0)
+    text.p = topic.p + topic.n + 2
+    text.n = p + n - text.p
+    properties = properties_dict(text)
+    own_topic = span_text(topic)
+    sent_to = properties.get("RETRY_TOPIC", own_topic) if is_retry(topic) else own_topic
+    keys = properties.get("KEYS")
+    its_id = offset_id(store.p, store.n, p + 28)
+    queue = queue_of(own_topic, broker_name, <int32_t> load32(p + 12))
+    PyObject_GenericSetAttr(message, "topic", sent_to)
+    PyObject_GenericSetAttr(message, "tags", properties.get("TAGS"))
+    PyObject_GenericSetAttr(message, "keys", () if keys is None else tuple((<str> keys).split(" ")))
+    PyObject_GenericSetAttr(message, "properties", properties)
+    PyObject_GenericSetAttr(message, "queue", queue)
+    PyObject_GenericSetAttr(message, "commit_log_offset", <int64_t> load64(p + 28))
+    PyObject_GenericSetAttr(message, "msg_id", properties.get("UNIQ_KEY", its_id))
+    PyObject_GenericSetAttr(message, "offset_msg_id", its_id)
+    PyObject_GenericSetAttr(message, "born_timestamp_ms", <int64_t> load64(p + 40))
+    PyObject_GenericSetAttr(message, "store_timestamp_ms", <int64_t> load64(born.p + born.n))
+    PyObject_GenericSetAttr(message, "born_host", host_of(span_bytes(born)))
+    PyObject_GenericSetAttr(message, "store_host", host_of(span_bytes(store)))
+    PyObject_GenericSetAttr(message, "reconsume_times", <int32_t> load32(store.p + store.n))
+    PyObject_GenericSetAttr(message, "flag", <int32_t> load32(p + 16))
+    PyObject_GenericSetAttr(message, "sys_flag", sys_flag)
+    PyObject_GenericSetAttr(message, "store_size", load32(p))
+
+
+cdef inline bint is_retry(Span topic) noexcept nogil:
+    return topic.n >= 7 and memcmp(topic.p, <const char *> b"%RETRY%", 7) == 0

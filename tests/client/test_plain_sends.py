@@ -1,0 +1,260 @@
+"""Sends of an asyncio producer that are encoded together: what is not plain, or fails, ends as on the general path."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+
+from mqbroker.client import ClientClosed, Message, ProducerOptions, SendFailed
+from mqbroker.client.aio import Producer
+from mqbroker.client.plain_sends import PlainSends
+from mqbroker.client.routes import Route
+from mqbroker.client.send import Rotation, send_request
+from mqbroker.errors import MQError, Refused, RequestTimedOut
+from mqbroker.kernel import compiled
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand, encode_command
+from tests.client.faults import Passage
+from tests.client.loopback import Loopback
+
+SEND = RequestCode.SEND_MESSAGE_V2
+OPTIONS = ProducerOptions()
+
+
+@pytest.fixture
+def topic(server: Loopback) -> Loopback:
+    server.add_topic("T", queues=1)
+    return server
+
+
+def with_producer(server: Loopback, use: Callable[[Producer], Coroutine[Any, Any, Any]], **options: Any) -> Any:
+    """What `use` returns for a producer that has sent one message."""
+
+    async def main() -> Any:
+        async with Producer(server.addr, "pg", options=ProducerOptions(**options)) as producer:
+            await producer.send(Message("T", b"first"))
+            found = await use(producer)
+            in_flight = producer._core._in_flight
+            assert in_flight is not None
+            assert (in_flight._count, in_flight._bytes) == (0, 0)
+            for connection in producer._net._connections.values():
+                assert (len(connection._responses), connection._sent) == (0, {})
+            return found
+
+    return asyncio.run(main())
+
+
+def bodies(server: Loopback) -> list[bytes]:
+    return [request.body for request in server.faults.asked(SEND)[1:]]
+
+
+async def all_of(*sends: Any) -> list[Any]:
+    return await asyncio.gather(*sends, return_exceptions=True)
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+@pytest.mark.parametrize("in_flight_max", [2, 1000])
+def test_plain_sends_are_not_encoded_one_by_one(
+    topic: Loopback, monkeypatch: pytest.MonkeyPatch, in_flight_max: int
+) -> None:
+    async def use(producer: Producer) -> Any:
+        monkeypatch.setattr("mqbroker.client.producer.prepare", None)  # of the general path
+        return await all_of(*(producer.send(Message("T", b"%d" % n, tags="t", keys="k")) for n in range(20)))
+
+    found = with_producer(topic, use, sends_in_flight_max=in_flight_max)
+    assert [result.queue_offset for result in found] == list(range(1, 21))
+    assert len({result.msg_id for result in found}) == 20
+    assert bodies(topic) == [b"%d" % n for n in range(20)]
+
+
+def test_none_goes_before_one_that_is_not_plain(topic: Loopback) -> None:
+    messages = [Message("T", b"0"), Message("T", b"1", tags="é"), Message("T", b"2"), Message("T", b"3" * 20)]
+    messages += [Message("T", b"4"), Message("T", b"5")]
+
+    async def use(producer: Producer) -> Any:
+        first = [producer.send(message) for message in messages[:-1]]
+        return await all_of(*first, producer.send(messages[-1], key="k"))
+
+    found = with_producer(topic, use, compress_over_bytes=20)
+    assert [result.queue_offset for result in found[:3]] == [1, found[1].queue_offset, found[1].queue_offset + 1]
+    assert sorted(result.queue_offset for result in found) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_refused_attempt_counts_as_the_first(topic: Loopback) -> None:
+    async def use(producer: Producer) -> Any:
+        topic.faults.refuse[None, SEND] = once
+        return await all_of(*(producer.send(Message("T", b"%d" % n)) for n in range(3)))
+
+    def once(passage: Passage) -> None:
+        if len(topic.faults.asked(SEND)) > 4:
+            passage.pass_on()
+        else:
+            passage.answer(passage.request.response(passage.request, ResponseCode.SYSTEM_BUSY, "busy"))
+
+    found = with_producer(topic, use)
+    assert sorted(bodies(topic)) == [b"0", b"0", b"1", b"1", b"2", b"2"]
+    sent = {(request.body, request.ext_fields["i"]) for request in topic.faults.asked(SEND)[1:]}
+    assert len(sent) == 3  # the same id each time
+    assert all(any(result.msg_id in properties for _, properties in sent) for result in found)
+
+    async def use_again(producer: Producer) -> Any:
+        topic.faults.refuse[None, SEND] = (ResponseCode.MESSAGE_ILLEGAL, "no")
+        return await all_of(producer.send(Message("T", b"x")))
+
+    topic.faults.refuse.clear()
+    (refused,) = with_producer(topic, use_again)
+    assert isinstance(refused, Refused)
+
+
+def test_who_gets_no_answer_has_failed_in_time(topic: Loopback, silent: object) -> None:
+    async def use(producer: Producer) -> Any:
+        topic.faults.refuse[None, SEND] = silent
+        return await all_of(*(producer.send(Message("T", b"%d" % n)) for n in range(3)))
+
+    for failure in with_producer(topic, use, send_timeout_ms=100):
+        assert isinstance(failure, SendFailed)
+        assert isinstance(failure.attempts[0][2], RequestTimedOut)
+    assert bodies(topic) == [b"0", b"1", b"2"]
+
+
+def test_a_lost_connection_is_made_again(topic: Loopback) -> None:
+    async def use(producer: Producer) -> Any:
+        topic.faults.refuse[None, SEND] = lambda passage: (topic.faults.refuse.clear(), passage.cut())
+        return await all_of(*(producer.send(Message("T", b"%d" % n)) for n in range(3)))
+
+    found = with_producer(topic, use)
+    assert len({result.msg_id for result in found}) == 3
+    assert set(bodies(topic)) == {b"0", b"1", b"2"}
+
+
+def test_what_is_cancelled_gives_its_place_back(topic: Loopback) -> None:
+    async def use(producer: Producer) -> Any:
+        before = asyncio.create_task(producer.send(Message("T", b"never")))
+        await asyncio.sleep(0)
+        before.cancel()
+        await asyncio.sleep(0)
+        held: list[Passage] = []
+        came = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        topic.faults.refuse[None, SEND] = lambda passage: (held.append(passage), loop.call_soon_threadsafe(came.set))
+        after = asyncio.create_task(producer.send(Message("T", b"sent")))
+        await came.wait()
+        after.cancel()
+        topic.faults.refuse.clear()
+        with topic.lock:
+            held[0].pass_on()
+            topic.settle()
+        found = await all_of(before, after)
+        return found, await producer.send(Message("T", b"next"))
+
+    (before, after), result = with_producer(topic, use)
+    assert isinstance(before, asyncio.CancelledError)
+    assert isinstance(after, asyncio.CancelledError)
+    assert result.status == 0
+    assert bodies(topic)[-2:] == [b"sent", b"next"]
+    assert compiled is None or len(bodies(topic)) == 2
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+def test_what_is_cancelled_when_it_is_to_be_sent_otherwise_gives_its_place_back(topic: Loopback) -> None:
+    async def use(producer: Producer) -> Any:
+        sends = [asyncio.create_task(producer.send(Message("T", b"x", tags="é"))) for _ in range(2)]
+        await asyncio.sleep(0)
+        producer._core._plain.flush()
+        sends[0].cancel()
+        return await all_of(*sends)
+
+    cancelled, sent = with_producer(topic, use)
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert sent.status == 0
+
+
+def test_a_send_that_begins_while_the_producer_closes_fails(topic: Loopback) -> None:
+    async def use(producer: Producer) -> Any:
+        taken, late = (producer.send(Message("T", text)) for text in (b"in time", b"late"))
+        sending = asyncio.create_task(taken)
+        await asyncio.sleep(0)
+        return await all_of(producer.close(), late, sending)
+
+    _, late, sent = with_producer(topic, use)
+    assert isinstance(late, ClientClosed)
+    assert not isinstance(sent, ClientClosed)
+    assert bodies(topic) == [b"in time"]
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+def test_a_message_that_was_changed_behind_its_checks_fails_alone(topic: Loopback) -> None:
+    async def use(producer: Producer) -> Any:
+        changed = Message("T", b"x", keys="k", properties={"a": "b"})
+        changed.properties[""] = "c"  # type: ignore[index]
+        spoilt = Message("T", b"y")
+        object.__setattr__(spoilt, "flag", 2**40)
+        return await all_of(*(producer.send(message) for message in (changed, spoilt, Message("T", b"z"))))
+
+    changed, spoilt, sent = with_producer(topic, use)
+    assert isinstance(changed, MQError)
+    assert "32-bit" in str(spoilt)
+    assert sent.status == 0
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+def test_an_answer_to_what_was_not_asked_stands_for_no_message(topic: Loopback) -> None:
+    async def use(producer: Producer) -> Any:
+        topic.faults.refuse[None, SEND] = answer_another
+        return await producer.send(Message("T", b"x"))
+
+    def answer_another(passage: Passage) -> None:
+        topic.faults.refuse.clear()
+        request = attrs.evolve(passage.request, opaque=passage.request.opaque - 1)  # the run's own
+        fields = {"msgId": "0A", "queueId": "0", "queueOffset": "99"}
+        response = attrs.evolve(RemotingCommand.response(request), ext_fields=fields)
+        passage.connection.write(encode_command(response))
+
+    assert with_producer(topic, use).queue_offset == 1
+    assert bodies(topic) == [b"x", b"x"]
+
+
+class Connection:
+    """Takes runs, and answers nothing."""
+
+    def __init__(self, addr: str) -> None:
+        self.addr = addr
+        self.sent: list[tuple[MessageQueue, bytes]] = []
+
+    def send_run(self, messages: Any, places: Any, *rest: Any) -> int:
+        self.sent += [(queue, message.body) for message, (queue, _) in zip(messages, places, strict=True)]
+        return len(messages)
+
+
+def test_each_message_goes_to_the_master_of_its_queue() -> None:
+    queues = tuple(MessageQueue("T", name, n) for name in ("a", "b") for n in range(2))
+    route = Route("T", queues, (), {"a": {0: "10.0.0.2:1"}, "b": {0: "10.0.0.3:1"}})
+    connections = {addr: Connection(addr) for addr in ("10.0.0.2:1", "10.0.0.3:1")}
+    net: Any = SimpleNamespace(free_connection=connections.get, now=lambda: 1.0)
+    parts: Any = SimpleNamespace(
+        known=lambda topic, create: route, is_due=lambda addr: False, reserve=lambda n: ("", n), release=None
+    )
+
+    async def main() -> None:
+        sends = PlainSends(
+            net, parts, parts, Rotation(Random(1)), parts, parts, lambda o, q: send_request(o, q, "g", OPTIONS), OPTIONS
+        )
+        for n in range(20):
+            sends.take(Message("T", b"%02d" % n))
+        sends.flush()
+
+    asyncio.run(main())
+    by_name = {"a": connections["10.0.0.2:1"].sent, "b": connections["10.0.0.3:1"].sent}
+    for name, sent in by_name.items():
+        assert {queue.broker_name for queue, _ in sent} == {name}
+        assert [body for _, body in sent] == sorted(body for _, body in sent)
+    counts = Counter(queue for sent in by_name.values() for queue, _ in sent)
+    assert counts == dict.fromkeys(queues, 5)

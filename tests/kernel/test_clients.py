@@ -1,0 +1,279 @@
+"""What the clients encode and decode in the compiled module, and in Python: the same, whatever the bytes.
+
+MQBROKER_TWIN_SEEDS chooses how many rounds are made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from mqbroker.client import messages
+from mqbroker.client.aio_net import _AFTER_OPAQUE, _BEFORE_OPAQUE
+from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
+from mqbroker.client.options import ProducerOptions
+from mqbroker.client.plain_sends import head_of
+from mqbroker.client.send import Outgoing, prepare, read_send_answer, send_request
+from mqbroker.errors import MQError
+from mqbroker.kernel import compiled
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.command import FrameDecoder, RemotingCommand, decode_command, encode_command, encode_frame
+from mqbroker.wire.record import HEADS, MAGIC, RECORD_BYTES_MIN, BadRecord, body_crc, decode_records, encode_record
+from tests.client.records import a_record as a_plain_record
+
+pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+
+SEEDS = int(os.environ.get("MQBROKER_TWIN_SEEDS", "60"))
+QUEUE = MessageQueue("T", 'a "broker"', 3)
+OPTIONS = ProducerOptions()
+PAIRS = [
+    b"TAGS\1t",
+    b"KEYS\1k1 k2",
+    b"KEYS\1",
+    b"KEYS\1 ",
+    b"UNIQ_KEY\1U",
+    b"a\1b\1c",
+    "é\1中😀".encode(),
+    b"\1v",
+    b"x",
+    b"",
+]
+PAIRS += [b"RETRY_TOPIC\1Origin", b"TAGS\1other", b"\0\1\0"]
+BAD_UTF8 = [b"a\1\xff", b"\xed\xa0\x80\1v", b"TAGS\1\xc3"]
+
+
+def spoilt(rng: Random, data: bytes) -> bytes:
+    """Bytes like `data`, some of which may be others, or missing."""
+    made = bytearray(data)
+    for _ in range(rng.choice([0, 0, 1, 1, 2])):
+        if made:
+            made[rng.randrange(len(made))] = rng.choice([0, 1, 0x22, 0x5C, 0x7F, 0x80, 0xFF, rng.randrange(256)])
+    return bytes(made[: rng.choice([len(made)] * 5 + [rng.randrange(len(made) + 1)])])
+
+
+# --- pulled messages
+
+
+def a_record(rng: Random) -> bytes:
+    v6 = rng.choice([0, 0, 0, 0x10, 0x20, 0x30])
+    born, store = bytes([10, 0, 0, 1] * (4 if v6 & 0x10 else 1)), bytes([10, 0, 0, 2] * (4 if v6 & 0x20 else 1))
+    body = rng.randbytes(rng.choice([0, 1, 30]))
+    topic = rng.choice([b"T", b"T", b"%RETRY%g", b"%RETRY", b"", b"x" * 127, "é".encode(), b"\xff", b"a b"])
+    properties = b"\2".join(
+        rng.choices(PAIRS, k=rng.randrange(6)) + ([rng.choice(BAD_UTF8)] if rng.random() < 0.1 else [])
+    )
+    flags = rng.choice([0, 0, 0, 0, 0, 1, 4, 8, 1 << 31, 0x100]) | v6
+    edge = [0, 1, 5, -1, 2**63 - 1, -(2**63)]
+    offset = rng.choice([10_000, *edge])
+    head = HEADS[v6]
+    size = head.size + len(body) + 3 + len(topic) + len(properties)
+    packed = head.pack(
+        size, rng.choice([MAGIC] * 9 + [1]), body_crc(body), rng.choice([0, 3, 2**31 - 1, -1]),
+        rng.choice([0, -1, 7]), rng.choice([0, 1, 100, *edge]), offset, flags - (1 << 32) * (flags >> 31),
+        rng.choice([1, *edge]), born + (5).to_bytes(4, "big"), rng.choice([2, *edge]),
+        store + rng.choice([10911, 2**32 - 1]).to_bytes(4, "big"), rng.choice([0, 16, -1]), 0, len(body),
+    )  # fmt: skip
+    return packed + body + bytes((len(topic),)) + topic + len(properties).to_bytes(2, "big") + properties
+
+
+def read(data: bytes) -> list[ReceivedMessage] | str:
+    try:
+        return ReceivedMessage.read(data, "broker")
+    except BadRecord as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_pulled_messages_are_those_that_are_read_in_python(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    bodies = [b"".join(a_record(rng) for _ in range(rng.choice([1, 3, 8]))) for _ in range(30)]
+    bodies = [spoilt(rng, body) if rng.random() < 0.5 else body for body in bodies]
+    found = [read(body) for body in bodies]
+    for each in found:
+        for message in each if isinstance(each, list) else []:
+            rng.choice([lambda m: m.tags, lambda m: m.body, lambda m: m.store_size, repr])(message)
+    with monkeypatch.context() as patch:
+        patch.setattr(messages, "compiled", None)
+        expected = [read(body) for body in bodies]
+    # An error names a place within what was given to it.
+    texts = [[str(each) if isinstance(each, str) else each for each in one] for one in (found, expected)]
+    for one, other in zip(*texts, strict=True):
+        assert isinstance(one, str) == isinstance(other, str)
+        assert isinstance(one, str) or one == other
+
+
+def test_a_plain_message_is_decoded_when_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = encode_record(a_plain_record(properties={"TAGS": "t"}))
+    (expected,) = [ReceivedMessage.of_record(each, "broker") for each in decode_records(record)]
+    monkeypatch.setattr(messages, "decode_record", None)
+    for look in (lambda m: m.tags == "t", lambda m: m == expected, lambda m: pickle.loads(pickle.dumps(m)) == expected):
+        (message,) = ReceivedMessage.read(record, "broker")
+        assert look(message)
+    for each in (message, expected):
+        with pytest.raises(AttributeError):
+            _ = each.colour  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_places_in_what_is_left_of_a_record_are_checked(seed: int) -> None:
+    assert compiled is not None
+    rng = Random(seed)
+    for _ in range(200):
+        rest = spoilt(rng, rng.choice([a_record(rng), rng.randbytes(rng.randrange(2 * RECORD_BYTES_MIN))]))
+        message = object.__new__(ReceivedMessage)
+        with contextlib.suppress(ValueError, UnicodeDecodeError):
+            compiled.fill_message(message, rest, "b", lambda host: (host.hex(), 1), MessageQueue)
+
+
+# --- sends
+
+TEXTS = ["a", "k-1", "", "é", 'say "hi"', "back\\slash", "\t", "\x7f", "x" * 200]
+
+
+def a_message(rng: Random) -> Message:
+    texts = [text for text in TEXTS if text]
+    names = {f"p{n}": rng.choice(texts) for n in range(rng.choice([0, 0, 1, 3]))}
+    return Message(
+        "T",
+        rng.randbytes(rng.choice([1, 20, 3000])),
+        tags=rng.choice([None, None, *TEXTS]),
+        keys=rng.choice([(), (), ("k",), ("a", "b"), ("é",)]),
+        properties=names if rng.random() < 0.9 else {"big": "x" * rng.choice([32_600, 32_650, 32_700])},
+        delay_level=rng.choice([0, 0, 1, 18]),
+        wait_stored=rng.random() < 0.8,
+        flag=rng.choice([0, 0, 1, -1, 2**31 - 1, -(2**31)]),
+        unique_key=rng.choice([None, None, None, "", "mine", "é"]),
+    )
+
+
+def request_of(outgoing: Outgoing, queue: MessageQueue) -> RemotingCommand:
+    return send_request(outgoing, queue, 'the "group"', OPTIONS)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_plain_sends_are_encoded_as_in_python(seed: int) -> None:
+    assert compiled is not None
+    rng = Random(seed)
+    for _ in range(30):
+        made = [a_message(rng) for _ in range(rng.randrange(1, 5))]
+        queues = [rng.choice([QUEUE, MessageQueue("T", "b", 0)]) for _ in made]
+        places = [(queue, head_of(request_of, queue)) for queue in queues]
+        pending: dict[int, Any] = {}
+        opaque, number, born_ms = rng.choice([1, 2**31 - 9]), rng.choice([0, 0xFFFE]), rng.choice([0, 1700000000000])
+        waiters: list[Any] = [object() for _ in made]
+        frames = compiled.encode_sends(
+            made, places, waiters, "run", opaque, born_ms, "AB", number, _BEFORE_OPAQUE, _AFTER_OPAQUE, pending
+        )
+        assert len(pending) == len(frames)
+        for n, frame in enumerate(frames):
+            msg_id = made[n].unique_key or f"AB{(number + n) & 0xFFFF:04X}"
+            outgoing = prepare(made[n], OPTIONS, lambda msg_id=msg_id: msg_id, born_ms)  # type: ignore[misc]
+            (parts,) = FrameDecoder().feed(frame)
+            expected = FrameDecoder().feed(encode_command(request_of(outgoing, queues[n]), opaque + n))
+            assert decode_command(*parts) == decode_command(*expected[0])
+            assert pending[opaque + n] == (waiters[n], made[n], queues[n], msg_id, "run")
+        if len(frames) < len(made):  # the next one is not plain, or too large
+            rest = made[len(frames)]
+            texts = [rest.tags or "", rest.unique_key or "", *rest.keys, *rest.properties.values()]
+            is_plain = all(text.isascii() and not set(text) & {'"', "\\", "\t"} for text in texts)
+            assert not is_plain or sum(map(len, texts)) > 32_000
+
+
+# --- what is answered
+
+
+def a_plain_answer(rng: Random) -> bytes:
+    fields = {"msgId": "0A00", "queueId": "3", "TRACE_ON": "true", "queueOffset": str(rng.choice([0, 5, 2**63 - 1]))}
+    header = {
+        "code": 0,
+        "extFields": fields,
+        "flag": 1,
+        "language": "JAVA",
+        "opaque": rng.randrange(1, 8),
+        "version": 1,
+    }
+    return encode_frame(0, json.dumps(header, separators=(",", ":")).encode())
+
+
+def an_answer(rng: Random) -> bytes:
+    if rng.random() < 0.6:
+        return a_plain_answer(rng)
+    fields: list[tuple[str, Any]] = [("queueId", rng.choice(["3", "3", "3", "0", "+3", "x"]))]
+    numbers = ["0", "17", "007", str(2**63 - 1), str(2**63), "-1", "", "٣"]
+    fields += [
+        ("msgId", rng.choice(["0A00", "0A00", "é", 'x"y', ""])),
+        ("queueOffset", rng.choice(["5", "5", *numbers])),
+    ]
+    fields += rng.choice(
+        [[], [], [("MSG_REGION", "r"), ("TRACE_ON", "true")], [("msgId", "again")], [("queueId", "3")]]
+    )
+    rng.shuffle(fields)
+    if rng.random() < 0.1:
+        fields.pop()
+    ext = ",".join(f"{json.dumps(name)}:{json.dumps(value, ensure_ascii=False)}" for name, value in fields)
+    code = rng.choice([0, 0, 0, 0, 0, 10, 14])
+    flag = rng.choice([1, 1, 1, 1, 1, 0, 3])
+    more = rng.choice(["", "", '"remark":"r",', '"remark":null,', '"language":"JAVA",', '"opaque":1,'])
+    opaque = rng.choice([1, 2, 3, 4, 5, 6, 99, -1])
+    space = rng.choice(["", "", "", " "])
+    text = f'{{"code":{code},{space}"extFields":{{{ext}}},"flag":{flag},{more}"opaque":{opaque},"version":401}}'
+    serialize_type = 0 if rng.random() < 0.95 else 1
+    return encode_frame(serialize_type, text.encode(), rng.choice([b"", b"", b"body"]))
+
+
+def frames_of(data: bytes) -> Iterator[bytes]:
+    """Pieces that end where frames do, as far as lengths say."""
+    while data:
+        end = 4 + int.from_bytes(data[:4], "big")
+        yield data[:end]
+        data = data[end:]
+
+
+def in_python(data: bytes, pending: dict[int, str]) -> tuple[dict[str, SendResult], list[Any], str]:
+    """The results, by id, of what was answered, each frame in a read of its own; the other commands; the error."""
+    results: dict[str, SendResult] = {}
+    others: list[Any] = []
+    decoder = FrameDecoder()
+    try:
+        for frame in frames_of(data):
+            for command in [decode_command(*parts) for parts in decoder.feed(frame)]:
+                msg_id = pending.pop(command.opaque, None) if command.is_response else None
+                if msg_id is None:
+                    others.append(command)
+                    continue
+                try:
+                    results[msg_id] = read_send_answer(Outgoing("T", b"", "", msg_id, 0), QUEUE, command)
+                except MQError as error:
+                    others.append(str(error))
+    except MQError as error:
+        return results, others, str(error)
+    return results, others, ""
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_what_is_answered_is_read_as_in_python(seed: int) -> None:
+    assert compiled is not None
+    rng = Random(seed)
+    taken = 0
+    for _ in range(100):
+        data = b"".join(an_answer(rng) for _ in range(rng.randrange(1, 5)))
+        data = spoilt(rng, data) if rng.random() < 0.5 else data
+        pending = {opaque: (None, None, QUEUE, f"id{opaque}", None) for opaque in range(1, 7)}
+        stored, at = compiled.take_stored(data, pending, SendResult, SendStatus.SEND_OK)
+        taken += len(stored)
+        left = {opaque: entry[3] for opaque, entry in pending.items()}
+        results, others, error = in_python(data[at:], left)
+        for entry, result in stored:
+            assert entry[3] not in results
+            results[entry[3]] = result
+        expected_left = {opaque: f"id{opaque}" for opaque in range(1, 7)}
+        assert (results, others, error) == in_python(data, expected_left)
+        assert left == expected_left
+    assert taken > 10

@@ -199,8 +199,15 @@ class ConsumeService:
         return bool(self._waiting) and len(self._runs) < self._concurrency and not self._yielding
 
     def _start_some(self) -> None:
-        # One run is enough as long as the listener does not suspend: others start when that one has had its turn.
+        # Not at once: the next pull leaves before the listener has these messages.
         if not self._starting and self._can_start():
+            self._starting = True
+            self._net.after_spawned(self._start_one)
+
+    def _start_one(self) -> None:
+        # One run is enough as long as the listener does not suspend: others start when that one has had its turn.
+        self._starting = False
+        if self._can_start():
             self._start_run()
             self._start_others_soon()
 

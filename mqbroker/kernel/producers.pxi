@@ -35,13 +35,12 @@ cdef inline bint put_escaped(JsonText *text, int separator) noexcept nogil:
 cdef inline bint put_plain(JsonText *text, object value) except -1:
     """Add a text that JSON has as it is; False where it is none."""
     cdef const char *p
-    cdef Py_ssize_t n, i
+    cdef Py_ssize_t n
     if type(value) is not str or not PyUnicode_IS_COMPACT_ASCII(value):
         return False
     p, n = <const char *> PyUnicode_1BYTE_DATA(value), PyUnicode_GET_LENGTH(value)
-    for i in range(n):
-        if not is_plain_byte[<uint8_t> p[i]]:
-            return False
+    if plain_end(<Bytes> p, <Bytes> p + n) != <Bytes> p + n:
+        return False
     text.size += n
     return add_text(text, p, n)
 

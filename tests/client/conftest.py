@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mqbroker.store import dispatch
 from tests.client.faults import SILENT
 from tests.client.loopback import Loopback
 from tests.client.own_cluster import NAME_SERVER, OwnCluster
@@ -44,3 +45,9 @@ def server(tmp_path: Path) -> Iterator[Loopback]:
     server = Loopback(tmp_path)
     yield server
     server.close()
+
+
+@pytest.fixture(autouse=True)
+def _dispatch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brokers' clock stands still: the dispatch need not wait for the end of a millisecond."""
+    monkeypatch.setattr(dispatch, "BUSY_S", 0.0)

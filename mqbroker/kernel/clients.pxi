@@ -94,9 +94,8 @@ def fill_message(object message, bytes rest, str broker_name, object host_of, ob
     name of the broker, queue id)."""
     cdef Bytes p = <Bytes> PyBytes_AS_STRING(rest)
     cdef Py_ssize_t n = PyBytes_GET_SIZE(rest), head
-    cdef Bytes store_host
     cdef Span born, store, topic, text
-    cdef int32_t sys_flag, body_n
+    cdef int32_t sys_flag
     cdef dict properties
     if n < RECORD_MIN or n < RECORD_MIN + head_size(load32(p + 36)) - HEAD_V4:
         raise ValueError("not what take_messages has left")

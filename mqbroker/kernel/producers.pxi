@@ -1,5 +1,5 @@
-# What a producer sends and gets back: plain messages to frames, plain responses to results. The general path, with the same
-# outcome, is mqbroker/client/send.py.
+# What a producer sends and gets back: plain messages to frames, plain responses to results. The general path, with the
+# same outcome, is mqbroker/client/send.py.
 
 from libc.stdio cimport sprintf
 
@@ -72,7 +72,9 @@ cdef bint put_properties(JsonText *text, object message, str unique_key) except 
     return text.size <= PROPERTIES_MAX
 
 
-cdef bytes send_frame(object message, bytes head, str unique_key, int64_t opaque, int64_t born_ms, bytes middle, bytes tail):
+cdef bytes send_frame(
+    object message, bytes head, str unique_key, int64_t opaque, int64_t born_ms, bytes middle, bytes tail
+):
     """One frame; None where the message is not so plain."""
     cdef uint8_t properties[JSON_PROPERTIES_MAX]
     cdef char fields[128]

@@ -53,12 +53,6 @@ def take_messages(bytes data, Py_ssize_t at, type kind, str broker_name):
     return found, at
 
 
-cdef inline Py_ssize_t head_size(int32_t sys_flag) noexcept nogil:
-    return (
-        HEAD_V4 + (V6_MORE if sys_flag & BORN_HOST_V6 else 0) + (V6_MORE if sys_flag & STORE_HOST_V6 else 0)
-    )
-
-
 cdef dict properties_dict(Span s):
     cdef Bytes at = s.p
     cdef Bytes end = s.p + s.n

@@ -195,7 +195,6 @@ def properties_of(buffer, int64_t base, offsets, sizes):
     cdef Py_buffer lent
     cdef Bytes p
     cdef int64_t at, size, place
-    cdef int32_t sys_flag
     cdef list found = []
     PyObject_GetBuffer(buffer, &lent, PyBUF_SIMPLE)
     try:
@@ -204,9 +203,7 @@ def properties_of(buffer, int64_t base, offsets, sizes):
             at, size = <int64_t> offset - base, of_size
             data = b""
             if 0 <= at <= lent.len - RECORD_MIN and RECORD_MIN <= size <= lent.len - at:
-                sys_flag = <int32_t> load32(p + at + 36)
-                place = at + HEAD_V4
-                place += (V6_MORE if sys_flag & BORN_HOST_V6 else 0) + (V6_MORE if sys_flag & STORE_HOST_V6 else 0)
+                place = at + head_size(<int32_t> load32(p + at + 36))
                 if place <= at + size:
                     place += <int32_t> load32(p + place - 4)
                     if at <= place < at + size:

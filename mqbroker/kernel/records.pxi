@@ -28,6 +28,11 @@ cdef struct Record:
     Span topic, properties
 
 
+cdef inline Py_ssize_t head_size(int32_t sys_flag) noexcept nogil:
+    """Bytes before the body."""
+    return HEAD_V4 + (V6_MORE if sys_flag & BORN_HOST_V6 else 0) + (V6_MORE if sys_flag & STORE_HOST_V6 else 0)
+
+
 cdef bint read_record(Bytes p, Py_ssize_t room, int64_t physical_offset, bint has_crc, Record *r) noexcept nogil:
     """Read a record that should stand at `physical_offset` of the log; False where none does, or none so plain."""
     cdef int64_t head, body, topic_end
@@ -45,8 +50,7 @@ cdef bint read_record(Bytes p, Py_ssize_t room, int64_t physical_offset, bint ha
         return False
     more = V6_MORE if r.sys_flag & BORN_HOST_V6 else 0
     r.timestamp_ms = <int64_t> load64(p + 56 + more)
-    more += V6_MORE if r.sys_flag & STORE_HOST_V6 else 0
-    head = HEAD_V4 + more
+    head = head_size(r.sys_flag)
     if head + TAIL_MIN > r.size:
         return False
     body = <int32_t> load32(p + head - 4)

@@ -147,17 +147,27 @@ class Offsets:
             log.info("offset %d of %s not committed: %s", offset, queue, error)
 
     async def commit_many(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Commit all at once; failures are only logged, since a consumer that cannot commit repeats messages and loses
-        none."""
-        requests = []
+        """Commit all, the first of each topic before its others; failures are only logged, since a consumer that cannot
+        commit repeats messages and loses none.
+
+        ConsumerOffsetManager.commitOffset of 4.9.7 makes the offsets of a topic that it does not know yet without a
+        lock: of first commits at once it keeps one.
+        """
+        firsts: dict[tuple[str, str], tuple[str, RemotingCommand]] = {}
+        others: list[tuple[str, RemotingCommand]] = []
         for queue, offset in offsets.items():
             try:
-                requests.append((await self._routes.address(queue), self._commit_request(queue, offset)))
+                addr = await self._routes.address(queue)
             except MQError as error:
                 log.warning("offset %d of %s not committed: %s", offset, queue, error)
-        for answer in await self._net.invoke_many(requests, self._timeout_ms):
-            if isinstance(answer, MQError):
-                log.warning("offset of %s not committed: %s", self._group, answer)
+                continue
+            request = addr, self._commit_request(queue, offset)
+            if firsts.setdefault((addr, queue.topic), request) is not request:
+                others.append(request)
+        for requests in (list(firsts.values()), others):
+            for answer in await self._net.invoke_many(requests, self._timeout_ms):
+                if isinstance(answer, MQError):
+                    log.warning("offset of %s not committed: %s", self._group, answer)
 
     def _commit_request(self, queue: MessageQueue, offset: int) -> RemotingCommand:
         header = UpdateConsumerOffsetRequestHeader(

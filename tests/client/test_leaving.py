@@ -10,9 +10,11 @@ from twisted.internet.defer import Deferred
 
 from mqbroker.client import PushOptions, aio
 from mqbroker.client.options import ConsumeFrom
+from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode
+from tests.client.faults import Passage
 from tests.client.loopback import Loopback
-from tests.client.member import Member, Q
+from tests.client.member import A, B, Member, Q
 from tests.client.world import World
 
 FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=1)
@@ -90,6 +92,35 @@ def test_a_call_that_has_ended_is_waited_for_by_none(one_queue: World, name_serv
     member.start()
     gate.callback(None)
     assert closed == [[]]
+
+
+def test_at_the_end_the_first_offset_of_a_topic_is_confirmed_before_the_others_go(
+    world: World, name_server: str
+) -> None:
+    """A 4.9.7 broker keeps only one of several offsets that come at once and are the first of a group in a topic."""
+    world.cluster.add_topic("T", queues=3)
+    queues = [MessageQueue("T", broker, n) for broker in "ab" for n in range(3)]
+    for queue in queues:
+        world.cluster.store(queue)
+    kept: list[Passage] = []
+    world.faults.refuse[None, RequestCode.UPDATE_CONSUMER_OFFSET] = kept.append
+    member = Member(world, name_server).start()
+    left: list[Any] = []
+    world.run(member.core.close()).addBoth(left.append)
+
+    def waiting() -> list[str]:
+        return sorted(passage.connection.addr for passage in kept)
+
+    assert waiting() == [A, B]
+    kept.pop(0).pass_on()
+    assert waiting() == [B]
+    kept.pop(0).pass_on()
+    assert waiting() == [A, A, B, B]
+    for passage in kept:
+        assert left == []
+        passage.pass_on()
+    assert left == [None]
+    assert [world.cluster.offsets["g", queue] for queue in queues] == [1] * 6
 
 
 # --- left without close()

@@ -33,6 +33,9 @@ FALLOC_FL_PUNCH_HOLE = 0x2 | 0x1
 _NOT_DIRECTLY = (errno.EINVAL, errno.EOPNOTSUPP)
 #: Errors where hard links are impossible: of the file system, or of the kernel's protection of hard links.
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+#: Errors where a file cannot be without a name, or is not given one later: also of kernels that take O_TMPFILE for
+#: O_DIRECTORY, and where no /proc is mounted.
+_NO_UNNAMED = (*_NO_LINKS, errno.EISDIR, errno.EINVAL, errno.ENOENT, errno.EXDEV)
 #: How many pieces of a content are written at once.
 _PIECES = 1000
 #: Messages are readable by the broker's user only. The umask applies on top.
@@ -365,6 +368,38 @@ def _write_new(path: str, pieces: Sequence[bytes], mode: int) -> None:
         os.close(fd)
 
 
+def _create_sized(path: str, size: int) -> None:
+    """Create a file of `size` bytes, all of it a hole. Raises OSError.
+
+    It has its size before it has its name, where the file system can do that: a Java broker does not start with a
+    segment of another size (MappedFileQueue.doLoad of 4.9.7), and a process may be killed at any time.
+    """
+    try:
+        fd = os.open(os.path.dirname(path) or ".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, FILE_MODE)
+        try:
+            os.ftruncate(fd, size)
+            # Only with a directory, which is not looked at, does os.link follow the symbolic link.
+            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno not in _NO_UNNAMED:
+            raise OSError(error.errno, error.strerror, path) from error
+        _create_named(path, size)
+
+
+def _create_named(path: str, size: int) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    try:
+        with _naming(path):
+            os.ftruncate(fd, size)
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+
+
 def _write_all(fd: int, data: memoryview, offset: int) -> None:
     done = 0
     while done < len(data):
@@ -403,15 +438,10 @@ class OsDisk:
         return os.stat(path).st_size
 
     def create_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        _create_sized(path, size)
         try:
-            try:
-                with _naming(path):
-                    os.ftruncate(fd, size)
-            except BaseException:
-                os.close(fd)
-                raise
-            return OsMappedFile(path, size, fd, keep_open)
+            # Opened by its name: mapped without one, it would be "(deleted)" in /proc/*/maps.
+            return self.open_mapped(path, size, keep_open=keep_open)
         except BaseException:
             os.unlink(path)
             raise

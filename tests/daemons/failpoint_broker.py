@@ -192,7 +192,8 @@ def points() -> dict[str, Callable[..., Any]]:
         # roll
         "roll.before": before(CommitLog, "_roll_to"),
         "roll.after": after(CommitLog, "_roll_to"),
-        "roll.segment_named": before(os, "ftruncate"),
+        "roll.segment_without_size": before(os, "ftruncate"),
+        "roll.segment_without_name": before(os, "link"),
         "roll.segment_created": after(OsDisk, "create_mapped", in_path("/commitlog/")),
         "roll.segment_allocated": after(OsMappedFile, "allocate", of_folder("commitlog")),
         "roll.segment_half_written_through": half_zeros,

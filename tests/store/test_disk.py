@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
@@ -82,6 +83,83 @@ def test_a_new_file_is_sparse_until_allocated_and_cleared_again(tmp_path: Path) 
         file.view[0] = 1
     with pytest.raises(FileExistsError):
         OsDisk().create_mapped(str(path), 100)
+
+
+def test_a_new_file_has_its_size_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sized: list[list[str]] = []
+    ftruncate = os.ftruncate
+
+    def watch(fd: int, size: int) -> None:
+        sized.append(os.listdir(tmp_path))
+        ftruncate(fd, size)
+
+    monkeypatch.setattr(os, "ftruncate", watch)
+    path = str(tmp_path / "file")
+    file = OsDisk().create_mapped(path, 8192)
+    assert sized == [[]]
+    assert OsDisk().file_size(path) == 8192
+    assert f" {path}\n" in Path("/proc/self/maps").read_text()
+    file.close()
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL])
+def test_a_file_system_without_unnamed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    real = os.open
+
+    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(number, os.strerror(number), path)
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    check_creation(tmp_path / "file")
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EPERM, errno.EXDEV])
+def test_a_machine_where_an_open_file_cannot_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError(number, os.strerror(number), *arguments)
+
+    monkeypatch.setattr(os, "link", refuse)
+    check_creation(tmp_path / "file")
+
+
+def check_creation(path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    OsDisk().create_mapped(str(path), 8192).close()
+    assert path.stat().st_size == 8192
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError) as caught:
+        OsDisk().create_mapped(str(path), 100)
+    assert caught.value.filename == str(path)
+    assert path.stat().st_size == 8192
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(("call", "passed"), [("ftruncate", 0), ("link", 0), ("open", 0), ("open", 1)])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])
+def test_a_file_that_cannot_be_made_leaves_nothing_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, passed: int, number: int
+) -> None:
+    real = getattr(os, call)
+    calls = iter([True] * passed)
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        if not next(calls, False):
+            raise OSError(number, os.strerror(number), *arguments[: call == "open"])
+        return real(*arguments, **options)
+
+    before = len(os.listdir("/proc/self/fd"))
+    path = tmp_path / "file"
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        OsDisk().create_mapped(str(path), 8192)
+    monkeypatch.undo()
+    assert (caught.value.errno, caught.value.filename) == (number, str(path))
+    assert not path.exists()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("keep_open", [False, True])

@@ -288,9 +288,9 @@ MISTAKES = [
     Mutation(
         "leave a file behind that cannot be mapped",
         "store/os_disk.py",
-        "            return OsMappedFile(path, size, fd, keep_open)\n        except BaseException:\n"
+        "            return self.open_mapped(path, size, keep_open=keep_open)\n        except BaseException:\n"
         "            os.unlink(path)\n",
-        "            return OsMappedFile(path, size, fd, keep_open)\n        except BaseException:\n",
+        "            return self.open_mapped(path, size, keep_open=keep_open)\n        except BaseException:\n",
         ("tests/store/test_index.py::test_a_file_that_cannot_be_mapped_is_not_left_behind",),
     ),
     Mutation(
@@ -519,5 +519,19 @@ MISTAKES = [
         "            if indexed is not None and has_keys_between(commit_log, newest, indexed, entries):\n",
         "            if False:\n",
         ("tests/store/simulation/test_seeds.py",),
+    ),
+    Mutation(
+        "name a segment before it has its size",
+        "store/os_disk.py",
+        '    try:\n        fd = os.open(os.path.dirname(path) or ".",',
+        '    try:\n        raise OSError(errno.EOPNOTSUPP, "")\n        fd = os.open(os.path.dirname(path) or ".",',
+        ("tests/store/test_disk.py::test_a_new_file_has_its_size_before_its_name",),
+    ),
+    Mutation(
+        "commit all offsets of a topic at once",
+        "client/queue_requests.py",
+        "            if firsts.setdefault((addr, queue.topic), request) is not request:\n",
+        "            if firsts.setdefault((addr, queue), request) is not request:  # type: ignore[arg-type]\n",
+        ("tests/client/test_leaving.py",),
     ),
 ]

@@ -95,9 +95,9 @@ def _call(function: Callable[..., T]) -> Callable[..., T]:
     """A system call: other threads may make theirs before and after, and none meanwhile."""
 
     @functools.wraps(function)
-    def call(self: Calls, *arguments: Any) -> T:
+    def call(self: Calls, *arguments: Any, **options: Any) -> T:
         self.disk.on_call()
-        result = function(self, *arguments)
+        result = function(self, *arguments, **options)
         self.disk.on_call()
         return result
 
@@ -127,8 +127,8 @@ class _Paths:
 class Calls:
     """os. `descriptors` that are open, by number; `maps`: the address at which each file is mapped."""
 
-    O_RDONLY, O_RDWR, O_CREAT, O_EXCL, O_CLOEXEC, O_DIRECTORY, O_DIRECT = (
-        os.O_RDONLY, os.O_RDWR, os.O_CREAT, os.O_EXCL, os.O_CLOEXEC, os.O_DIRECTORY, os.O_DIRECT,
+    O_RDONLY, O_RDWR, O_CREAT, O_EXCL, O_CLOEXEC, O_DIRECTORY, O_DIRECT, O_TMPFILE = (
+        os.O_RDONLY, os.O_RDWR, os.O_CREAT, os.O_EXCL, os.O_CLOEXEC, os.O_DIRECTORY, os.O_DIRECT, os.O_TMPFILE,
     )  # fmt: skip
     POSIX_FADV_WILLNEED, EFD_NONBLOCK, EFD_CLOEXEC = os.POSIX_FADV_WILLNEED, os.EFD_NONBLOCK, os.EFD_CLOEXEC
     strerror = staticmethod(os.strerror)
@@ -150,6 +150,10 @@ class Calls:
         disk.refuse("open", path)
         disk.check_descriptors(len(self.descriptors), path)
         node = disk.find(path)
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            disk.refuse("create", path)
+            disk.directory(path)
+            return self._add(Opened(Inode(links=0), f"{path}/", flags, is_new=True))
         if node is None:
             if not flags & os.O_CREAT:
                 raise error_of(errno.ENOENT, path)
@@ -316,9 +320,17 @@ class Calls:
         self.disk.remove_directory(path)
 
     @_call
-    def link(self, path: str, other: str) -> None:
+    def link(self, path: str, other: str, *, src_dir_fd: int = -1) -> None:
         self.disk.refuse("create", other)
-        self.disk.link(path, other)
+        if path.startswith("/proc/self/fd/"):
+            opened = self.opened(int(os.path.basename(path)))
+            assert opened.flags & os.O_TMPFILE == os.O_TMPFILE
+            assert src_dir_fd >= 0, "without it, the link in /proc would be given another name"
+            inode, _ = self.file(int(os.path.basename(path)))
+            opened.path = other
+        else:
+            inode = self.disk.inode(path)
+        self.disk.link(inode, other)
 
     @_call
     def rename(self, old: str, new: str) -> None:

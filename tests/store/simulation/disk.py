@@ -334,9 +334,9 @@ class SimDisk:
         self.act("make_directory", path)
         self._change((parent, os.path.basename(path), Directory()))
 
-    def link(self, path: str, other: str) -> None:
+    def link(self, inode: Inode, other: str) -> None:
+        """Give a file one more name."""
         self.act("link", other)
-        inode = self.inode(path)
         if self.find(other) is not None:
             raise error_of(errno.EEXIST, other)
         inode.links += 1

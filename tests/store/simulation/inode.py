@@ -38,10 +38,10 @@ class Inode:
     `blocks` are the pages with room behind them: a store into any other would end the process where the disk is full.
     """
 
-    def __init__(self, size: int = 0) -> None:
+    def __init__(self, size: int = 0, links: int = 1) -> None:
         self.size = size
         self.modified_ms = 0
-        self.links = 1
+        self.links = links
         self.memory = Memory(-1, size) if size else _NO_MEMORY
         self.blocks = bytearray(-(-size // PAGE_BYTES))
         self.durable = b""

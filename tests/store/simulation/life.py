@@ -141,6 +141,8 @@ class Life:
             self.retention.stop()
             self.disk.now_ms = self._now_ms
             self._note_first_files()
+            if end == "kill":
+                self._check_file_sizes()
             try:
                 store = self.open(self.disk, clock, self.worker)
             except Ended:
@@ -185,6 +187,13 @@ class Life:
 
     def _now_ms(self) -> int:
         return int(self.clock.rightNow * 1000)
+
+    def _check_file_sizes(self) -> None:
+        """A Java broker would start too: with files of other sizes than those of its settings it does not."""
+        for folder, setting in (("commitlog", "segment_bytes"), ("consumequeue", "queue_file_bytes")):
+            wanted = self.options[setting]
+            for path, inode in self.disk.files(f"{ROOT}/{folder}"):
+                require(inode.size == wanted, "Java opens it after a kill", f"{path} has {inode.size} bytes")
 
     def _note_first_files(self) -> None:
         """Note where the first file of each queue begins."""

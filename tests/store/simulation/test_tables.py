@@ -107,7 +107,7 @@ def test_what_was_to_be_next_stays_once_it_was_read_instead_of_what_rotted() -> 
     assert saved(on(disk), 2)
     # A process was killed between the two renames of the next save, and the content that both names have by then rots.
     disk.unlink(PATH + ".bak")
-    disk.link(PATH, PATH + ".bak")
+    disk.link(disk.inode(PATH), PATH + ".bak")
     content = b"3 " + bytes(50) + b"whole"
     disk.write(PATH + ".tmp", content)
     disk.sync_directory("/data/store/config")

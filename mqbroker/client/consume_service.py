@@ -288,6 +288,7 @@ class ConsumeService:
     async def _consume(self, run: _Run, portion: _Portion, until: float) -> None:
         """Give the listener what nobody else takes of `portion`, as long as it is not `until`, and it is not over."""
         owner, batch, listener, now_s = portion.owner, portion.batch, self._listener, self._net.now
+        note_call, coroutine_type = _called_for.set, CoroutineType
         messages, end = batch.messages, portion.end
         since = now = now_s()
         ok = 0
@@ -296,14 +297,15 @@ class ConsumeService:
             message = run.message = messages[index]
             if message is None:
                 continue
-            _called_for.set(message)
+            note_call(message)
             delay_level: int | None = None
             try:
                 verdict = listener(message)
-                if type(verdict) is CoroutineType or (verdict is not None and inspect.isawaitable(verdict)):
-                    verdict = await verdict
                 if verdict is not None:
-                    delay_level = self._verdicts.delay_level(verdict, message)
+                    if type(verdict) is coroutine_type or inspect.isawaitable(verdict):
+                        verdict = await verdict
+                    if verdict is not None:
+                        delay_level = self._verdicts.delay_level(verdict, message)
             except BaseException as error:
                 delay_level = self._delay_level_after(error, message)
             now = now_s()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from operator import attrgetter
 
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
 from mqbroker.client.net import LiveNet
@@ -19,18 +18,17 @@ from mqbroker.wire.codes import MASTER_ID
 
 log = logging.getLogger(__name__)
 
-_body = attrgetter("body")
-
-
 class PulledBatch:
     """The messages of one pull, None in the place of each that is done, and how many are left."""
 
-    __slots__ = ("_held", "first_number", "left", "messages")
+    __slots__ = ("_held", "bytes", "first_number", "left", "messages")
 
     def __init__(self, held: ProcessQueue, messages: Sequence[ReceivedMessage], first_number: int) -> None:
         """`first_number` is how many came before."""
         self.messages: list[ReceivedMessage | None] = [*messages]
         self.left = len(messages)
+        #: Of all their bodies.
+        self.bytes = sum([len(message.body) for message in messages])
         self.first_number = first_number
         self._held = held
 
@@ -44,15 +42,13 @@ class PulledBatch:
 
     def done(self, index: int, now: float) -> None:
         """Called when a message is consumed, or was sent back: it is no longer held."""
-        message = self.messages[index]
-        if message is None:
+        if self.messages[index] is None:
             return
         self.messages[index] = None
         self.left -= 1
         held = self._held
         held.consumed_at = now
         held.count -= 1
-        held.bytes -= len(message.body)
         if not self.left or held.on_room is not None:
             held.released()
 
@@ -82,7 +78,7 @@ class ProcessQueue:
         self.consumed_at = began
         #: Called once when it is no longer full.
         self.on_room: Callable[[], None] | None = None
-        #: Messages held, and the bytes of their bodies.
+        #: Messages held, and the bytes of the bodies that came with them in one pull.
         self.count = 0
         self.bytes = 0
         self._came = 0
@@ -130,7 +126,7 @@ class ProcessQueue:
             self._batches.append(batch)
         self._came += len(messages)
         self.count += len(messages)
-        self.bytes += sum(map(len, map(_body, messages)))
+        self.bytes += batch.bytes
         self.next_offset = next_offset
         return batch
 
@@ -144,7 +140,7 @@ class ProcessQueue:
     def released(self) -> None:
         """All of a batch is done, or some of it while `on_room` waits."""
         while self._batches and not self._batches[0].left:
-            self._batches.popleft()
+            self.bytes -= self._batches.popleft().bytes
         if self.on_room is not None and not self.is_full:
             on_room, self.on_room = self.on_room, None
             on_room()

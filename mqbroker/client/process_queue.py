@@ -18,6 +18,7 @@ from mqbroker.wire.codes import MASTER_ID
 
 log = logging.getLogger(__name__)
 
+
 class PulledBatch:
     """The messages of one pull, None in the place of each that is done, and how many are left."""
 

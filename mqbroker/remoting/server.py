@@ -130,6 +130,13 @@ class RemotingServerFactory(ServerFactory):
                 self.scheduler.spent(address, spent * size / total)
         return [*left, *zip(numbers, chosen, strict=True)]
 
+    def in_time(self, connections: Sequence[RemotingProtocol]) -> list[bool]:
+        """Whether the scheduler has time left for each in this turn of the reactor."""
+        now = self._clock.seconds()
+        parts = {connection.from_address for connection in connections}
+        late = {part.address for part in parts if self.scheduler.until(part, now) <= now}
+        return [connection.from_address.address not in late for connection in connections]
+
     @staticmethod
     def _may_take(connection: Any, late: Sequence[AddressLoad]) -> bool:
         """Whether plain requests of a connection may be taken, where not everybody's may: for want of time or room."""

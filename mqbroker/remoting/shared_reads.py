@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import errno
 import select
-from collections.abc import Callable, Sequence
+import typing
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet import main
@@ -28,12 +30,21 @@ log = Logger()
 
 #: Sockets read before what they brought is handled.
 READS_MAX = 64
+#: Sockets that are looked at in one turn of the reactor: epoll has the others first in the next one.
+READY_MAX = 1024
 
 _NOTHING_THERE = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR)
 
-#: Gets reads: bytes, 0 and protocol; returns those of which something is left for `dataReceived`, from where on, and
-#: which they were.
-TakeTogether = Callable[[list[PlainRead]], list[tuple[int, PlainRead]]]
+
+class ReadsHandler(typing.Protocol):
+    """Handles what was read."""
+
+    def take_together(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
+        """Gets reads: bytes, 0 and protocol; returns those of which something is left for `dataReceived`, from where
+        on, and which they were."""
+
+    def in_time(self, protocols: Sequence[Any]) -> list[bool]:
+        """Whether each may have more of this turn of the reactor."""
 
 
 def can_share_reads() -> bool:
@@ -44,9 +55,9 @@ def can_share_reads() -> bool:
 class SharedReads:
     """A reader of the reactor, which reads the sockets of connections."""
 
-    def __init__(self, reactor: Any, take_together: TakeTogether) -> None:
+    def __init__(self, reactor: Any, handler: ReadsHandler) -> None:
         assert compiled is not None
-        self._reactor, self._take_together = reactor, take_together
+        self._reactor, self._handler = reactor, handler
         self._receiver = compiled.Receiver()
         self._is_port_open = True
         self._poll: select.epoll | None = None
@@ -109,13 +120,24 @@ class SharedReads:
     def doRead(self) -> None:  # noqa: N802
         if self._poll is None or not self._transports:
             return
-        ready = [self._transports[fd] for fd, _ in self._poll.poll(0, len(self._transports))]
+        ready = deque(self._transports[fd] for fd, _ in self._poll.poll(0, min(READY_MAX, len(self._transports))))
         if len(ready) > 1 and hasattr(self._reactor, "turn_began"):
             self._reactor.turn_began = self._reactor.seconds()
+        is_first = True
         while ready:
-            del ready[: self._read(ready[:READS_MAX])]
-            # What others' requests have closed or paused meanwhile is not read.
-            ready = [transport for transport in ready if self._reads(transport)]
+            next_ones = [ready.popleft() for _ in range(min(READS_MAX, len(ready)))]
+            if not is_first:
+                next_ones = self._still_to_read(next_ones)
+            if next_ones:
+                ready.extendleft(reversed(next_ones[self._read(next_ones) :]))
+            is_first = False
+
+    def _still_to_read(self, transports: list[ImmediateWriteServer]) -> list[ImmediateWriteServer]:
+        """Without those that others' requests have closed or paused meanwhile, and those that have had their time: what
+        was sent to these stays in their sockets, which costs nothing."""
+        transports = [transport for transport in transports if self._reads(transport)]
+        in_time = self._handler.in_time([transport.protocol for transport in transports])
+        return [transport for transport, may in zip(transports, in_time, strict=True) if may]
 
     def _read(self, transports: list[ImmediateWriteServer]) -> int:
         """Read from the sockets and handle what was read, as far as the buffer lasts; returns how many they were."""
@@ -133,7 +155,7 @@ class SharedReads:
 
     def _handle(self, reads: list[PlainRead], transports: Sequence[ImmediateWriteServer]) -> None:
         try:
-            left = self._take_together(reads)
+            left = self._handler.take_together(reads)
         except BaseException as error:
             log.failure("unexpected error in requests that were read together")
             self._end(transports, error)

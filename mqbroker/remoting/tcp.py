@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from twisted.internet import tcp
@@ -21,7 +21,7 @@ from zope.interface import implementer
 
 from mqbroker.config import NettySettings
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
-from mqbroker.remoting.shared_reads import SharedReads, can_share_reads
+from mqbroker.remoting.shared_reads import ReadsHandler, SharedReads, can_share_reads
 
 
 class ImmediateWriteServer(tcp.Server):
@@ -146,9 +146,9 @@ class ImmediateWritePort(tcp.Port):
     ) -> None:
         super().__init__(port, factory, backlog, interface, reactor)
         self._buffers = buffers
-        together = getattr(factory, "take_together", None)
+        shares_reads = can_share_reads() and hasattr(factory, "take_together")
         #: What reads for all connections; None: the reactor does.
-        self.reads = SharedReads(reactor, together) if together is not None and can_share_reads() else None
+        self.reads = SharedReads(reactor, cast(ReadsHandler, factory)) if shares_reads else None
         self._logger = Logger("mqbroker.remoting.tcp", observer=_AcceptFailureLog(reactor.seconds))
 
     def createInternetSocket(self) -> Any:  # noqa: N802

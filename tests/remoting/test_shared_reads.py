@@ -5,109 +5,29 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IHalfCloseableProtocol
-from twisted.internet.posixbase import _DisconnectSelectableMixin
-from twisted.internet.protocol import Factory, Protocol, ServerFactory, connectionDone
+from twisted.internet.protocol import Factory, ServerFactory
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.remoting import shared_reads
 from mqbroker.remoting.handlers import PlainRead
-from mqbroker.remoting.shared_reads import READS_MAX, SharedReads, can_share_reads
+from mqbroker.remoting.shared_reads import READS_MAX, can_share_reads
 from mqbroker.remoting.tcp import NO_BUFFERS, ImmediateWritePort, ImmediateWriteServer
 from tests.remoting.logs import Logged
-from tests.remoting.test_tcp import Reactor, read
+from tests.remoting.read_together import Connections, EndingReactor, Kept
+from tests.remoting.test_tcp import read
 
 pytestmark = pytest.mark.skipif(not can_share_reads(), reason="the compiled module or epoll is not there")
 
 #: The bytes of two such reads are more than one call of the receiver has a buffer for.
 LARGE_BYTES = 256 * 1024
-
-
-class EndingReactor(Reactor, _DisconnectSelectableMixin):
-    """Ends connections as Twisted's reactors do."""
-
-    turn_began = 0.0
-
-
-class Kept(Protocol):
-    """Keeps what comes, and calls `on_data` with itself."""
-
-    peer: socket.socket
-
-    def __init__(self) -> None:
-        self.received = b""
-        self.reason: Failure | None = None
-        self.on_data: Callable[[Kept], Any] = lambda kept: None
-        self.on_lost: Callable[[], Any] = lambda: None
-
-    def dataReceived(self, data: bytes) -> None:
-        self.received += data
-        self.on_data(self)
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        assert self.reason is None
-        self.reason = reason
-        self.on_lost()
-
-    @property
-    def lost(self) -> type[BaseException] | None:
-        """Why it has ended."""
-        return None if self.reason is None else self.reason.type
-
-    @property
-    def server(self) -> ImmediateWriteServer:
-        return cast(ImmediateWriteServer, self.transport)
-
-
-class Connections:
-    """Connections that are read together. `protocols` and `taken` are what `take_together` was given, by call; `take`
-    says how many bytes of each read are taken."""
-
-    def __init__(self, reactor: EndingReactor) -> None:
-        self.reactor = reactor
-        self.all: list[Kept] = []
-        self.protocols: list[list[object]] = []
-        self.taken: list[list[bytes]] = []
-        self.take: Callable[[Sequence[bytes]], Sequence[int]] = lambda reads: [0] * len(reads)
-        self.reads = SharedReads(reactor, self._take)
-
-    def _take(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
-        assert reads
-        assert all(at == 0 for _, at, _ in reads)
-        self.protocols.append([protocol for *_, protocol in reads])
-        self.taken.append([data for data, *_ in reads])
-        stops = self.take(self.taken[-1])
-        left = [(data, stop, protocol) for (data, _, protocol), stop in zip(reads, stops, strict=True)]
-        return [(number, each) for number, each in enumerate(left) if each[1] < len(each[0])]
-
-    def make(self, count: int, kind: type[Kept] = Kept) -> list[Kept]:
-        return [self._make_one(kind()) for _ in range(count)]
-
-    def _make_one(self, kept: Kept) -> Kept:
-        ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        kept.peer = theirs
-        server = ImmediateWriteServer(ours, kept, ("127.0.0.1", 1), cast(Any, self), 0, cast(Any, self.reactor))
-        kept.makeConnection(server)
-        self.all.append(kept)
-        return kept
-
-    #: As a port.
-    _realPortNumber = 0  # noqa: N815
-
-    def close(self) -> None:
-        self.reads.port_closed()
-        for kept in self.all:
-            kept.peer.close()
-            kept.server.connectionLost(Failure(ConnectionDone()))
 
 
 @pytest.fixture
@@ -552,6 +472,7 @@ class Together(ServerFactory):
 
     protocol = Kept
     noisy = False
+    in_time = None
 
     def take_together(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
         return [(number, (data, len("plain "), protocol)) for number, (data, _, protocol) in enumerate(reads)]

@@ -123,7 +123,7 @@ def test_plain_write_waits_for_the_reactor_and_is_not_overtaken(
 
 @pytest.mark.skipif(not can_share_reads(), reason="the compiled module or epoll is not there")
 def test_a_poll_that_the_reactor_cannot_take_is_made_again(server: ImmediateWriteServer, reactor: Reactor) -> None:
-    reads = SharedReads(reactor, lambda reads: [])
+    reads = SharedReads(reactor, cast(Any, None))
     refusing = patch.object(reactor, "addReader", side_effect=OSError("no memory"))
     with refusing, pytest.raises(OSError, match="no memory"):
         reads.add(server)

@@ -255,4 +255,28 @@ MISTAKES = [
         ("tests/remoting/test_plain_requests.py::test_who_may_not_be_handled_together_is_left_whole",),
         with_compiled=True,
     ),
+    Mutation(
+        "look at all sockets that are ready in each turn",
+        "remoting/shared_reads.py",
+        "self._poll.poll(0, min(READY_MAX, len(self._transports)))",
+        "self._poll.poll(0, len(self._transports))",
+        ("tests/remoting/test_turns_of_reads.py",),
+        with_compiled=True,
+    ),
+    Mutation(
+        "read on for an address that has had its time",
+        "remoting/shared_reads.py",
+        "        return [transport for transport, may in zip(transports, in_time, strict=True) if may]\n",
+        "        return transports if in_time else []\n",
+        ("tests/remoting/test_turns_of_reads.py",),
+        with_compiled=True,
+    ),
+    Mutation(
+        "count time in this turn by the connection alone",
+        "remoting/server.py",
+        "        return [connection.from_address.address not in late for connection in connections]\n",
+        "        return [not late or connection is connections[-1] for connection in connections]\n",
+        ("tests/remoting/test_turns_of_reads.py",),
+        with_compiled=True,
+    ),
 ]

@@ -1,0 +1,87 @@
+"""Which of many connections are read in a turn of the reactor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.task import Clock
+
+from mqbroker.remoting import shared_reads
+from mqbroker.remoting.fair_scheduler import ALL_AT_ONCE_S, AT_ONCE_S
+from mqbroker.remoting.shared_reads import READS_MAX, can_share_reads
+from tests.remoting.link import Link, Peer, serve
+from tests.remoting.read_together import Connections, EndingReactor, Kept
+
+pytestmark = pytest.mark.skipif(not can_share_reads(), reason="the compiled module or epoll is not there")
+
+
+@pytest.fixture
+def connections() -> Iterator[Connections]:
+    made = Connections(EndingReactor())
+    yield made
+    made.close()
+
+
+def received(made: Sequence[Kept]) -> list[int]:
+    return [len(kept.received) for kept in made]
+
+
+def test_those_that_a_turn_does_not_look_at_come_first_in_the_next(
+    connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_reads, "READY_MAX", 40)
+    made = connections.make(100)
+    turns = []
+    for _ in range(5):
+        for kept in made:  # the first ones have more in each turn
+            kept.peer.send(b"x")
+        before = received(made)
+        connections.reads.doRead()
+        turns.append({n for n, kept in enumerate(made) if len(kept.received) > before[n]})
+    assert [len(turn) for turn in turns] == [40] * 5
+    assert turns[0] | turns[1] | turns[2] == set(range(100))
+    assert turns[2] | turns[3] | turns[4] == set(range(100))
+
+
+def test_who_had_his_time_is_not_read_and_loses_nothing(connections: Connections) -> None:
+    made = connections.make(2 * READS_MAX)
+    late, lone = made[:-1], made[-1]
+    for kept in made:
+        kept.peer.send(b"data")
+
+    def spend(reads: Sequence[bytes]) -> list[int]:
+        connections.late = late
+        return [len(data) for data in reads]
+
+    connections.take = spend
+    connections.reads.doRead()
+    assert connections.protocols == [late[:READS_MAX], [lone]]
+    connections.late = []
+    connections.reads.doRead()
+    assert [len(each) for each in connections.protocols] == [READS_MAX, 1, READS_MAX - 1]
+    assert {id(kept) for each in connections.protocols for kept in each} == {id(kept) for kept in made}
+
+
+def test_time_is_counted_by_address_until_the_reactor_turns() -> None:
+    clock = Clock()
+    factory = serve(clock)
+    hosts = ["10.0.0.1", "10.0.0.1", "10.0.0.2"]
+    links = [
+        Link(Peer(), factory.buildProtocol(None), near_address=IPv4Address("TCP", host, 1 + number))
+        for number, host in enumerate(hosts)
+    ]
+    made: Any = [link.protocols[1] for link in links]
+    assert factory.in_time(made) == [True, True, True]
+    factory.scheduler.spent(made[0].from_address, AT_ONCE_S)
+    assert factory.in_time(made) == [False, False, True]
+    clock.advance(0)
+    assert factory.in_time(made) == [True, True, True]
+    for connection in made:
+        factory.scheduler.spent(connection.from_address, 0.6 * AT_ONCE_S)
+    assert factory.in_time(made) == [False, False, True]
+    factory.scheduler.spent(made[2].from_address, ALL_AT_ONCE_S)
+    assert factory.in_time(made) == [False, False, False]
+    factory.doStop()

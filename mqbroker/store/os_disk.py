@@ -441,7 +441,7 @@ class OsDisk:
         _create_sized(path, size)
         try:
             # Opened by its name: mapped without one, it would be "(deleted)" in /proc/*/maps.
-            return self.open_mapped(path, size, keep_open=keep_open)
+            return OsMappedFile(path, size, os.open(path, os.O_RDWR | os.O_CLOEXEC), keep_open)
         except BaseException:
             os.unlink(path)
             raise

@@ -288,9 +288,8 @@ MISTAKES = [
     Mutation(
         "leave a file behind that cannot be mapped",
         "store/os_disk.py",
-        "            return self.open_mapped(path, size, keep_open=keep_open)\n        except BaseException:\n"
-        "            os.unlink(path)\n",
-        "            return self.open_mapped(path, size, keep_open=keep_open)\n        except BaseException:\n",
+        "os.O_RDWR | os.O_CLOEXEC), keep_open)\n        except BaseException:\n            os.unlink(path)\n",
+        "os.O_RDWR | os.O_CLOEXEC), keep_open)\n        except BaseException:\n",
         ("tests/store/test_index.py::test_a_file_that_cannot_be_mapped_is_not_left_behind",),
     ),
     Mutation(

@@ -18,7 +18,7 @@ from bench.idle import Line
 from bench.rmqload import LoadFailed, Shape
 from bench.servers import Bench, Kind, Server
 from bench.table import Table, divided, number
-from bench.throughput import print_head, print_row, take_turns
+from bench.throughput import print_head, print_row, reach_second_file, take_turns
 from mqbroker.wire.bodies import KVTable
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
@@ -173,6 +173,7 @@ def compare_attached(bench: Bench, table: Table, kinds: Sequence[Kind], rounds: 
             attached = running.enter_context(pair_of(bench, kind, "ASYNC_MASTER")).master
             for server in (alone, attached):
                 server.load("bench", WARM_UP.scaled(factor))
+            reach_second_file((alone, attached), factor)
             for shape in BESIDE:
                 found: tuple[list[float], list[float]] = ([], [])
                 for _ in range(rounds):

@@ -25,6 +25,7 @@ from mqbroker.wire.signature import ACCESS_KEY, SIGNATURE
 from tests.access.acl import ADMIN, ALICE, PLAIN, STRANGER, signed, write_acl
 from tests.broker.bench import Bench, pull_header, send_command
 from tests.commands import said
+from tests.remoting.link import take_together
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
@@ -145,3 +146,42 @@ def test_both_ways_have_the_same_outcome(tmp_path: Path, seed: int, monkeypatch:
     assert found == outcome(tmp_path / "general", seed, is_compiled=False, monkeypatch=monkeypatch)
     assert found.taken
     assert any(code == ResponseCode.SUCCESS for _, code, *_ in found.answers)
+
+
+def test_of_connections_that_are_read_together_only_those_with_the_right_are_taken(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    write_acl(home)
+    bench = Bench(tmp_path / "store", acl_enable=True, rocketmq_home=str(home))
+    for topic in ("T", "OnlySub"):
+        bench.client(IPv4Address("TCP", "10.10.103.9", 1)).ask_all(send_command(topic, queue_id=0))
+    clients = [bench.client(IPv4Address("TCP", "10.0.0.2", 40000 + number)) for number in range(4)]
+
+    def send(account: Any, topic: str, body: bytes, opaque: int) -> bytes:
+        plain = send_command(topic, body, queue_id=0)
+        return frame(signed(account, plain.code, plain.ext_fields, plain.body, opaque=opaque))
+
+    denied = send(ALICE, "OnlySub", b"denied", 12)
+    plain = send_command("T", b"unsigned", queue_id=0)
+    reads = [
+        send(STRANGER, "T", b"stranger", 1),
+        send(ALICE, "T", b"first", 11) + denied + send(ALICE, "T", b"second", 13),
+        frame(RemotingCommand(plain.code, plain.ext_fields, body=plain.body, opaque=2)),
+        send(ALICE, "T", b"third", 3),
+    ]
+    left = take_together(bench.factory, [client.connection for client in clients], reads)
+    assert left == [reads[0], reads[1][reads[1].index(denied) :], reads[2], b""]
+    for client, rest in zip(clients, left, strict=True):
+        if rest:
+            client.connection.dataReceived(rest)
+        client.link.pump()
+    heard = [client.heard() for client in clients]
+    ok, no = ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR
+    assert [[answer.code for answer in each] for each in heard] == [[no], [ok, no, ok], [no], [ok]]
+    assert [(answer.remark or "").rpartition(": ")[2] for each in heard for answer in each if answer.code == no] == [
+        "No acl config for stranger",
+        "No default permission for topic:OnlySub",
+        "No accessKey is configured",
+    ]
+    assert [record.body for record in bench.records("T")[1:]] == [b"first", b"third", b"second"]
+    assert len(bench.records("OnlySub")) == 1
+    bench.close()

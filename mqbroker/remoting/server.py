@@ -130,12 +130,12 @@ class RemotingServerFactory(ServerFactory):
                 self.scheduler.spent(address, spent * size / total)
         return [*left, *zip(numbers, chosen, strict=True)]
 
-    def in_time(self, connections: Sequence[RemotingProtocol]) -> list[bool]:
-        """Whether the scheduler has time left for each in this turn of the reactor."""
+    def in_time(self, protocols: Sequence[Any]) -> list[bool]:
+        """Whether the scheduler has time left for each in this turn of the reactor; with TLS it is for those within."""
         now = self._clock.seconds()
-        parts = {connection.from_address for connection in connections}
+        parts = [getattr(protocol, "wrappedProtocol", protocol).from_address for protocol in protocols]
         late = {part.address for part in parts if self.scheduler.until(part, now) <= now}
-        return [connection.from_address.address not in late for connection in connections]
+        return [part.address not in late for part in parts]
 
     @staticmethod
     def _may_take(connection: Any, late: Sequence[AddressLoad]) -> bool:

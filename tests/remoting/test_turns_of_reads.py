@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from twisted.internet.address import IPv4Address
@@ -82,6 +83,8 @@ def test_time_is_counted_by_address_until_the_reactor_turns() -> None:
     for connection in made:
         factory.scheduler.spent(connection.from_address, 0.6 * AT_ONCE_S)
     assert factory.in_time(made) == [False, False, True]
+    inside_tls: Any = [Mock(wrappedProtocol=connection, spec=["wrappedProtocol"]) for connection in made]
+    assert factory.in_time(inside_tls) == [False, False, True]
     factory.scheduler.spent(made[2].from_address, ALL_AT_ONCE_S)
     assert factory.in_time(made) == [False, False, False]
     factory.doStop()

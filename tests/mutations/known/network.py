@@ -274,8 +274,8 @@ MISTAKES = [
     Mutation(
         "count time in this turn by the connection alone",
         "remoting/server.py",
-        "        return [connection.from_address.address not in late for connection in connections]\n",
-        "        return [not late or connection is connections[-1] for connection in connections]\n",
+        "        return [part.address not in late for part in parts]\n",
+        "        return [not late or part is parts[-1] for part in parts]\n",
         ("tests/remoting/test_turns_of_reads.py",),
         with_compiled=True,
     ),

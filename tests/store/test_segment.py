@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import errno
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs
 
 from mqbroker.store.disk import IMappedFile
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.segment import SegmentSource, segment_path
 from tests.fakes import FaultyDisk, FaultyFile, SteppedWorker
 from tests.store.harness import make_bench, message, stop, turns
@@ -210,3 +215,61 @@ def test_a_limit_on_locked_memory_is_said_and_stops_nothing(tmp_path: Path, monk
     assert ["ulimit -l" in event["log_format"] for event in events if event["log_level"].name == "warn"] == [True]
     store.append([message()])
     stop(store)
+
+
+class WatchedDisk(OsDisk):
+    """Notes when files are created by which thread; the worker's goes on only once the other has come to `reached`."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.reached = threading.Event()
+        self.order: list[tuple[str, str]] = []
+
+    def create_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
+        who = threading.current_thread().name
+        self.order.append((who, "begins"))
+        if who == "worker":
+            self.began.set()
+            assert self.reached.wait(60)
+        else:
+            self.reached.set()
+        try:
+            return super().create_mapped(path, size, keep_open=keep_open)
+        finally:
+            self.order.append((who, "ends"))
+
+
+class WatchedLock:
+    def __init__(self, lock: Any, on_wait: Callable[[], None]) -> None:
+        self._lock, self._on_wait = lock, on_wait
+
+    def __enter__(self) -> None:
+        self._on_wait()
+        self._lock.acquire()
+
+    def __exit__(self, *why: object) -> None:
+        self._lock.release()
+
+
+class OneThread:
+    """A worker that runs its one job on a thread."""
+
+    def run(self, job: Callable[[], Any]) -> Deferred[Any]:
+        self.thread = threading.Thread(target=job, name="worker")
+        self.thread.start()
+        return Deferred()
+
+
+def test_a_segment_is_not_made_again_while_the_worker_makes_it(tmp_path: Path) -> None:
+    disk, worker = WatchedDisk(), OneThread()
+    source = SegmentSource(disk, worker, str(tmp_path), SIZE)  # type: ignore[arg-type]
+    source.prepare(SIZE)
+    assert disk.began.wait(60)
+    job: Any = source._job
+    job._making = WatchedLock(job._making, disk.reached.set)
+    file = source.acquire(SIZE)
+    worker.thread.join()
+    me = threading.current_thread().name
+    assert disk.order == [("worker", "begins"), ("worker", "ends"), (me, "begins"), (me, "ends")]
+    assert (tmp_path / f"{SIZE:020d}").stat().st_size == SIZE
+    file.close()

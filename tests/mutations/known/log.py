@@ -474,7 +474,7 @@ MISTAKES = [
         "store/segment.py",
         "        with self._making:\n            self._is_stopped = True\n",
         "        self._is_stopped = True\n",
-        ("tests/store/simulation/test_seeds.py::test_what_once_failed",),
+        ("tests/store/test_segment.py::test_a_segment_is_not_made_again_while_the_worker_makes_it",),
     ),
     Mutation(
         "write a checkpoint of queues without their tally",

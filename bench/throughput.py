@@ -33,8 +33,8 @@ SYNC_SENDS = (
 )
 TWISTD_SHAPES = (*SENDS[:3], PULLS[0])
 FILLED = "filled"
-#: About 1 GiB of the log.
-SECOND_FILE = Shape("to the second file", "send", 16, 4, 2048, 500_000)
+#: About 1.7 GiB of the log: the third file is there as well by the end.
+SECOND_FILE = Shape("to the second file", "send", 16, 4, 2048, 800_000)
 RATIO_WANTED = 1.0
 #: What twistd may cost: nothing that could be told from one run to the next.
 TWISTD_RATIO_WANTED = 0.97

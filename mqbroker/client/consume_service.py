@@ -288,7 +288,6 @@ class ConsumeService:
     async def _consume(self, run: _Run, portion: _Portion, until: float) -> None:
         """Give the listener what nobody else takes of `portion`, as long as it is not `until`, and it is not over."""
         owner, batch, listener, now_s = portion.owner, portion.batch, self._listener, self._net.now
-        note_call, coroutine_type = _called_for.set, CoroutineType
         messages, end = batch.messages, portion.end
         since = now = now_s()
         ok = 0
@@ -297,12 +296,12 @@ class ConsumeService:
             message = run.message = messages[index]
             if message is None:
                 continue
-            note_call(message)
+            _called_for.set(message)
             delay_level: int | None = None
             try:
                 verdict = listener(message)
                 if verdict is not None:
-                    if type(verdict) is coroutine_type or inspect.isawaitable(verdict):
+                    if type(verdict) is CoroutineType or inspect.isawaitable(verdict):
                         verdict = await verdict
                     if verdict is not None:
                         delay_level = self._verdicts.delay_level(verdict, message)

@@ -50,6 +50,8 @@ class PulledBatch:
         held = self._held
         held.consumed_at = now
         held.count -= 1
+        if not self.left:
+            held.bytes -= self.bytes
         if not self.left or held.on_room is not None:
             held.released()
 
@@ -79,7 +81,7 @@ class ProcessQueue:
         self.consumed_at = began
         #: Called once when it is no longer full.
         self.on_room: Callable[[], None] | None = None
-        #: Messages held, and the bytes of the bodies that came with them in one pull.
+        #: Messages held, and the bytes of all bodies of the batches that they are of.
         self.count = 0
         self.bytes = 0
         self._came = 0
@@ -141,7 +143,7 @@ class ProcessQueue:
     def released(self) -> None:
         """All of a batch is done, or some of it while `on_room` waits."""
         while self._batches and not self._batches[0].left:
-            self.bytes -= self._batches.popleft().bytes
+            self._batches.popleft()
         if self.on_room is not None and not self.is_full:
             on_room, self.on_room = self.on_room, None
             on_room()

@@ -102,6 +102,16 @@ def test_a_process_queue_is_full_by_bytes_and_counts_a_repeated_offset_once() ->
     assert (held.is_full, held.committable) == (False, 1)
 
 
+def test_bytes_that_were_consumed_behind_a_stuck_message_make_no_queue_full() -> None:
+    held = ProcessQueue(queues(1)[0], 0, messages_max=100, bytes_max=20, span_max=2000)
+    stuck = held.add([received(0, b"12345")], 1)
+    for n in range(1, 30):
+        held.add([received(n, b"12345")], n + 1).done(0, 1.0)
+    assert (held.is_full, held.bytes, held.committable) == (False, 5, 0)
+    stuck.done(0, 1.0)
+    assert (held.bytes, held.committable) == (0, 30)
+
+
 def test_a_process_queue_is_full_where_one_message_holds_back_too_many() -> None:
     held = ProcessQueue(queues(1)[0], 0, messages_max=100, bytes_max=100, span_max=10)
     batch = held.add([received(n) for n in range(11)], 11)

@@ -46,7 +46,7 @@ Results = dict[Kind, list[Result]]
 def compare(
     bench: Bench, table: Table, kinds: Sequence[Kind], rounds: int, factor: float, *, sends: bool, pulls: bool
 ) -> None:
-    """Fill both brokers, print their memory, then the table of sends, of pulls, or both."""
+    """Fill both brokers, print their memory, then the table of pulls, of sends, or both."""
     with ExitStack() as running:
         servers = [running.enter_context(bench.server(kind)) for kind in kinds]
         reach_second_file(servers, factor)

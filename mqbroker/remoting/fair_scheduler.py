@@ -54,6 +54,10 @@ class FairScheduler:
             address.turn, address.turn_s = self._number, 0.0
         return now + max(0.0, min(AT_ONCE_S - address.turn_s, ALL_AT_ONCE_S - self._used_s))
 
+    def has_time(self, address: AddressLoad, now: float) -> bool:
+        """Whether frames of `address` that are read at `now` may be handled."""
+        return self.until(address, now) > now
+
     def spent(self, address: AddressLoad, seconds: float) -> None:
         """Charge the time spent handling frames as they were read."""
         address.turn_s += seconds

@@ -111,7 +111,7 @@ class RemotingServerFactory(ServerFactory):
         now = self._clock.seconds()
         numbers, sizes = compiled.choose_plain(reads, now)
         is_roomy = self.load.is_light(self._limits.requests_under_way_max)
-        late = [address for address in sizes if self.scheduler.until(address, now) <= now]
+        late = [address for address in sizes if not self.scheduler.has_time(address, now)]
         if late or not is_roomy:
             numbers = [number for number in numbers if self._may_take(reads[number][2], late)]
         chosen = reads if len(numbers) == len(reads) else [reads[number] for number in numbers]
@@ -133,9 +133,8 @@ class RemotingServerFactory(ServerFactory):
     def in_time(self, protocols: Sequence[Any]) -> list[bool]:
         """Whether the scheduler has time left for each in this turn of the reactor; with TLS it is for those within."""
         now = self._clock.seconds()
-        parts = [getattr(protocol, "wrappedProtocol", protocol).from_address for protocol in protocols]
-        late = {part.address for part in parts if self.scheduler.until(part, now) <= now}
-        return [part.address not in late for part in parts]
+        inside = [getattr(protocol, "wrappedProtocol", protocol) for protocol in protocols]
+        return [self.scheduler.has_time(connection.from_address, now) for connection in inside]
 
     @staticmethod
     def _may_take(connection: Any, late: Sequence[AddressLoad]) -> bool:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import errno
 import select
-import typing
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from twisted.internet import main
-from twisted.internet.protocol import Protocol
+from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -36,7 +35,7 @@ READY_MAX = 1024
 _NOTHING_THERE = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR)
 
 
-class ReadsHandler(typing.Protocol):
+class ReadsHandler(Protocol):
     """Handles what was read."""
 
     def take_together(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
@@ -164,7 +163,7 @@ class SharedReads:
             if not transports[number].may_read:
                 continue
             try:
-                cast(Protocol, protocol).dataReceived(data[at:])
+                cast(TwistedProtocol, protocol).dataReceived(data[at:])
             except BaseException as error:
                 log.failure("unexpected error of a connection, which is closed")
                 self._end([transports[number]], error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -472,10 +472,12 @@ class Together(ServerFactory):
 
     protocol = Kept
     noisy = False
-    in_time = None
 
     def take_together(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
         return [(number, (data, len("plain "), protocol)) for number, (data, _, protocol) in enumerate(reads)]
+
+    def in_time(self, protocols: Sequence[Any]) -> list[bool]:
+        return [True] * len(protocols)
 
 
 def test_a_port_accepts_connections_and_reads_for_them(reactor: EndingReactor) -> None:

@@ -274,8 +274,8 @@ MISTAKES = [
     Mutation(
         "count time in this turn by the connection alone",
         "remoting/server.py",
-        "        return [part.address not in late for part in parts]\n",
-        "        return [not late or part is parts[-1] for part in parts]\n",
+        "has_time(connection.from_address, now) for connection in inside]\n",
+        "has_time(connection.from_address, now) or connection is not inside[0] for connection in inside]\n",
         ("tests/remoting/test_turns_of_reads.py",),
         with_compiled=True,
     ),

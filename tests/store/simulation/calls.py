@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import functools
 import importlib.util
 import io
@@ -63,7 +62,7 @@ def load(name: str, calls: Calls) -> Any:
     module = types.ModuleType(name)
     exec(_code(name), module.__dict__)
     maps = Maps(calls)
-    names = {"os": calls, "mmap": maps, "fcntl": Flags(calls), "shutil": Trees(calls), "_libc": Libc(calls)}
+    names = {"os": calls, "mmap": maps, "shutil": Trees(calls), "_libc": Libc(calls)}
     names |= {"map_untracked": maps.mmap, "_mincore": calls.mincore, "threading": calls.threads}
     names |= {"_syscall": calls.aio, "platform": X86}
     for each, value in names.items():
@@ -127,8 +126,8 @@ class _Paths:
 class Calls:
     """os. `descriptors` that are open, by number; `maps`: the address at which each file is mapped."""
 
-    O_RDONLY, O_RDWR, O_CREAT, O_EXCL, O_CLOEXEC, O_DIRECTORY, O_DIRECT, O_TMPFILE = (
-        os.O_RDONLY, os.O_RDWR, os.O_CREAT, os.O_EXCL, os.O_CLOEXEC, os.O_DIRECTORY, os.O_DIRECT, os.O_TMPFILE,
+    O_RDONLY, O_RDWR, O_CREAT, O_EXCL, O_CLOEXEC, O_DIRECTORY, O_TMPFILE = (
+        os.O_RDONLY, os.O_RDWR, os.O_CREAT, os.O_EXCL, os.O_CLOEXEC, os.O_DIRECTORY, os.O_TMPFILE,
     )  # fmt: skip
     POSIX_FADV_WILLNEED, EFD_NONBLOCK, EFD_CLOEXEC = os.POSIX_FADV_WILLNEED, os.EFD_NONBLOCK, os.EFD_CLOEXEC
     strerror = staticmethod(os.strerror)
@@ -234,9 +233,6 @@ class Calls:
             if following >= offset + size or self.disk.is_unreadable(inode, offset):
                 raise
             return self.disk.read_bytes(inode, path, offset, following - offset)
-
-    def posix_fadvise(self, fd: int, offset: int, size: int, advice: int) -> None:
-        self.file(fd)
 
     @_call
     def fdatasync(self, fd: int) -> None:
@@ -402,21 +398,6 @@ class Maps:
             raise ValueError("mmap length is greater than file size")
         calls.maps[ctypes.addressof(ctypes.c_char.from_buffer(inode.memory))] = inode, path
         return inode.memory
-
-
-class Flags:
-    """fcntl."""
-
-    F_GETFL, F_SETFL = fcntl.F_GETFL, fcntl.F_SETFL
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-
-    def fcntl(self, fd: int, command: int, flags: int = 0) -> int:
-        opened = self._calls.opened(fd)
-        if command == self.F_SETFL:
-            opened.flags = flags
-        return opened.flags
 
 
 class Trees:

@@ -22,7 +22,7 @@ from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mqbroker.config import BrokerSettings
+from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.errors import StoreError
 from mqbroker.ha.link import BadPeer, Greeting, MasterLink
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
@@ -41,6 +41,8 @@ DRAIN_SECONDS_MAX = 3.0
 SENT_AT_ONCE_BYTES = 256 * 1024
 #: Interval of the line that says how far slaves are behind, as in Java.
 REPORT_SECONDS = 60.0
+#: Pause between two sends of the log where nobody waits for slaves; Java's looks ten times a second then.
+PAUSE_SECONDS = 0.002
 #: The rate of a slave is that of the last so many seconds.
 RATE_SECONDS = 10
 
@@ -68,7 +70,8 @@ class HaSettings:
     """haListenPort, haSendHeartbeatInterval, haHousekeepingInterval and haTransferBatchSize of 4.9.7.
 
     `heartbeat_s`: a link on which nothing was sent for so long gets a heartbeat. `idle_s`: one on which nothing was
-    received for longer is closed.
+    received for longer is closed. `pause_s`: the log is sent once in so long at most, for fewer and larger pieces,
+    which spare both ends half of what they do; 0 where senders wait for slaves.
     """
 
     listen_port: int
@@ -76,6 +79,7 @@ class HaSettings:
     heartbeat_s: float = 5.0
     idle_s: float = 20.0
     piece_bytes_max: int = 32 * 1024
+    pause_s: float = 0.0
 
     @classmethod
     def of(cls, settings: BrokerSettings) -> HaSettings:
@@ -85,6 +89,7 @@ class HaSettings:
             heartbeat_s=settings.ha_send_heartbeat_interval_ms / 1000,
             idle_s=settings.ha_housekeeping_interval_ms / 1000,
             piece_bytes_max=settings.ha_transfer_batch_size,
+            pause_s=0.0 if settings.store.broker_role is BrokerRole.SYNC_MASTER else PAUSE_SECONDS,
         )
 
 
@@ -151,6 +156,7 @@ class SlaveConnection(TwistedProtocol):
         if has_grown:
             self._note_progress(self.heard_at)
             self._factory.slaves.notify()
+        if is_new:
             self.send()
 
     def _greet(self, greeting: Greeting) -> None:
@@ -437,6 +443,7 @@ class MasterService(Service):
         for loop, _ in self._loops:
             loop.clock = self._clock
         self._is_scheduled = False
+        self._sent_at = -math.inf
         #: Fired when all slaves have the whole log, or have had the time to get it.
         self._drained: Deferred[None] | None = None
 
@@ -471,13 +478,15 @@ class MasterService(Service):
         await self.factory.close()
 
     def log_has_grown(self) -> None:
-        """Send soon what was appended: all of this turn together."""
+        """Send soon what was appended: all of this turn, and of a pause, together."""
         if not self._is_scheduled and self._slaves.links:
             self._is_scheduled = True
-            self._clock.callLater(0, self._send)
+            due = self._sent_at + self.factory.settings.pause_s
+            self._clock.callLater(max(0.0, due - self._steady()), self._send)
 
     def _send(self) -> None:
         self._is_scheduled = False
+        self._sent_at = self._steady()
         for connection in list(self._slaves.links):
             connection.send()
 

@@ -47,7 +47,7 @@ NEXT_WANTED_PART = 4
 READIED_BYTES = 256 * 1024
 READIED_MS = 100
 #: A slave whose log grows by more within so long catches up with its master.
-CATCH_UP_BYTES, CATCH_UP_MS = 16 * 1024 * 1024, 250
+CATCH_UP_BYTES, CATCH_UP_MS = 40 * 1024 * 1024, 250
 #: How many tails of records are kept.
 _TAILS_MAX = 10_000
 #: Bytes at the start of a segment that are faulted in when one request fills the segment before: about what a request
@@ -496,7 +496,8 @@ class CommitLog:
         if Refusal.FOLLOWS not in self._refusals:
             return False
         now, (end, since) = self._now_ms(), self._copied
-        is_fast = (self.end - end) * CATCH_UP_MS > CATCH_UP_BYTES * max(now - since, CATCH_UP_MS)
+        limit = CATCH_UP_BYTES // 4 if self._was_copied_fast else CATCH_UP_BYTES
+        is_fast = (self.end - end) * CATCH_UP_MS > limit * max(now - since, CATCH_UP_MS)
         if is_fast or now - since >= CATCH_UP_MS:
             self._was_copied_fast, self._copied = is_fast, (self.end, now)
         return self._was_copied_fast

@@ -11,6 +11,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 
+from mqbroker.config import BrokerRole
 from mqbroker.errors import StoreBusy, StoreError
 from mqbroker.ha.link import GREETING, HEADER, REPORT, BadPeer, Greeting
 from mqbroker.ha.master import (
@@ -22,6 +23,7 @@ from mqbroker.ha.master import (
     Slaves,
     SlaveStatus,
 )
+from tests.broker.bench import make_settings
 from tests.remoting.logs import Logged
 
 SEGMENT = 4096
@@ -109,6 +111,29 @@ def test_a_slave_is_sent_what_it_lacks_and_then_what_comes(
     assert transport.received() == []
     reactor.advance(0)
     assert transport.received() == [(10_000, b"new")]
+
+
+def test_the_log_is_sent_once_in_a_pause_also_when_a_slave_acknowledges(
+    reactor: MemoryReactorClock, master: MasterService, source: Log, slave: Any
+) -> None:
+    master.factory.settings = attrs.evolve(master.factory.settings, pause_s=0.5)
+    connection, transport = slave(10_000)
+    for more in (b"first", b"second", b"third"):
+        source.data += more
+        master.log_has_grown()
+        reactor.advance(0)
+        connection.dataReceived(REPORT.pack(10_005))
+    assert transport.received() == [(10_000, b"first")]
+    reactor.advance(0.4)
+    assert transport.received() == []
+    reactor.advance(0.1)
+    assert transport.received() == [(10_005, b"secondthird")]
+
+
+@pytest.mark.parametrize(("role", "is_paused"), [("ASYNC_MASTER", True), ("SYNC_MASTER", False)])
+def test_there_is_no_pause_where_senders_wait_for_slaves(role: str, is_paused: bool) -> None:
+    settings = make_settings("store", store={"broker_role": BrokerRole(role)})
+    assert (HaSettings.of(settings).pause_s > 0) is is_paused
 
 
 def test_what_is_on_the_disk_is_waited_for_and_comes_in_order(source: Log, slave: Any) -> None:

@@ -354,3 +354,21 @@ def test_zeros_are_not_written_before_a_log_that_is_copied_fast(
     turns(slave.clock, 0.5)
     assert bool(written) is is_written
     assert slave.disk.names(str(slave.root / "commitlog"))[1:] == [f"{SEGMENT:020d}"]
+
+
+def test_a_log_that_is_copied_fast_is_until_it_is_four_times_slower(
+    master: MessageStore, slave: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a rate near the limit changes the way of the next segment at each look."""
+    monkeypatch.setattr(commitlog, "CATCH_UP_BYTES", 40_000)
+    store = slave.open()
+    store.start()
+    data, raw = log_of(master), store.follow()
+    rates = [30_000, 50_000, 30_000, 20_000, 5_000, 30_000]
+    found, at = [], 0
+    for rate in rates:
+        put(raw, at, data[at : at + rate])
+        at += rate
+        slave.clock.advance(commitlog.CATCH_UP_MS / 1000)
+        found.append(store._commit_log._is_copied_fast())
+    assert found == [False, True, True, True, False, False]

@@ -16,9 +16,9 @@ from twisted.internet.task import Clock
 
 from mqbroker.config import StoreSettings
 from mqbroker.store import MessageStore, open_store
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
+from mqbroker.wire.record import NewMessage
 
 HOST = b"\x7f\0\0\1\0\0\x2a\x9f"
 BORN = b"\x7f\0\0\1\0\0\x30\x39"

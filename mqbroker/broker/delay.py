@@ -28,14 +28,13 @@ from mqbroker.broker.system_topics import (
     without_delay,
 )
 from mqbroker.errors import MessageRefused, MultiDispatchRefused, StoreError
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.body import Body
 from mqbroker.wire.codes import SCHEDULE_TOPIC, Prop
 from mqbroker.wire.properties import decode_properties, reencode_properties
-from mqbroker.wire.record import BadRecord, RawRecord, decode_raw
+from mqbroker.wire.record import BadRecord, NewMessage, RawRecord, decode_raw
 
 T = TypeVar("T")
 

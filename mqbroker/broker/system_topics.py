@@ -10,11 +10,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from mqbroker.errors import MQError, Refused
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop, ResponseCode
 from mqbroker.wire.names import check_topic
 from mqbroker.wire.properties import decode_properties, find_property, reencode_properties
-from mqbroker.wire.record import RawRecord, Record, encode_host
+from mqbroker.wire.record import NewMessage, RawRecord, Record, encode_host
 
 QUEUE_ID_MAX = 65_535
 

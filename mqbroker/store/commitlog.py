@@ -6,7 +6,6 @@ for the dispatcher in `dispatch_queue`. Knows nothing of flushing, indexes or re
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,22 +18,12 @@ from mqbroker.errors import DiskFull, RecordTooLarge, StoreBusy, StoreUnwritable
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IMappedFile, read_before_touch
-from mqbroker.store.dispatch_queue import Appended, DispatchQueue, NewMessage
+from mqbroker.store.dispatch_queue import Appended, DispatchQueue
 from mqbroker.store.logscan import ILogView, Run, leaves_doubt
 from mqbroker.store.segment import SegmentSource, is_full_disk
 from mqbroker.store.transient import COMMIT_BYTES, TransientStore
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.record import (
-    BLANK_BYTES_MIN,
-    HEAD,
-    HEADS,
-    MAGIC,
-    V6,
-    body_crc,
-    encode_blank,
-    encode_tail,
-    host_flags,
-)
+from mqbroker.wire.record import BLANK_BYTES_MIN, NewMessage, encode_blank, record_parts
 
 #: Consecutive read-only bytes of the log, which stay valid.
 Pieces = Sequence[bytes] | Sequence[memoryview]
@@ -48,14 +37,9 @@ READIED_BYTES = 256 * 1024
 READIED_MS = 100
 #: A slave whose log grows by more within so long catches up with its master.
 CATCH_UP_BYTES, CATCH_UP_MS = 40 * 1024 * 1024, 250
-#: How many tails of records are kept.
-_TAILS_MAX = 10_000
 #: Bytes at the start of a segment that are faulted in when one request fills the segment before: about what a request
 #: has.
 FRESH_BYTES = 4 * 1024 * 1024
-
-#: Flags of records whose head has another length, or that are not queued.
-_SLOW_PATH_FLAGS = SysFlag.TRANSACTION_PREPARED | V6
 
 
 class Refusal(Enum):
@@ -102,13 +86,9 @@ class CommitLog:
         self.doubtful_end = 0
         self._source = source
         self._queues = queues
-        self._queue_table = queues.by_bytes
         self._now_ms = now_ms
         self._store_host = store_host
         self._transient = transient
-        # (topic, length of the properties) -> the bytes between body and properties, and the size of the record without
-        # body and properties.
-        self._tails: dict[tuple[bytes, int], tuple[bytes, int]] = {}
         self._is_reserved = False
         self._uncommitted: deque[Run] = deque()
         if transient is not None:
@@ -186,46 +166,24 @@ class CommitLog:
 
     def _append_here(self, messages: Sequence[NewMessage]) -> list[Appended] | None:
         """Append to the current segment; None, with nothing done, if it is too small."""
-        now = max(self._now_ms(), self.last_timestamp_ms)
-        store_host = self._store_host
-        usual_hosts = len(store_host) == 8
-        table = self._queue_table
-        tails = self._tails
-        crc32 = zlib.crc32
-        pack = HEAD.pack
-        end = self.end
-        doubtful_end = self.doubtful_end
+        now = self.next_timestamp_ms
+        end, doubtful_end = self.end, self.doubtful_end
         parts: list[bytes] = []
         appended: list[Appended] = []
         queues: list[ConsumeQueue] = []
         try:
             for message in messages:
-                (topic, queue_id, flag, sys_flag, born_ms, born_host, reconsume, prepared, body, properties) = message
-                try:
-                    queue = table[topic, queue_id]
-                except KeyError:
-                    queue = self._queues.open(topic, queue_id)
-                properties_bytes = len(properties)
-                try:
-                    tail, size = tails[topic, properties_bytes]
-                except KeyError:
-                    tail, size = self._make_tail(topic, properties_bytes)
-                body_bytes = len(body)
-                size += body_bytes
-                if usual_hosts and not sys_flag & _SLOW_PATH_FLAGS and len(born_host) == 8:
-                    queue_offset = queue.next_offset
-                    head = pack(
-                        size, MAGIC, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset, end, sys_flag,
-                        born_ms, born_host, now, store_host, reconsume, prepared, body_bytes,
-                    )  # fmt: skip
-                    queue.next_offset = queue_offset + 1
-                else:
-                    head, size, queue_offset = self._pack_head_slowly(message, queue, size, end, now)
-                parts += (head, body, tail, properties)
+                queue = self._queues.open(message[0], message[1])
+                is_queued = not message[3] & SysFlag.TRANSACTION_PREPARED
+                queue_offset = queue.next_offset if is_queued else 0
+                record = record_parts(message, queue_offset, end, now, self._store_host)
+                size = sum(map(len, record))
+                queue.next_offset += is_queued
+                parts += record
                 appended.append((end, queue_offset, size, now))
                 queues.append(queue)
                 end += size
-                if b"\0" in properties and leaves_doubt(properties):
+                if leaves_doubt(message[9]):
                     doubtful_end = end
         except (struct_error, TypeError, ValueError) as error:
             _undo_next_offsets(messages, queues)
@@ -277,14 +235,6 @@ class CommitLog:
         self._make_ready(start, stop, now)
         self._store(data, Run(self.end, self.end + len(data), count, self.end + last, now, data, appended_ms=now))
 
-    def _make_tail(self, topic: bytes, properties_bytes: int) -> tuple[bytes, int]:
-        """The bytes between body and properties of a record, cached."""
-        data = encode_tail(topic, properties_bytes)
-        if len(self._tails) >= _TAILS_MAX:
-            self._tails.clear()
-        tail = self._tails[topic, properties_bytes] = (data, HEAD.size + len(data) + properties_bytes)
-        return tail
-
     def _make_ready(self, start: int, stop: int, now: int) -> None:
         """Fault in the pages that are about to be written, as those of the active segment may have been evicted: a
         store into one that the disk cannot read would kill the process (SIGBUS)."""
@@ -321,23 +271,6 @@ class CommitLog:
     def _commit_failed(self, why: str) -> None:
         self.refuse(Refusal.STOPPED, why)
         self._uncommitted.clear()
-
-    def _pack_head_slowly(
-        self, message: NewMessage, queue: ConsumeQueue, size: int, end: int, now: int
-    ) -> tuple[bytes, int, int]:
-        """Head, size and queue offset of a record with IPv6 hosts or of a transaction's half."""
-        (_, queue_id, flag, sys_flag, born_ms, born_host, reconsume, prepared, body, _) = message
-        v6 = host_flags(born_host, self._store_host)
-        size += HEADS[v6].size - HEAD.size
-        is_queued = not sys_flag & SysFlag.TRANSACTION_PREPARED
-        queue_offset = queue.next_offset if is_queued else 0
-        head = HEADS[v6].pack(
-            size, MAGIC, body_crc(body), queue_id, flag, queue_offset, end, sys_flag & ~V6 | v6,
-            born_ms, born_host, now, self._store_host, reconsume, prepared, len(body),
-        )  # fmt: skip
-        if is_queued:
-            queue.next_offset += 1
-        return head, size, queue_offset
 
     def _append_across(self, messages: Sequence[NewMessage]) -> list[Appended]:
         """Append messages that do not all fit into the current segment."""
@@ -394,17 +327,14 @@ class CommitLog:
         return not self._refusals
 
     def _group(self, messages: Sequence[NewMessage]) -> list[list[NewMessage]]:
-        """Split messages by segment; the first list fits the current one. Every head is packed once, so that a bad
+        """Split messages by segment; the first list fits the current one. Every record is encoded once, so that a bad
         value is found before anything is written."""
         groups: list[list[NewMessage]] = [[]]
         room = self._base + self.segment_bytes - self.end - BLANK_BYTES_MIN
         for message in messages:
             try:
-                queue = self._queues.open(message[0], message[1])
-                _, size = self._make_tail(message[0], len(message[9]))
-                before = queue.next_offset
-                _, size, _ = self._pack_head_slowly(message, queue, size + len(message[8]), 0, 0)
-                queue.next_offset = before
+                self._queues.open(message[0], message[1])
+                size = sum(map(len, record_parts(message, 0, 0, 0, self._store_host)))
             except (struct_error, TypeError) as error:
                 raise ValueError(str(error)) from error
             if size + BLANK_BYTES_MIN > self.segment_bytes:

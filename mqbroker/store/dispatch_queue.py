@@ -11,9 +11,6 @@ from typing import cast
 
 from mqbroker.store.logscan import Damage, ILogView, Run, scan
 
-#: topic, queue id, flag, sys flag, born timestamp (ms), born host (8 or 20 bytes), reconsume times, prepared offset,
-#: body, properties.
-NewMessage = tuple[bytes, int, int, int, int, bytes, int, int, bytes, bytes]
 #: physical offset, queue offset, size, store timestamp (ms).
 Appended = tuple[int, int, int, int]
 #: Bytes of messages that may wait for the dispatcher in memory; it reads those beyond from the log.

@@ -23,7 +23,7 @@ from mqbroker.errors import StoreUnwritable
 from mqbroker.store.commitlog import Refusal
 from mqbroker.store.consumequeue_dispatcher import BitMap, DispatchListener
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile
-from mqbroker.store.dispatch_queue import Appended, NewMessage
+from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.layout import StorePaths, make_durable_directories, refuse_other
 from mqbroker.store.logscan import Damage, Run, Scanned, scan, scan_file
 from mqbroker.store.opening import Opening, Parts
@@ -33,6 +33,7 @@ from mqbroker.store.raw_log import RawLog
 from mqbroker.store.stepwise import ProgressLine, Steps, run_at_once, run_in_turns
 from mqbroker.store.syncs import ISyncs, WorkerSyncs
 from mqbroker.store.worker import IWorker
+from mqbroker.wire.record import NewMessage
 
 #: How long a slave's dispatch waits for more: its records come in many small pieces.
 FOLLOWER_DISPATCH_S = 0.005

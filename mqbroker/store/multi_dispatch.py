@@ -17,11 +17,12 @@ from mqbroker.errors import LmqQueuesExceeded, MultiDispatchRefused
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.dispatch_queue import Appended, NewMessage
+from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.logscan import Scanned
 from mqbroker.wire.codes import NO_SEND_TOPICS, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, Prop, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, find_property, reencode_properties
+from mqbroker.wire.record import NewMessage
 
 #: The test for a message that names queues.
 NAMES_MARK = b"INNER_MULTI_DISPATCH\x01"

@@ -28,7 +28,7 @@ from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, read_before_touch
 from mqbroker.store.disk_watch import DiskWatch, RoomLimits
 from mqbroker.store.dispatch import Dispatcher, has_keys_between
-from mqbroker.store.dispatch_queue import Appended, NewMessage
+from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.entry_repair import EntryRepair
 from mqbroker.store.flush import CacheFlusher, LogFlusher, SyncWatchdog
 from mqbroker.store.index import Index
@@ -73,7 +73,7 @@ from mqbroker.store.topic_removal import (
 )
 from mqbroker.store.transient import TransientRules, TransientStore
 from mqbroker.store.worker import IWorker
-from mqbroker.wire.record import RECORD_BYTES_MIN
+from mqbroker.wire.record import RECORD_BYTES_MIN, NewMessage
 
 #: The index is synced on every n-th flush of the consume queues: its writes are scattered.
 INDEX_EVERY = 10

@@ -323,6 +323,10 @@ def properties_of(buffer: Any, base: int, offsets: Sequence[int], sizes: Sequenc
 
 # Writing
 
+#: topic, queue id, flag, sys flag, born timestamp (ms), born host (8 or 20 bytes), reconsume times, prepared offset,
+#: body, properties.
+NewMessage = tuple[bytes, int, int, int, int, bytes, int, int, bytes, bytes]
+
 
 def encode_record(record: Record) -> bytes:
     """Return the bytes of `record`: host flags, size and CRC are computed.
@@ -336,16 +340,30 @@ def encode_record(record: Record) -> bytes:
             f"topic of {len(topic)} bytes ({TOPIC_BYTES_MAX} at most) or properties of {len(properties)} "
             f"({PROPERTIES_BYTES_MAX})"
         )
-    born_host, store_host = encode_host(record.born_host), encode_host(record.store_host)
+    message = (
+        topic, record.queue_id, record.flag, record.sys_flag, record.born_timestamp, encode_host(record.born_host),
+        record.reconsume_times, record.prepared_offset, record.body, properties,
+    )  # fmt: skip
+    store_host = encode_host(record.store_host)
+    return b"".join(
+        record_parts(message, record.queue_offset, record.physical_offset, record.store_timestamp, store_host)
+    )
+
+
+def record_parts(
+    message: NewMessage, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
+) -> tuple[bytes, bytes, bytes, bytes]:
+    """The bytes of a record: its head, the body, what lies between, and the properties. Host flags, size and CRC are
+    computed. Raises ValueError, TypeError and struct.error on values that do not fit their fields."""
+    topic, queue_id, flag, sys_flag, born_ms, born_host, reconsume_times, prepared_offset, body, properties = message
     v6 = host_flags(born_host, store_host)
     head, tail = HEADS[v6], encode_tail(topic, len(properties))
     packed = head.pack(
-        head.size + len(record.body) + len(tail) + len(properties), MAGIC, body_crc(record.body), record.queue_id,
-        record.flag, record.queue_offset, record.physical_offset, record.sys_flag & ~V6 | v6, record.born_timestamp,
-        born_host, record.store_timestamp, store_host, record.reconsume_times, record.prepared_offset,
-        len(record.body),
+        head.size + len(body) + len(tail) + len(properties), MAGIC, body_crc(body), queue_id, flag, queue_offset,
+        physical_offset, sys_flag & ~V6 | v6, born_ms, born_host, store_timestamp, store_host, reconsume_times,
+        prepared_offset, len(body),
     )  # fmt: skip
-    return b"".join((packed, record.body, tail, properties))
+    return packed, body, tail, properties
 
 
 def encode_tail(topic: bytes, properties_bytes: int) -> bytes:

@@ -14,14 +14,14 @@ from twisted.logger import capturedLogs
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.delay import DelayService
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store.dispatch_queue import Appended, NewMessage
+from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.properties import decode_properties
-from mqbroker.wire.record import Record, decode_records
+from mqbroker.wire.record import NewMessage, Record, decode_records
 from tests.broker.bench import live_settings
 from tests.store.harness import Bench, make_bench, message, now, stop, turns
 

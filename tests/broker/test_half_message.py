@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from mqbroker.broker.transactions import half_message as module
 from mqbroker.broker.transactions.half_message import PlainHalfMessages, committed
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.properties import decode_properties, find_property
-from mqbroker.wire.record import Record, decode_raw, encode_record
+from mqbroker.wire.record import NewMessage, Record, decode_raw, encode_record
 from tests.broker.transacting import HALF
 
 OFFSET, PHYSICAL = 7, 12_345

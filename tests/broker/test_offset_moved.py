@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from mqbroker.broker.requests.pull_message import EVENTS_PER_SECOND_MAX
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.names import java_hash
+from mqbroker.wire.record import NewMessage
 from tests.broker.bench import HOST, START, Bench, Client
 from tests.remoting.logs import Logged
 from tests.store.harness import now

@@ -7,10 +7,10 @@ import pytest
 from twisted.internet.address import IPv4Address
 
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command
 from mqbroker.wire.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2, UnregisterClientRequestHeader
+from mqbroker.wire.record import NewMessage
 from tests.broker.bench import START, Bench, Client, send_fields
 from tests.broker.test_client_requests import beat, pushed
 from tests.fakes import SteppedWorker

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from mqbroker.errors import StoreBusy
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.record import NewMessage
 from tests.broker.bench import Bench, Client, send_command
 from tests.broker.sending import BATCH, V1, V2, one
 from tests.fakes import SteppedWorker

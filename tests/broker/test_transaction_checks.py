@@ -9,11 +9,10 @@ import pytest
 
 from mqbroker.broker.transactions.transaction_checks import Step, TransactionCheckRules
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import ResumeCheckHalfMessageRequestHeader
-from mqbroker.wire.record import Record
+from mqbroker.wire.record import NewMessage, Record
 from tests.broker.bench import Bench
 from tests.broker.transacting import COMMIT, GIVEN_UP, HALF, OP, ROLLBACK, Transactor, answered, bodies, round_of_checks
 from tests.fakes import SteppedWorker

@@ -10,10 +10,9 @@ import pytest
 
 from mqbroker.broker.requests import end_transaction
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG
-from mqbroker.wire.record import encode_host
+from mqbroker.wire.record import NewMessage, encode_host
 from tests.broker.bench import HOST, STORE_HOST, Bench
 from tests.broker.transacting import COMMIT, HALF, OP, ROLLBACK, UNKNOWN, Transactor, bodies, end_command
 from tests.fakes import SteppedWorker

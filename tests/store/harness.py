@@ -19,12 +19,12 @@ from mqbroker.config import StoreSettings
 from mqbroker.store import MessageStore, open_store
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IMappedFile, read_before_touch
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.entry_repair import EntryRepair
 from mqbroker.store.get_message_result import GetMessageResult
 from mqbroker.store.page_loader import PageLoader
 from mqbroker.store.syncs import ISyncs
 from mqbroker.store.worker import InlineWorker
+from mqbroker.wire.record import NewMessage
 from tests.fakes import Faults, FaultyDisk, SteppedWorker
 
 T = TypeVar("T")

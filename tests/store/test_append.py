@@ -10,9 +10,8 @@ import pytest
 
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.record import BLANK_MAGIC, Record, decode_record, encode_host, encode_record
+from mqbroker.wire.record import BLANK_MAGIC, NewMessage, Record, decode_record, encode_host, encode_record
 from tests.store.harness import BORN, HOST, START_S, Bench, message, now, turns
 
 NOW_MS = int(START_S * 1000)

@@ -12,6 +12,7 @@ from mqbroker.store import dispatch_queue as dispatch_queue_module
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.tags_codes import parse_delay_levels
 from mqbroker.wire.names import java_hash
+from mqbroker.wire.record import NewMessage
 from tests.store.harness import START_S, Bench, message, now, stop, tree
 
 NOW_MS = int(START_S * 1000)
@@ -258,7 +259,7 @@ def test_beyond_the_bound_of_the_dispatch_queue_the_log_is_read(
 
 
 def test_what_the_dispatch_queue_forgot_is_indexed_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def keyed(key: str) -> dispatch_queue_module.NewMessage:
+    def keyed(key: str) -> NewMessage:
         return message(properties=b"KEYS\x01" + key.encode())
 
     store = bench.open()

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from mqbroker.store import GetMessageResult, GetMessageStatus, MessageStore, queries
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.names import java_hash
-from mqbroker.wire.record import decode_records
+from mqbroker.wire.record import NewMessage, decode_records
 from tests.store.harness import Bench, message, now, stop
 
 

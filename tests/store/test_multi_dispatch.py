@@ -12,10 +12,9 @@ import pytest
 from mqbroker.errors import LmqQueuesExceeded, MultiDispatchRefused, RecordTooLarge, StoreUnwritable
 from mqbroker.store import GetMessageStatus, MessageStore
 from mqbroker.store.commitlog import Refusal
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, find_property
-from mqbroker.wire.record import Record, decode_records
+from mqbroker.wire.record import NewMessage, Record, decode_records
 from tests.store.harness import Bench, after_restart, message, now, stop, tree, turns
 
 ENTRY = Struct(">qiq")

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from mqbroker.errors import DiskFull, StoreUnwritable
 from mqbroker.store import MessageStore, commitlog
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.raw_append import RECORD_BYTES_MAX, RawAppender
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.record import BLANK_MAGIC, MAGIC, SIZE_AND_MAGIC, BadRecord
+from mqbroker.wire.record import BLANK_MAGIC, MAGIC, SIZE_AND_MAGIC, BadRecord, NewMessage
 from tests.fakes import FaultyFile
 from tests.store.harness import BORN, SMALL, Bench, make_bench, message, now, stop, tree, turns
 

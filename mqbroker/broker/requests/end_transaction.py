@@ -21,7 +21,6 @@ from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.config import StoreSettings
 from mqbroker.errors import MessageRefused, MQError, Refused, StoreError
 from mqbroker.remoting.handlers import Call, IConnection, RawRequest, answers, failure_response
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import (
@@ -40,7 +39,7 @@ from mqbroker.wire.headers import (
 )
 from mqbroker.wire.ids import parse_offset_message_id
 from mqbroker.wire.properties import find_property
-from mqbroker.wire.record import RawRecord, Record, decode_raw, decode_record
+from mqbroker.wire.record import NewMessage, RawRecord, Record, decode_raw, decode_record
 
 #: Bytes of half messages that are collected before they are stored.
 GATHERED_BYTES_MAX = 1024 * 1024

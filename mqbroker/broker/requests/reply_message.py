@@ -16,7 +16,6 @@ from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.requests.send_rules import SendRules, long_form
 from mqbroker.errors import MQError, StoreError
 from mqbroker.remoting.handlers import Call, IConnection, answers
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import Prop, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
@@ -28,6 +27,7 @@ from mqbroker.wire.headers import (
 )
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.properties import decode_properties, reencode_properties
+from mqbroker.wire.record import NewMessage
 
 log = Logger()
 

@@ -26,7 +26,7 @@ from mqbroker.config import BrokerSettings
 from mqbroker.errors import FlushTimedOut, MessageRefused, MQError, Refused, StoreBusy, StoreError
 from mqbroker.ha.acknowledgements import Acknowledgements, SlaveNotAvailable, SlaveTimedOut
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
-from mqbroker.store.dispatch_queue import Appended, NewMessage
+from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import (
     VERSION,
@@ -37,6 +37,7 @@ from mqbroker.wire.codes import (
 )
 from mqbroker.wire.command import JSON, ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX
+from mqbroker.wire.record import NewMessage
 
 log = Logger()
 

@@ -20,7 +20,6 @@ from mqbroker.broker.system_topics import delayed_target, half_target, waits
 from mqbroker.broker.topic_table import TopicTable, describe_topic
 from mqbroker.errors import LmqQueuesExceeded, MessageRefused, MultiDispatchRefused, Refused
 from mqbroker.remoting.handlers import IConnection
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.batch import BadBatch, decode_batch
 from mqbroker.wire.codes import (
     DLQ_PREFIX,
@@ -42,6 +41,7 @@ from mqbroker.wire.headers import (
 )
 from mqbroker.wire.names import LMQ_PREFIX, check_topic
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, reencode_properties
+from mqbroker.wire.record import NewMessage
 
 _LMQ_EXCEEDED = (
     "[LMQ_CONSUME_QUEUE_NUM_EXCEEDED]broker config enableLmq and enableMultiDispatch, "

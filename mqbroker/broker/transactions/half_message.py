@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from mqbroker.broker.system_topics import NoRealTarget, real_target, real_target_of, schedule_queue, stored_again
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.wire.codes import (
     SCHEDULE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
@@ -26,7 +25,7 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import CheckTransactionStateRequestHeader
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.properties import decode_properties, reencode_properties
-from mqbroker.wire.record import V6, RawRecord, Record, body_crc, encode_record, encode_tail, fields_struct
+from mqbroker.wire.record import V6, NewMessage, RawRecord, Record, body_crc, encode_record, encode_tail, fields_struct
 
 #: The only queue of half messages, of op messages, and of those that were given up.
 QUEUE_ID = 0

@@ -19,11 +19,11 @@ from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.transactions.half_message import QUEUE_ID, settled_by, settlement
 from mqbroker.errors import StoreError
-from mqbroker.store.dispatch_queue import Appended, NewMessage
+from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.get_message_result import GetMessageStatus
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
-from mqbroker.wire.record import BadRecord, Record, decode_record
+from mqbroker.wire.record import BadRecord, NewMessage, Record, decode_record
 
 log = Logger()
 

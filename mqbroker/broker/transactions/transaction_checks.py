@@ -29,10 +29,10 @@ from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import MessageRefused, MQError, StoreError
 from mqbroker.remoting.handlers import IConnection
-from mqbroker.store.dispatch_queue import Appended, NewMessage
+from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, Prop
-from mqbroker.wire.record import Record
+from mqbroker.wire.record import NewMessage, Record
 
 log = Logger()
 

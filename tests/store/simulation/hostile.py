@@ -8,8 +8,7 @@ from __future__ import annotations
 import struct
 import zlib
 
-from mqbroker.store.dispatch_queue import NewMessage
-from mqbroker.wire.record import BLANK_MAGIC, MAGIC
+from mqbroker.wire.record import BLANK_MAGIC, MAGIC, NewMessage
 
 #: What a message of a batch may be. A forged record has the offset in the log that it really gets.
 (

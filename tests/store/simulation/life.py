@@ -19,11 +19,10 @@ from mqbroker.errors import MQError, StoreDamaged
 from mqbroker.store import MessageStore, open_store
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.consumequeue_entry import ENTRY_BYTES
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.linux_aio import LinuxAio
 from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.store.syncs import AioSyncs, ISyncs, WorkerSyncs
-from mqbroker.wire.record import decode_record
+from mqbroker.wire.record import NewMessage, decode_record
 from tests.store.harness import HOST, START_S, now
 from tests.store.simulation import coverage, spoil
 from tests.store.simulation.calls import load

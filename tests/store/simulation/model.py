@@ -6,11 +6,10 @@ from collections import Counter
 
 import attrs
 
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
-from mqbroker.wire.record import RECORD_BYTES_MIN
+from mqbroker.wire.record import RECORD_BYTES_MIN, NewMessage
 
 SLACK_S = 0.000_001
 

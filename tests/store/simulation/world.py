@@ -11,11 +11,10 @@ from twisted.python.failure import Failure
 
 from mqbroker.errors import FlushTimedOut, StoreBusy, StoreUnwritable
 from mqbroker.store.checkpoint import decode_checkpoint
-from mqbroker.store.dispatch_queue import NewMessage
 from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.codes import SCHEDULE_TOPIC, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX, java_hash
-from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC
+from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, NewMessage
 from tests.store.harness import BORN, HOST, now
 from tests.store.simulation import coverage, hostile, steps
 from tests.store.simulation.disk import UnallocatedStore

@@ -171,9 +171,8 @@ class Assembly:
         rate_limit = self._rate_limit = CompileRateLimit(clock.seconds)
         self.rules = SendRules(self.topics, self.groups, live, rng, clock.seconds)
         self.send = SendRequests(store, self.rules, live, store_host, self.stats, self.acknowledgements)
-        table.register_batch(RequestCode.SEND_MESSAGE, self.send.send_v1)
-        table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.send_v2)
-        table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.send_batches)
+        for code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
+            table.register_batch(code, self.send.handler(code))
         serve_plain_sends(table, store, self.rules, self.send, live, store_host)
         self.subscriptions = SubscriptionResolver(self.consumers, self.filters, rate_limit, live)
         moved = OffsetMovedEvents(store, self.settings.broker_name, store_host, clock)

@@ -22,7 +22,6 @@ _REAL_QUEUE_ID = f"{Prop.REAL_QUEUE_ID}\x01".encode()
 _DELAY = f"{Prop.DELAY_TIME_LEVEL}\x01".encode()
 _INNER_OFFSET = Prop.INNER_MULTI_QUEUE_OFFSET.encode()
 _PAIR_END = 2
-_WAIT = f"{Prop.WAIT_STORE_MSG_OK}\x01"
 
 
 # --- whether a response waits for the disk
@@ -31,23 +30,6 @@ _WAIT = f"{Prop.WAIT_STORE_MSG_OK}\x01"
 def waits(value: str | None) -> bool:
     """Whether the response to a send with this value of WAIT waits until the message is on the disk."""
     return value is None or value.lower() != "false"
-
-
-def without_wait(properties: str) -> tuple[str, bool]:
-    """(properties without WAIT and without a trailing separator, whether the response waits). Hot path.
-
-    Raises ValueError if the properties must be decoded to find WAIT.
-    """
-    at = properties.find(_WAIT)
-    if at < 0:
-        return properties.rstrip("\x02"), True
-    value_at = at + len(_WAIT)
-    if (at and properties[at - 1] != "\x02") or properties.find(_WAIT, value_at) >= 0:
-        raise ValueError
-    end = properties.find("\x02", at)
-    value = properties[value_at:] if end < 0 else properties[value_at:end]
-    properties = properties[:at] + ("" if end < 0 else properties[end + 1 :])
-    return properties.rstrip("\x02"), waits(value)
 
 
 # --- into the system topics

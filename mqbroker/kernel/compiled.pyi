@@ -45,6 +45,8 @@ class Sends:
         tail: bytes,
         body_max: int,
         always_waits: bool,
+        delayed: tuple[bytes, int],
+        halves: tuple[bytes, int],
         open_queue: Callable[[bytes, int], Any],
         guard: Guard,
     ) -> None: ...

@@ -10,6 +10,7 @@ cdef enum:
     OUT_BYTES = 1 << 20         # records of one call
     ANSWER_NUMBERS = 128        # bytes of the numbers in a response
     LETTERS = 26
+    MOVED_MAX = 256             # bytes that a message in a system topic has more
 
 cdef inline int hex_digit(int c) noexcept nogil:
     if 48 <= c <= 57:
@@ -61,16 +62,35 @@ cdef Py_ssize_t unescape(Span s, uint8_t *to) noexcept nogil:
 
 
 cdef bint is_special(Span name) noexcept nogil:
-    """Whether the broker looks at a property of this name."""
+    """Whether the broker sets a property of this name itself."""
     return (
-        is_text(name, "DELAY", 5) or is_text(name, "TRAN_MSG", 8) or is_text(name, "CLUSTER", 7)
+        is_text(name, "CLUSTER", 7) or is_text(name, "REAL_TOPIC", 10) or is_text(name, "REAL_QID", 8)
         or is_text(name, "INNER_MULTI_DISPATCH", 20) or is_text(name, "INNER_MULTI_QUEUE_OFFSET", 24)
     )
 
 
-cdef Py_ssize_t store_properties(uint8_t *text, Py_ssize_t n, bint *waits) noexcept nogil:
+cdef struct Asked:
+    # What the properties of a message ask for.
+    bint waits, has_wait, has_group, is_half
+    int64_t delay_level         # 0 for none
+
+
+cdef bint read_property(Span name, Span value, Asked *asked) noexcept nogil:
+    """False where it is not plain."""
+    if is_text(name, "DELAY", 5):
+        return value.p[0] != c'0' and read_number(value, 9, 0x7FFFFFFF, &asked.delay_level)
+    if is_text(name, "TRAN_MSG", 8):
+        asked.is_half = True
+        return is_text(value, "true", 4)
+    if is_text(name, "PGROUP", 6):
+        asked.has_group = True
+    return not is_special(name)
+
+
+cdef Py_ssize_t store_properties(uint8_t *text, Py_ssize_t n, Asked *asked) noexcept nogil:
     """Take WAIT and a separator at the end out of properties; returns how many bytes are left. -1 where they are not
-    plain: a pair without name or value, a name that comes twice or that the broker looks at."""
+    plain: a pair without name or value, a name that comes twice or that the broker sets itself, a delayed half
+    message, one without the group of its producer."""
     cdef uint8_t *at = text
     cdef uint8_t *end = text + n
     cdef uint8_t *to = text
@@ -80,8 +100,8 @@ cdef Py_ssize_t store_properties(uint8_t *text, Py_ssize_t n, bint *waits) noexc
     cdef Span value
     cdef Py_ssize_t size
     cdef int count = 0, i
-    cdef bint has_wait = False
-    waits[0] = True
+    memset(asked, 0, sizeof(Asked))
+    asked.waits = True
     if n and text[n - 1] == 2:
         end -= 1
     while at < end:
@@ -93,19 +113,19 @@ cdef Py_ssize_t store_properties(uint8_t *text, Py_ssize_t n, bint *waits) noexc
             return -1
         names[count].p, names[count].n = at, mark - at
         value.p, value.n = mark + 1, stop - mark - 1
-        if memchr(value.p, 1, value.n) != NULL or is_special(names[count]):
+        if memchr(value.p, 1, value.n) != NULL or not read_property(names[count], value, asked):
             return -1
         for i in range(count):
             if is_text(names[i], <const char *> at, mark - at):
                 return -1
         if is_text(names[count], "WAIT", 4):
             if is_text(value, "false", 5):
-                waits[0] = False
+                asked.waits = False
             elif not is_text(value, "true", 4):
                 return -1
-            if has_wait:
+            if asked.has_wait:
                 return -1
-            has_wait = True
+            asked.has_wait = True
         else:
             size = stop - at
             if to > text:
@@ -117,6 +137,8 @@ cdef Py_ssize_t store_properties(uint8_t *text, Py_ssize_t n, bint *waits) noexc
             to += size
             count += 1
         at = stop + 1
+    if asked.is_half and (asked.delay_level or not asked.has_group):
+        return -1
     return to - text
 
 
@@ -163,6 +185,8 @@ cdef class Sends:
     :param before_id, tail: of a response: what stands between the queue and the id, and behind the opaque.
     :param body_max: bytes of a body.
     :param always_waits: messages whose response waits for nothing (WAIT=false) are left to the caller.
+    :param delayed, halves: the topic of delayed messages and the highest level; the topic of half messages and how
+        many queues it has, 0 where they are left to the caller.
     :param open_queue: returns for (topic, queue id) the queue, which has `next_offset` and `is_removed`.
     :param guard: returns for (connection, access key, signature, signed content, (topic,)) whether a message may be
         sent, key and signature None where there is none; None if any may.
@@ -171,6 +195,8 @@ cdef class Sends:
     cdef bytes _store_host, _id_prefix, _cluster, _before_id, _tail
     cdef Py_ssize_t _body_max, _answer_room
     cdef bint _always_waits
+    cdef bytes _delay_topic, _half_topic
+    cdef list _delay_queues, _half_queues
     cdef object _open_queue, _guard
     cdef uint8_t *_records
     cdef uint8_t *_answers
@@ -189,8 +215,12 @@ cdef class Sends:
 
     def __cinit__(
         self, bytes store_host, bytes id_prefix, bytes cluster, bytes before_id, bytes tail, Py_ssize_t body_max,
-        bint always_waits, open_queue, guard,
+        bint always_waits, tuple delayed, tuple halves, open_queue, guard,
     ):
+        self._delay_topic, self._delay_queues = delayed[0], [None] * delayed[1]
+        self._half_topic, self._half_queues = halves[0], [None] * halves[1]
+        if len(self._delay_topic) > TOPIC_MAX // 2 or len(self._half_topic) > TOPIC_MAX // 2:
+            raise ValueError("the name of a system topic is too long")
         if len(store_host) not in (8, 20):
             raise ValueError(f"a host of {len(store_host)} bytes")
         self._store_host, self._id_prefix, self._cluster = store_host, id_prefix, cluster
@@ -301,34 +331,51 @@ cdef class Sends:
         cdef Py_ssize_t cluster_n = PyBytes_GET_SIZE(self._cluster), n, size
         cdef uint8_t *to = self._records + self._records_n
         cdef uint8_t *properties
-        cdef bint waits
+        cdef Asked asked
         cdef int number
-        cdef int64_t offset
+        cdef int64_t offset, stored_id = queue_id
         # The most that it can take; escapes only become shorter.
         size = head + body.n + TAIL_MIN + topic.n + min(field(given, c'i').n, <Py_ssize_t> PROPERTIES_MAX) + 1 + cluster_n
-        if self._records_n + size > self._room or topic.n > TOPIC_MAX:
+        if self._records_n + size + MOVED_MAX > self._room or topic.n > TOPIC_MAX:
             return False
         properties = to + head + body.n + 1 + topic.n + 2
         n = unescape(field(given, c'i'), properties)
-        n = store_properties(properties, n, &waits) if n >= 0 else -1
-        if n < 0 or n + 1 + cluster_n > PROPERTIES_MAX or (self._always_waits and not waits):
+        n = store_properties(properties, n, &asked) if n >= 0 else -1
+        if n < 0 or n + 1 + cluster_n + MOVED_MAX > PROPERTIES_MAX or (self._always_waits and not asked.waits):
             return False
-        number = self._find(topic, queue_id, &sys_flag)
-        if number < 0 or sys_flag & ROLLBACK:
+        name = span_bytes(topic)
+        row = self._topics.get(name)
+        if row is None:
             return False
+        queue_count, flags, queues = <tuple> row
+        if queue_id >= <int64_t> queue_count or queue_id >= len(<list> queues):
+            return False
+        sys_flag |= <int64_t> flags
+        if asked.is_half:
+            sys_flag, stored_id, queues, name = sys_flag & ~ROLLBACK, 0, self._half_queues, self._half_topic
+        elif sys_flag & ROLLBACK:
+            return False
+        elif asked.delay_level:
+            stored_id, queues, name = asked.delay_level - 1, self._delay_queues, self._delay_topic
+        if stored_id >= len(<list> queues):
+            return False
+        number = self._number(queues, name, stored_id)
         if n:
             properties[n] = 2
             n += 1
         put_bytes(properties + n, self._cluster)
         n += cluster_n
-        size = head + body.n + TAIL_MIN + topic.n + n
+        if asked.is_half or asked.delay_level:
+            n = put_real_target(properties + n, &asked, topic, queue_id) - properties
+            memmove(properties + PyBytes_GET_SIZE(name) - topic.n, properties, n)
+        size = head + body.n + TAIL_MIN + PyBytes_GET_SIZE(name) + n
         sys_flag = sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6)
         sys_flag |= (BORN_HOST_V6 if born_n == 20 else 0) | (STORE_HOST_V6 if store_n == 20 else 0)
         offset = self._next_offsets[number]
         store32(to, <uint32_t> size)
         store32(to + 4, MAGIC)
         store32(to + 8, body_crc(body.p, body.n))
-        store32(to + 12, <uint32_t> queue_id)
+        store32(to + 12, <uint32_t> stored_id)
         store32(to + 16, <uint32_t> flag)
         store64(to + 20, <uint64_t> offset)
         store64(to + 28, <uint64_t> (self._log_end + self._records_n))
@@ -341,8 +388,8 @@ cdef class Sends:
         store64(to + 4, 0)
         store32(to + 12, <uint32_t> body.n)
         to = put(to + 16, <const char *> body.p, body.n)
-        to[0] = <uint8_t> topic.n
-        to = put(to + 1, <const char *> topic.p, topic.n)
+        to[0] = <uint8_t> PyBytes_GET_SIZE(name)
+        to = put_bytes(to + 1, name)
         to[0], to[1] = n >> 8, n & 0xFF
         self._answer(h, queue_id, offset)
         self._next_offsets[number] = offset + 1
@@ -351,20 +398,12 @@ cdef class Sends:
         self._count += 1
         return True
 
-    cdef int _find(self, Span topic, int64_t queue_id, int64_t *sys_flag) except -2:
-        """The number of a message's queue; -1 where the topic or queue takes no plain sends."""
+    cdef int _number(self, list queues, bytes name, Py_ssize_t queue_id) except -1:
+        """The number of a message's queue among those of this call; it is opened where `queues` has it not."""
         cdef Py_ssize_t i
-        name = span_bytes(topic)
-        row = self._topics.get(name)
-        if row is None:
-            return -1
-        queue_count, flags, queues = <tuple> row
-        if queue_id >= <int64_t> queue_count or queue_id >= len(<list> queues):
-            return -1
-        sys_flag[0] |= <int64_t> flags
-        queue = (<list> queues)[queue_id]
+        queue = queues[queue_id]
         if queue is None or queue.is_removed:
-            queue = (<list> queues)[queue_id] = self._open_queue(name, queue_id)
+            queue = queues[queue_id] = self._open_queue(name, queue_id)
         for i in range(len(self._queues)):
             if self._queues[i] is queue:
                 return <int> i
@@ -399,6 +438,16 @@ cdef class Sends:
         store32(start, <uint32_t> (to - start - 4))
         store32(start + 4, <uint32_t> (to - start - FRAME_HEAD))
         self._answers_n += to - start
+
+
+cdef uint8_t *put_real_target(uint8_t *to, Asked *asked, Span topic, int64_t queue_id) noexcept nogil:
+    """The properties that a message in a system topic has more."""
+    if asked.is_half and asked.has_wait:
+        to = put(to, "\2WAIT\1true", 10) if asked.waits else put(to, "\2WAIT\1false", 11)
+    to = put(to, "\2REAL_TOPIC\1", 12)
+    to = put(to, <const char *> topic.p, topic.n)
+    to = put(to, "\2REAL_QID\1", 10)
+    return put_number(to, queue_id)
 
 
 cdef enum:

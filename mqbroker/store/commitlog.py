@@ -166,18 +166,17 @@ class CommitLog:
 
     def _append_here(self, messages: Sequence[NewMessage]) -> list[Appended] | None:
         """Append to the current segment; None, with nothing done, if it is too small."""
-        now = self.next_timestamp_ms
+        now, open_queue = self.next_timestamp_ms, self._queues.open
         end, doubtful_end = self.end, self.doubtful_end
         parts: list[bytes] = []
         appended: list[Appended] = []
         queues: list[ConsumeQueue] = []
         try:
             for message in messages:
-                queue = self._queues.open(message[0], message[1])
+                queue = open_queue(message[0], message[1])
                 is_queued = not message[3] & SysFlag.TRANSACTION_PREPARED
                 queue_offset = queue.next_offset if is_queued else 0
-                record = record_parts(message, queue_offset, end, now, self._store_host)
-                size = sum(map(len, record))
+                record, size = record_parts(message, queue_offset, end, now, self._store_host)
                 queue.next_offset += is_queued
                 parts += record
                 appended.append((end, queue_offset, size, now))
@@ -334,7 +333,7 @@ class CommitLog:
         for message in messages:
             try:
                 self._queues.open(message[0], message[1])
-                size = sum(map(len, record_parts(message, 0, 0, 0, self._store_host)))
+                _, size = record_parts(message, 0, 0, 0, self._store_host)
             except (struct_error, TypeError) as error:
                 raise ValueError(str(error)) from error
             if size + BLANK_BYTES_MIN > self.segment_bytes:
@@ -363,7 +362,7 @@ class CommitLog:
         assert run.data is not None
         self._make_room_raw(run.end - run.start)
         for row in run.rows if run.has_nul else ():
-            if b"\0" in row[7] and leaves_doubt(row[7]):
+            if leaves_doubt(row[7]):
                 self.doubtful_end = row[3] + row[4]
         self._store(run.data, run)
 

@@ -254,7 +254,7 @@ def _scan_plain(data: bytes, at: int, start: int, count: int) -> list[Row]:
 def leaves_doubt(properties: bytes) -> bool:
     """Whether a record with these properties may look as if a sector of them was not written: the file had zeros
     before, and no CRC covers properties, which may have any bytes."""
-    return properties[-1:] == b"\0" or _LOST_SECTOR in properties
+    return b"\0" in properties and (properties[-1:] == b"\0" or _LOST_SECTOR in properties)
 
 
 def before_lost_sector(file: IMappedFile, base: int, run: Run, durable_end: int) -> Run:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from struct import Struct, calcsize
 from struct import error as struct_error
@@ -134,13 +135,21 @@ def decode_host(data: bytes) -> Host:
     return socket.inet_ntop(family, address), port
 
 
+#: By the lengths of the hosts.
+_HOST_FLAGS = {
+    (8, 8): 0,
+    (20, 8): SysFlag.BORN_HOST_V6,
+    (8, 20): SysFlag.STORE_HOST_V6,
+    (20, 20): SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6,
+}
+
+
 def host_flags(born_host: bytes, store_host: bytes) -> int:
     """The sys flag bits for the lengths of the hosts. Raises ValueError on any other length."""
-    for host in (born_host, store_host):
-        if len(host) not in _HOSTS:
-            raise ValueError(f"a host of {len(host)} bytes")
-    born_flag = SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
-    return born_flag | (SysFlag.STORE_HOST_V6 if len(store_host) == 20 else 0)
+    lengths = len(born_host), len(store_host)
+    if lengths not in _HOST_FLAGS:
+        raise ValueError(f"hosts of {lengths} bytes")
+    return _HOST_FLAGS[lengths]
 
 
 def body_crc(body: bytes | memoryview) -> int:
@@ -344,28 +353,29 @@ def encode_record(record: Record) -> bytes:
         topic, record.queue_id, record.flag, record.sys_flag, record.born_timestamp, encode_host(record.born_host),
         record.reconsume_times, record.prepared_offset, record.body, properties,
     )  # fmt: skip
-    store_host = encode_host(record.store_host)
-    return b"".join(
-        record_parts(message, record.queue_offset, record.physical_offset, record.store_timestamp, store_host)
+    parts, _ = record_parts(
+        message, record.queue_offset, record.physical_offset, record.store_timestamp, encode_host(record.store_host)
     )
+    return b"".join(parts)
 
 
 def record_parts(
     message: NewMessage, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes
-) -> tuple[bytes, bytes, bytes, bytes]:
-    """The bytes of a record: its head, the body, what lies between, and the properties. Host flags, size and CRC are
+) -> tuple[tuple[bytes, bytes, bytes, bytes], int]:
+    """A record: its head, the body, what lies between, and the properties; and the size. Host flags, size and CRC are
     computed. Raises ValueError, TypeError and struct.error on values that do not fit their fields."""
     topic, queue_id, flag, sys_flag, born_ms, born_host, reconsume_times, prepared_offset, body, properties = message
     v6 = host_flags(born_host, store_host)
     head, tail = HEADS[v6], encode_tail(topic, len(properties))
+    size = head.size + len(body) + len(tail) + len(properties)
     packed = head.pack(
-        head.size + len(body) + len(tail) + len(properties), MAGIC, body_crc(body), queue_id, flag, queue_offset,
-        physical_offset, sys_flag & ~V6 | v6, born_ms, born_host, store_timestamp, store_host, reconsume_times,
-        prepared_offset, len(body),
+        size, MAGIC, body_crc(body), queue_id, flag, queue_offset, physical_offset, sys_flag & ~V6 | v6, born_ms,
+        born_host, store_timestamp, store_host, reconsume_times, prepared_offset, len(body),
     )  # fmt: skip
-    return packed, body, tail, properties
+    return (packed, body, tail, properties), size
 
 
+@lru_cache(4096)
 def encode_tail(topic: bytes, properties_bytes: int) -> bytes:
     """The bytes between body and properties, for so many bytes of properties. Raises ValueError if they do not fit
     their length fields."""

@@ -191,8 +191,6 @@ ALWAYS = {
     Code.GET_BROKER_CLUSTER_ACL_INFO: (1, ACL),
     Code.GET_BROKER_CLUSTER_ACL_CONFIG: (1, ACL),
 }
-#: What a plain send does not look at, which has no use for it: see `SendProcessor.send_v2`.
-NOT_READ = {(Code.SEND_MESSAGE_V2, key) for key in "acdl"}
 #: Refused, and yet something comes of it, as in the Java broker: a reply that was not taken is stored, and so is what
 #: tells of a pull that was sent elsewhere.
 LEAVES_TRACES = {
@@ -255,9 +253,9 @@ def expected(field: Field, how: str, value: str | None) -> tuple[int, str | None
     """The code, and the remark where it is not success."""
     code = RequestCode(field.code)
     if value is None:
-        if field.is_required and (code, field.key) not in NOT_READ | OPTIONAL:
+        if field.is_required and (code, field.key) not in OPTIONAL:
             return ResponseCode.SYSTEM_ERROR, f"the custom field <{field.key}> is null"
-    elif field.is_number and (code, field.key) not in NOT_READ:
+    elif field.is_number:
         bits = 32 if field.kind == "Int" else 64
         if how not in NUMBERS or not -(2 ** (bits - 1)) <= int(value) < 2 ** (bits - 1):
             remark = f"the custom field <{field.key}> is not a {bits}-bit integer: {value[:40]!r}"
@@ -273,7 +271,7 @@ def expected(field: Field, how: str, value: str | None) -> tuple[int, str | None
 def test_every_code_is_here() -> None:
     assert HEADERS.keys() == CODES
     known = {(field.code, field.key) for code in HEADERS for field in fields_of(code)}
-    assert known >= EXPECTED.keys() | NOT_READ | OPTIONAL
+    assert known >= EXPECTED.keys() | OPTIONAL
     assert {how for rows in EXPECTED.values() for how in rows} <= {"missing", *NUMBERS, *TEXTS, *BOOLS}
 
 

@@ -194,7 +194,7 @@ def test_a_send_to_such_a_topic_needs_no_topic(make_bench: Callable[..., Bench])
     answers = client.ask_all(send_command("%LMQ%a", body=b"0"), named("%LMQ%a", topic="%LMQ%b", body=b"1"))
     assert [answer.code for answer in answers] == [0, 0]
     assert [record.body for record in bench.records("%LMQ%a")] == [b"0", b"1"]
-    assert bench.rules.plain_topics == {}
+    assert bench.rules.plain_targets == {}
 
 
 def test_a_broker_without_them_knows_no_such_topic(make_bench: Callable[..., Bench]) -> None:

@@ -193,5 +193,16 @@ def test_a_record_too_large_for_a_segment_is_refused_alone(make_bench: Callable[
 
 def test_born_host_is_where_the_send_came_from(bench: Bench) -> None:
     connection = FakeConnection(host=CLIENT_HOST)
-    bench.send.send_v2([raw(send_command())], connection)
+    bench.send.send(V2, [raw(send_command())], connection)
     assert bench.records("T")[0].born_host == ("10.0.0.2", 40000)
+
+
+def test_one_bad_send_does_not_fail_its_neighbours(bench: Bench, client: Client) -> None:
+    client.send()
+    good = [send_command(body=b"%d" % i) for i in range(4)]
+    bad = send_command()
+    bad.ext_fields["h"] = str(2**31)
+    answers = client.ask_all(good[0], good[1], bad, good[2], good[3])
+    assert [answer.code for answer in answers] == [0, 0, ResponseCode.SYSTEM_ERROR, 0, 0]
+    assert "<h>" in (answers[2].remark or "")
+    assert [record.body for record in bench.records("T")][1:] == [b"0", b"1", b"2", b"3"]

@@ -104,5 +104,5 @@ def test_properties_in_a_batch_have_the_same_limit(bench: Bench, client: Client)
 
 @given(st.binary(max_size=200))
 def test_any_batch_body_is_answered(module_bench: Bench, body: bytes) -> None:
-    data = module_bench.send.send_batches([raw(send_command("Known", body, BATCH))], FakeConnection())
+    data = module_bench.send.send(BATCH, [raw(send_command("Known", body, BATCH))], FakeConnection())
     assert len(FrameDecoder().feed(cast(bytes, data))) == 1

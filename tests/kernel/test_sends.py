@@ -26,6 +26,8 @@ from tests.remoting.link import CLIENT, SERVER, End, take_together
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
 SEEDS = int(os.environ.get("MQBROKER_TWIN_SEEDS", "60"))
+#: A topic of as many bytes as a name may have.
+LONGEST = "L" * 127
 V6 = IPv6Address("TCP", "fe80::1", 40000)
 PAIRS = [
     *("UNIQ_KEY\x017F00000119", "TAGS\x01TagA", "KEYS\x01k1 k2", "WAIT\x01true"),
@@ -43,10 +45,15 @@ PAIRS = [
         "",
     ),
     *(
-        "DELAY\x011",
+        *(f"DELAY\x01{level}" for level in ("1", "3", "18", "19", "0", "03", "-1", "x", "9" * 9, "9" * 10)),
         "XDELAY\x012",
         "B\x01DELAY\x011",
         "TRAN_MSG\x01true",
+        "TRAN_MSG\x01TRUE",
+        "TRAN_MSG\x01false",
+        "PGROUP\x01PG",
+        "REAL_TOPIC\x01T",
+        "REAL_QID\x017",
         "CLUSTER\x01mine",
         "INNER_MULTI_DISPATCH\x01%LMQ%a",
     ),
@@ -79,8 +86,11 @@ def header_of(rng: Random, opaque: int) -> dict[str, Any]:
     pairs = (
         rng.choices(PAIRS[:4], k=rng.randrange(4)) if rng.random() < 0.6 else rng.choices(PAIRS, k=rng.randrange(1, 5))
     )
+    if rng.random() < 0.2:
+        pairs += rng.choice([["DELAY\x012"], ["DELAY\x014"], ["TRAN_MSG\x01true", "PGROUP\x01PG"]])
+        rng.shuffle(pairs)
     ext: dict[str, Any] = {
-        "a": "PG", "b": rng.choice("TTTUV"), "c": "TBW102", "d": "4", "e": str(rng.randrange(4)), "f": "0",
+        "a": "PG", "b": rng.choice([*"TTTUV", LONGEST]), "c": "TBW102", "d": "4", "e": str(rng.randrange(4)), "f": "0",
         "g": "1700000000000", "h": "0", "i": "\x02".join(pairs) + rng.choice(["", "", "\x02", "\x02\x02"]),
         "j": "0", "k": "false", "m": "false",
     }  # fmt: skip
@@ -88,6 +98,8 @@ def header_of(rng: Random, opaque: int) -> dict[str, Any]:
         "code": 310, "extFields": ext, "flag": rng.choice([0, 0, 0, 2]), "language": "JAVA", "opaque": opaque,
         "serializeTypeCurrentRPC": "JSON", "version": 401,
     }  # fmt: skip
+    if "TRAN_MSG\x01true" in pairs and rng.random() < 0.7:
+        ext["f"] = rng.choice(["4", "8", "12"])
     for _ in range(rng.choice([0, 0, 0, 1, 3])):
         change(rng, header, ext)
     return header
@@ -188,9 +200,10 @@ def outcome(root: Path, seed: int, pieces: list[list[Piece]] | None = None) -> t
     """
     rng = Random(seed)
     flush = rng.choice([*FlushDiskType])
-    bench = Bench(root, store={"flush_disk_type": flush, "mapped_file_size_commit_log": rng.choice([1 << 18, 1 << 20])})
+    store = {"flush_disk_type": flush, "mapped_file_size_commit_log": rng.choice([1 << 18, 1 << 20])}
+    bench = Bench(root, store=store, region_id=rng.choice(["DefaultRegion", 'a"}é\\']))
     client = bench.client()
-    for topic in "TU":
+    for topic in ("T", "U", LONGEST):
         assert client.send(topic)[0].code == 0
     ends = [End(cast(IPv4Address, V6) if rng.random() < 0.1 else CLIENT, SERVER) for _ in range(rng.choice([1, 4, 4]))]
     protocols: list[Any] = [bench.factory.buildProtocol(CLIENT) for _ in ends]
@@ -241,3 +254,33 @@ def test_both_ways_have_the_same_outcome(tmp_path: Path, seed: int) -> None:
     assert found[2].keys() == general[2].keys()
     for name, data in general[2].items():
         assert found[2][name] == data, name
+
+
+@pytest.mark.parametrize(
+    ("properties", "is_taken"),
+    [
+        ("TAGS\x01A\x02DELAY\x013\x02WAIT\x01true", True),
+        ("DELAY\x0119", False),
+        ("WAIT\x01true\x02TRAN_MSG\x01true\x02PGROUP\x01PG", True),
+        ("TRAN_MSG\x01true", False),
+        ("TRAN_MSG\x01true\x02PGROUP\x01PG\x02DELAY\x011", False),
+        ("TRAN_MSG\x01false\x02PGROUP\x01PG", False),
+        ("CLUSTER\x01mine", False),
+        ("DELAY\x011\x02REAL_TOPIC\x01T", False),
+        ("DELAY\x011\x02REAL_QID\x011", False),
+    ],
+)
+@pytest.mark.parametrize("rejects_halves", [False, True])
+def test_which_delayed_and_half_messages_are_taken(
+    tmp_path: Path, properties: str, is_taken: bool, rejects_halves: bool
+) -> None:
+    bench = Bench(tmp_path, reject_transaction_message=rejects_halves)
+    assert bench.client().send("T")[0].code == 0
+    protocol: Any = bench.factory.buildProtocol(CLIENT)
+    protocol.makeConnection(End(CLIENT, SERVER))
+    ext = FIELDS | {"a": "PG", "b": "T", "c": "TBW102", "i": properties, "k": "false", "m": "false"}
+    header = {"code": 310, "extFields": ext, "flag": 0, "opaque": 1}
+    frame = encode_frame(0, json.dumps(header, separators=(",", ":")).encode())
+    is_taken = is_taken and not (rejects_halves and "TRAN_MSG" in properties)
+    assert take_together(bench.factory, [protocol], [frame]) == [b"" if is_taken else frame]
+    bench.close()

@@ -202,7 +202,7 @@ def test_the_docs_draw_the_record_as_the_layout_has_it() -> None:
 def test_hosts_of_other_lengths_have_no_flags() -> None:
     assert host_flags(bytes(8), bytes(20)) == SysFlag.STORE_HOST_V6
     for hosts in [(b"", bytes(8)), (bytes(8), bytes(21))]:
-        with pytest.raises(ValueError, match="a host of"):
+        with pytest.raises(ValueError, match="hosts of"):
             host_flags(*hosts)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 
+import orjson
 from twisted.logger import Logger
 
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.requests.send_message import Pending, SendRequests, answer_parts
+from mqbroker.broker.requests.send_message import Pending, SendRequests, common_fields
 from mqbroker.broker.requests.send_rules import SendRules
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused, StoreError
@@ -20,8 +21,8 @@ from mqbroker.kernel import compiled
 from mqbroker.remoting.handlers import Asked, HandlerTable, PlainGuard, PlainRead, Taken
 from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.message_store import MessageStore
-from mqbroker.wire.codes import Prop, RequestCode, ResponseCode
-from mqbroker.wire.command import JSON
+from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop, RequestCode, ResponseCode
+from mqbroker.wire.command import JSON, RemotingCommand, encode_json_header
 
 log = Logger()
 
@@ -47,19 +48,22 @@ class PlainSends:
         self._store, self._log, self._rules, self._sends = store, store.encoded_log, rules, sends
         self._store_host, self._guard = store_host, guard
         self._settings_changed(live.current)
-        live.follow(self._settings_changed, "traceOn")
+        live.follow(self._settings_changed, "traceOn", "rejectTransactionMessage")
 
     def _settings_changed(self, settings: BrokerSettings) -> None:
         assert compiled is not None
-        before_id, tail = answer_parts(settings)
+        before_id = b'",' + orjson.dumps(common_fields(settings))[1:-1] + b',"msgId":"'
+        tail = encode_json_header(RemotingCommand(0), 0).partition(b'"opaque":0')[2]
         self._compiled = compiled.Sends(
             self._store_host,
             self._store_host.hex().upper().encode(),
             f"{Prop.CLUSTER}\x01{settings.broker_cluster_name}".encode(),
-            before_id.encode("latin-1"),
-            tail.encode("latin-1"),
+            before_id,
+            tail,
             self._rules.body_bytes_max,
             self._sends.waits,
+            (SCHEDULE_TOPIC.encode(), self._rules.delay_level_max),
+            (TRANS_HALF_TOPIC.encode(), 0 if settings.reject_transaction_message else 1),
             self._store.open_queue,
             self._guard,
         )

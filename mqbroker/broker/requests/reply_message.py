@@ -13,7 +13,7 @@ from twisted.logger import Logger
 
 from mqbroker.broker.client_registry import ProducerRegistry
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.requests.send_rules import SendRules, long_form
+from mqbroker.broker.requests.send_rules import SendHeader, SendRules
 from mqbroker.errors import MQError, StoreError
 from mqbroker.remoting.handlers import Call, IConnection, answers
 from mqbroker.store.message_store import MessageStore
@@ -22,7 +22,6 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
     ReplyMessageRequestHeader,
     SendMessageRequestHeader,
-    SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
 from mqbroker.wire.ids import offset_message_id
@@ -54,10 +53,10 @@ class ReplyRequests:
     store_host: tuple[str, int]
 
     @answers(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
-    async def reply(self, call: Call[SendMessageRequestHeader | SendMessageRequestHeaderV2]) -> RemotingCommand:
+    async def reply(self, call: Call[SendHeader]) -> RemotingCommand:
         """SUCCESS once the waiting client has it; SYSTEM_ERROR with a remark if the push fails."""
         request, connection, settings = call.request, call.connection, self.live.current
-        header = attrs.evolve(long_form(call.header), batch=False)
+        header = attrs.evolve(call.header, batch=False)
         messages, queue_id, _ = self.rules.check(header, request.code, request.body, connection)
         failed = await self._push(header, request.body, connection)
         message_id, queue_offset = "0", 0
@@ -73,7 +72,7 @@ class ReplyRequests:
         response.ext_fields[Prop.TRACE_SWITCH] = str(settings.trace_on).lower()
         return response
 
-    async def _push(self, header: SendMessageRequestHeader, body: bytes, sender: IConnection) -> str | None:
+    async def _push(self, header: SendHeader, body: bytes, sender: IConnection) -> str | None:
         """Push the reply to the requesting client. Returns the reason of a failure, else None."""
         properties = decode_properties((header.properties or "").encode())
         client_id = properties.get(Prop.MESSAGE_REPLY_TO_CLIENT)

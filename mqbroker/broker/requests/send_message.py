@@ -1,17 +1,13 @@
 """Send requests, codes 10, 310 and 320: from request bytes to record to response bytes.
 
-`SendRequests.send_v2` is the hot path of the broker: all sends of one read become one append and one write. Plain sends
-take a short path; all others - a new topic, a retry, a missing field - are checked by `send_rules`, one message at a
-time. SUCCESS means: appended to the log, in a topic that is on disk; and, under SYNC_FLUSH unless the message has
-WAIT=false, synced.
+All sends of one read are checked by `send_rules`, and become one append and one write. SUCCESS means: appended to the
+log, in a topic that is on disk; and, under SYNC_FLUSH unless the message has WAIT=false, synced.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from struct import Struct
 from typing import TypeVar
 
 from twisted.internet.defer import Deferred
@@ -21,49 +17,24 @@ from twisted.python.failure import Failure
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.requests.send_rules import SendRules, read_send_header
-from mqbroker.broker.system_topics import without_wait
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import FlushTimedOut, MessageRefused, MQError, Refused, StoreBusy, StoreError
 from mqbroker.ha.acknowledgements import Acknowledgements, SlaveNotAvailable, SlaveTimedOut
-from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
+from mqbroker.remoting.handlers import BatchHandler, IConnection, RawRequest, failure_response
 from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.message_store import MessageStore
-from mqbroker.wire.codes import (
-    VERSION,
-    Prop,
-    RequestCode,
-    ResponseCode,
-    SysFlag,
-)
-from mqbroker.wire.command import JSON, ONEWAY_FLAG, RemotingCommand, encode_command
-from mqbroker.wire.properties import PROPERTIES_BYTES_MAX
+from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.record import NewMessage
 
 log = Logger()
 
-_LENGTHS = Struct(">II")
-_NUMBERS_MAX = 4096
 #: Bytes of responses, of one connection or for each of several.
 A = TypeVar("A")
 
 #: (first message, count, queue, opaque, flag, response frame if it is answered already, whether that waits for the
 #: disk)
 Pending = tuple[int, int, int, int, int, bytes | None, bool]
-
-
-class _Numbers(dict[str, int]):
-    """Cached int(): one lookup validates and converts. Raises ValueError."""
-
-    def __init__(self, number_max: int) -> None:
-        self._max = number_max
-
-    def __missing__(self, text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and len(text) <= 19) or (number := int(text)) > self._max:
-            raise ValueError(text)
-        if len(self) >= _NUMBERS_MAX:
-            self.clear()
-        self[text] = number
-        return number
 
 
 class SendRequests:
@@ -91,91 +62,27 @@ class SendRequests:
         #: Whether responses wait for the disk or for slaves.
         self.waits = self._sync or acknowledgements is not None
         self._msg_id_prefix = store_host.hex().upper()
-        self._answer = _answer_template(settings)
-        self._prefixes: dict[int, str] = {}
-        self._numbers = _Numbers(2**31 - 1)
-        self._times = _Numbers(2**63 - 1)
+        self._common_fields = common_fields(settings)
         live.follow(self._settings_changed, "traceOn")
-        self._cluster = f"{Prop.CLUSTER}\x01{settings.broker_cluster_name}"
 
     def _settings_changed(self, settings: BrokerSettings) -> None:
-        self._answer = _answer_template(settings)
+        self._common_fields = common_fields(settings)
 
-    # --- the hot path
+    def handler(self, code: int) -> BatchHandler:
+        """The handler of runs of requests of `code`."""
 
-    def send_v2(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
-        """Answer a run of SEND_MESSAGE_V2 requests. Fields that a plain send does not use are not checked."""
-        plain_topics = self._rules.plain_topics
-        born_host = connection.remote_host
-        host_flag = SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
-        body_bytes_max = self._rules.body_bytes_max
-        cluster = self._cluster
-        divert_plain = self._rules.divert_plain
-        numbers = self._numbers
-        times = self._times
+        def send(requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
+            return self.send(code, requests, connection)
+
+        return send
+
+    def send(self, code: int, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
+        """Answer a run of requests of `code`."""
         messages: list[NewMessage] = []
         pending: list[Pending] = []
         saved: Deferred[bool] | None = None
         for request in requests:
-            ext, opaque, flag, body, serialize_type = request
-            try:
-                topic, queues, topic_flags = plain_topics[ext["b"]]
-                queue_id = numbers[ext["e"]]
-                born_timestamp = times[ext["g"]]
-                properties = ext["i"]
-                if (
-                    queue_id >= queues
-                    or len(body) > body_bytes_max
-                    or serialize_type != JSON
-                    or ext.get("m", "false") != "false"
-                ):
-                    raise ValueError
-                sys_flag = numbers[ext["f"]]
-                stored_queue = queue_id
-                if "DELAY\x01" in properties or "TRAN_MSG\x01" in properties:
-                    topic, stored_queue, sys_flag, stored, wait = divert_plain(
-                        topic, queue_id, sys_flag, properties, ext["a"]
-                    )
-                else:
-                    properties, wait = without_wait(properties)
-                    # Of two properties of one name the later counts, as for Java's readers.
-                    stored = f"{properties}\x02{cluster}".encode() if properties else cluster.encode()
-                message = (
-                    topic,
-                    stored_queue,
-                    numbers[ext["h"]],
-                    sys_flag | topic_flags | host_flag,
-                    born_timestamp,
-                    born_host,
-                    numbers[ext.get("j", "0")],
-                    0,
-                    body,
-                    stored,
-                )
-                if len(stored) > PROPERTIES_BYTES_MAX or message[3] & SysFlag.TRANSACTION_MASK:
-                    raise ValueError
-            except (KeyError, ValueError, TypeError):
-                code = RequestCode.SEND_MESSAGE_V2
-                saved = self._add_by_rules(code, request, connection, messages, pending) or saved
-                continue
-            pending.append((len(messages), 1, queue_id, opaque, flag, None, wait))
-            messages.append(message)
-        return self._answer_when_saved(messages, pending, connection, saved)
-
-    def send_v1(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
-        """Answer a run of SEND_MESSAGE requests, whose field names are long; few clients send them."""
-        return self._send_by_rules(RequestCode.SEND_MESSAGE, requests, connection)
-
-    def send_batches(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
-        """Answer a run of SEND_BATCH_MESSAGE requests."""
-        return self._send_by_rules(RequestCode.SEND_BATCH_MESSAGE, requests, connection)
-
-    def _send_by_rules(self, code: int, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
-        messages: list[NewMessage] = []
-        pending: list[Pending] = []
-        saved: Deferred[bool] | None = None
-        for request in requests:
-            saved = self._add_by_rules(code, request, connection, messages, pending) or saved
+            saved = self._add(code, request, connection, messages, pending) or saved
         return self._answer_when_saved(messages, pending, connection, saved)
 
     def _answer_when_saved(
@@ -283,35 +190,24 @@ class SendRequests:
         code: int = ResponseCode.SUCCESS,
         refusal: Refused | None = None,
     ) -> bytes:
-        """The response frames of `pending`, in one piece; latin-1 preserves the length bytes."""
-        template = self._answer
-        id_prefix = self._msg_id_prefix
-        prefixes = self._prefixes
-        parts: list[str] = []
+        """The response frames of `pending`, in one piece."""
+        frames: list[bytes] = []
         for first, count, queue_id, opaque, flag, ready, _ in pending:
             if flag & ONEWAY_FLAG:
                 continue
             if ready is not None:
-                parts.append(ready.decode("latin-1"))
-                continue
-            if refusal is not None:
-                request = RemotingCommand(0, opaque=opaque)
-                parts.append(encode_command(failure_response(request, refusal)).decode("latin-1"))
-                continue
-            record = appended[first]
-            if count == 1:
-                ids = f"{id_prefix}{record[0]:016X}"
+                frames.append(ready)
+            elif refusal is not None:
+                frames.append(encode_command(failure_response(RemotingCommand(0, opaque=opaque), refusal)))
             else:
-                ids = ",".join([f"{id_prefix}{a[0]:016X}" for a in appended[first : first + count]])
-            header = template % (code, queue_id, ids, record[1], opaque)
-            length = len(header)
-            prefix = prefixes.get(length)
-            if prefix is None:
-                prefix = prefixes[length] = _LENGTHS.pack(length + 4, length).decode("latin-1")
-            parts += (prefix, header)
-        return "".join(parts).encode("latin-1")
+                records = appended[first : first + count]
+                ids = ",".join([f"{self._msg_id_prefix}{offset:016X}" for offset, *_ in records])
+                fields = {"queueId": str(queue_id), **self._common_fields, "msgId": ids}
+                fields["queueOffset"] = str(records[0][1])
+                frames.append(encode_command(RemotingCommand(code, fields, opaque=opaque, flag=RESPONSE_FLAG)))
+        return b"".join(frames)
 
-    def _add_by_rules(
+    def _add(
         self,
         code: int,
         request: RawRequest,
@@ -319,7 +215,7 @@ class SendRequests:
         messages: list[NewMessage],
         pending: list[Pending],
     ) -> Deferred[bool] | None:
-        """Check one send by all rules; add its messages or its refusal. Returns a Deferred if its topic is not on disk
+        """Check one send; add its messages or its refusal. Returns a Deferred if its topic is not on disk
         yet."""
         ext, opaque, flag, body, serialize_type = request
         try:
@@ -353,20 +249,7 @@ def _store_refusal(error: MQError) -> Refused:
     return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now. {error}")
 
 
-def _answer_template(settings: BrokerSettings) -> str:
-    """A SUCCESS response's header, to be filled with (code, queue id, message ids, queue offset, opaque)."""
-    before_id, tail = answer_parts(settings)
-    return (
-        '{"code":%d,"extFields":{"queueId":"%d'
-        + before_id.replace("%", "%%")
-        + '%s","queueOffset":"%d"},"flag":1,"language":"PYTHON","opaque":%d'
-        + tail
-    )
-
-
-def answer_parts(settings: BrokerSettings) -> tuple[str, str]:
-    """What stands in a SUCCESS response's header between the queue id and the message ids, and behind the opaque."""
-    trace = "true" if settings.trace_on else "false"
-    region = json.dumps(settings.region_id)  # ASCII, with escapes
-    before_id = f'","TRACE_ON":"{trace}","MSG_REGION":{region},"msgId":"'
-    return before_id, f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+def common_fields(settings: BrokerSettings) -> dict[str, str]:
+    """The extFields of a SUCCESS response that are the same in each; they stand between the queue id and the message
+    ids."""
+    return {"TRACE_ON": "true" if settings.trace_on else "false", "MSG_REGION": settings.region_id}

@@ -1,7 +1,7 @@
 """The rules of sending: the message, topic and queue of a send request, or its refusal.
 
-Plain sends take the shorter path in `send_message`. Rules and remarks are SendMessageProcessor's
-and TopicConfigManager's of 4.9.7. Stores nothing.
+Plain sends are checked by the compiled module to the same effect, see `plain_sends`. Rules and remarks are
+SendMessageProcessor's and TopicConfigManager's of 4.9.7. Stores nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from datetime import datetime
 from random import Random
 from typing import Any
 
-import attrs
 from twisted.internet.defer import Deferred
 
 from mqbroker.broker.group_table import GroupTable
@@ -51,6 +50,9 @@ _LMQ_EXCEEDED = (
 DLQ_QUEUES = 1
 
 
+#: Both have the same fields, of which one has short names on the wire.
+SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
+
 #: Queues of a topic that the compiled path knows at most.
 PLAIN_QUEUES_MAX = 1024
 
@@ -77,10 +79,8 @@ class SendRules:
         settings = live.current
         # A record must fit into one segment, whatever its properties are.
         self.body_bytes_max = min(settings.store.max_message_size, settings.store.mapped_file_size_commit_log // 2)
-        self._delay_level_max = settings.store.delay_level_count
-        #: Topic name -> (encoded name, queues, sys flag bits): topics of the short path.
-        self.plain_topics: dict[str, tuple[bytes, int, int]] = {}
-        #: The same for the compiled path: encoded name -> (queues, sys flag bits, the queues that were sent to).
+        self.delay_level_max = settings.store.delay_level_count
+        #: Topics of the compiled path: encoded name -> (queues, sys flag bits, the queues that were sent to).
         self.plain_targets: dict[bytes, tuple[int, int, list[Any]]] = {}
         topics.on_change.append(self._topic_changed)
         live.follow(
@@ -98,16 +98,14 @@ class SendRules:
         return message_refusal(error, self._live.current.store.max_message_size)
 
     def _topic_changed(self, name: str) -> None:
-        self.plain_topics.pop(name, None)
         self.plain_targets.pop(name.encode(), None)
 
     def forget_plain_topics(self) -> None:
-        """Have the topics of the short path checked by all rules again."""
-        self.plain_topics.clear()
+        """Have the topics of the compiled path checked by all rules again."""
         self.plain_targets.clear()
 
     def check(
-        self, header: SendMessageRequestHeader, code: int, body: bytes, connection: IConnection
+        self, header: SendHeader, code: int, body: bytes, connection: IConnection
     ) -> tuple[list[NewMessage], int, bool]:
         """(messages to store, queue of the response, whether the response waits for the disk). Raises Refused."""
         name, queue_id, topic_flags = self._target(header, connection)
@@ -126,20 +124,6 @@ class SendRules:
         message = _message(header, connection, stored_name, stored_queue, header.flag, sys_flag, body, stored)
         return [message], queue_id, wait
 
-    def divert_plain(
-        self, name: bytes, queue_id: int, sys_flag: int, text: str, group: str
-    ) -> tuple[bytes, int, int, bytes, bool]:
-        """As `check`, for a delayed or half message to a plain topic that is otherwise usual.
-
-        (topic, queue, sys flag, properties, whether the response waits). Raises ValueError if it needs `check`.
-        """
-        properties = decode_properties(text.encode())
-        try:
-            stored_name, queue_id, sys_flag, wait = self._divert(properties, group, name.decode(), queue_id, sys_flag)
-        except Refused:
-            raise ValueError from None
-        return stored_name.encode(), queue_id, sys_flag, reencode_properties(properties), wait
-
     def _divert(
         self, properties: dict[str, str], group: str, name: str, queue_id: int, sys_flag: int
     ) -> tuple[str, int, int, bool]:
@@ -150,7 +134,7 @@ class SendRules:
             sys_flag &= ~SysFlag.TRANSACTION_MASK
             name, queue_id = half_target(properties, group, name, queue_id)
         else:
-            name, queue_id = delayed_target(properties, name, queue_id, self._delay_level_max)
+            name, queue_id = delayed_target(properties, name, queue_id, self.delay_level_max)
         return name, queue_id, sys_flag, wait
 
     def _prepare(self, properties: dict[str, str], sys_flag: int, *, is_batch: bool = False) -> tuple[bool, bool]:
@@ -169,7 +153,7 @@ class SendRules:
 
     def _batch(
         self,
-        header: SendMessageRequestHeader,
+        header: SendHeader,
         name: str,
         queue_id: int,
         sys_flag: int,
@@ -196,8 +180,11 @@ class SendRules:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
         return messages, queue_id, wait
 
-    def _target(self, header: SendMessageRequestHeader, connection: IConnection) -> tuple[str, int, int]:
+    def _target(self, header: SendHeader, connection: IConnection) -> tuple[str, int, int]:
         """(topic, queue, flags) of a send, by the topic's rules; the topic is created if that is allowed."""
+        known = self.plain_targets.get(header.topic.encode())
+        if known is not None and 0 <= header.queue_id < known[0]:
+            return header.topic, header.queue_id, known[1]
         settings = self._live.current
         if self._now() * 1000 < settings.start_accept_send_request_timestamp_ms:
             until = _moment(settings.start_accept_send_request_timestamp_ms)
@@ -230,14 +217,11 @@ class SendRules:
             )
         flags = SysFlag.MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
         if not name.startswith((RETRY_PREFIX, LMQ_PREFIX)) and self._topics.saved() is None:
-            self.plain_topics[name] = name.encode(), queues, flags
             self.plain_targets[name.encode()] = queues, flags, [None] * min(queues, PLAIN_QUEUES_MAX)
         queue_id = header.queue_id if header.queue_id >= 0 else self._rng.randrange(max(1, topic.write_queue_nums))
         return name, queue_id, flags
 
-    def _dead_letter(
-        self, header: SendMessageRequestHeader, properties: dict[str, str], name: str, queue_id: int
-    ) -> tuple[str, int]:
+    def _dead_letter(self, header: SendHeader, properties: dict[str, str], name: str, queue_id: int) -> tuple[str, int]:
         """The message's topic, or the dead letter topic of its group."""
         if name.startswith(RETRY_PREFIX):
             group_name = name.removeprefix(RETRY_PREFIX)
@@ -257,7 +241,7 @@ class SendRules:
 
 
 def _message(
-    header: SendMessageRequestHeader,
+    header: SendHeader,
     connection: IConnection,
     topic: str,
     queue_id: int,
@@ -286,18 +270,11 @@ def _moment(timestamp_ms: int) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S},{timestamp_ms % 1000:03d}"
 
 
-def read_send_header(code: int, ext: dict[str, str]) -> SendMessageRequestHeader:
+def read_send_header(code: int, ext: dict[str, str]) -> SendHeader:
     """Decode either form of the header."""
     if is_short_send_header(code, ext):
-        return long_form(decode_header(SendMessageRequestHeaderV2, ext))
+        return decode_header(SendMessageRequestHeaderV2, ext)
     return decode_header(SendMessageRequestHeader, ext)
-
-
-def long_form(header: SendMessageRequestHeader | SendMessageRequestHeaderV2) -> SendMessageRequestHeader:
-    """Convert to the header with long field names."""
-    if isinstance(header, SendMessageRequestHeader):
-        return header
-    return SendMessageRequestHeader(**attrs.asdict(header))
 
 
 def stored_properties(properties: dict[str, str], body_bytes_max: int) -> bytes:

@@ -339,8 +339,8 @@ MISTAKES = [
     Mutation(
         "let store timestamps go back with the clock",
         "store/commitlog.py",
-        "        now = max(self._now_ms(), self.last_timestamp_ms)\n",
-        "        now = self._now_ms()\n",
+        "        now, open_queue = self.next_timestamp_ms, self._queues.open\n",
+        "        now, open_queue = self._now_ms(), self._queues.open\n",
         ("tests/store/test_append.py::test_timestamps_do_not_go_back_with_the_clock",),
     ),
     Mutation(

@@ -9,7 +9,6 @@ from mqbroker.wire.codes import RequestCode as Code
 from mqbroker.wire.command import RemotingCommand
 from tests.broker.every_request import (
     HEADERS,
-    NUMBERS,
     Field,
     answer_to,
     fields_of,
@@ -63,12 +62,6 @@ def of_a_field_that_cannot_be_read(field: Field, how: str, ours: Answer, java: A
     return ours[0] == 1 and ours[1].startswith(f"the custom field <{field.key}> is ")
 
 
-def of_a_field_that_a_plain_send_does_not_look_at(field: Field, how: str, ours: Answer, java: Answer) -> bool:
-    """Java reads it, and throws."""
-    is_bad = how not in NUMBERS or how in ("over int", "least long", "most long", "over long", "10**30")
-    return field.code == Code.SEND_MESSAGE_V2 and field.key in ("d", "l") and is_bad and ours[0] == 0
-
-
 def of_flags_of_a_transaction_without_one(field: Field, how: str, ours: Answer, java: Answer) -> bool:
     """Java stores such a message where nobody finds it."""
     return field.code in SENDS and field.key in ("f", "sysFlag") and ours[0] == 16
@@ -116,7 +109,6 @@ def of_a_queue_that_is_not_there(field: Field, how: str, ours: Answer, java: Ans
 
 DELIBERATE: list[Callable[[Field, str, Answer, Answer], bool]] = [
     of_a_field_that_cannot_be_read,
-    of_a_field_that_a_plain_send_does_not_look_at,
     of_flags_of_a_transaction_without_one,
     of_a_group_that_may_not_be,
     of_an_offset_that_may_not_be,

@@ -80,5 +80,6 @@ def draw(axis: Axis, rates: dict[Kind, list[float]], path: Path) -> None:
     plot.set(xscale="log", yscale="log", xlabel=axis.unit, ylabel="sends a second")
     plot.grid(visible=True, which="major", alpha=0.3)
     plot.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None, "Creator": None})
     pyplot.close(figure)

@@ -199,12 +199,12 @@ def encode_command(command: RemotingCommand, opaque: int | None = None) -> bytes
     return encode_frame(JSON, encode_json_header(command, opaque), command.body)
 
 
-def _integer(fields: dict[str, Any], name: str) -> int:
-    value = fields.get(name, 0)
-    if type(value) is int and _INT32_MIN <= value <= _INT32_MAX:
-        return value
-    found = value if type(value) in (int, float) else type(value).__name__
-    raise BadFrame(f"{name} of a command must be a 32-bit integer, not {found}")
+def _integer(fields: dict[str, Any], name: str, default: int) -> int:
+    value = fields.get(name, default)
+    if type(value) is not int or not _INT32_MIN <= value <= _INT32_MAX:
+        found = value if type(value) in (int, float) else type(value).__name__
+        raise BadFrame(f"{name} of a command must be a 32-bit integer, not {found}")
+    return value
 
 
 def _text(value: Any) -> str:
@@ -231,19 +231,17 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
     if remark is not None and type(remark) is not str:
         raise BadFrame("remark must be text")
     language = fields.get("language")
-    try:
-        "".join(ext.values())  # the fastest check that all are text
-    except TypeError:
-        ext = {name: _text(value) for name, value in ext.items() if value is not None}
     return RemotingCommand(
-        code=_integer(fields, "code"),
-        ext_fields=ext,
+        code=_integer(fields, "code", 0),
+        ext_fields={
+            name: value if type(value) is str else _text(value) for name, value in ext.items() if value is not None
+        },
         body=body,
         remark=remark,
-        opaque=_integer(fields, "opaque"),
-        flag=_integer(fields, "flag"),
+        opaque=_integer(fields, "opaque", 0),
+        flag=_integer(fields, "flag", 0),
         language=_LANGUAGES.get(language, LanguageCode.OTHER) if type(language) is str else LanguageCode.OTHER,
-        version=0 if fields.get("version") is None else _integer(fields, "version"),
+        version=_integer(fields, "version", 0),
         serialize_type=JSON,
     )
 

@@ -421,7 +421,8 @@ class CommitLog:
 
     def _is_copied_fast(self) -> bool:
         """Whether a slave catches up with its master: zeros that are written before its records would double what the
-        disk has to take, for appends that nobody waits for."""
+        disk has to take, for appends that nobody waits for. Once it does, it counts as that until it is four times
+        slower than the limit: each change costs a segment that was prepared for the other way."""
         if Refusal.FOLLOWS not in self._refusals:
             return False
         now, (end, since) = self._now_ms(), self._copied

@@ -375,7 +375,7 @@ def record_parts(
     return (packed, body, tail, properties), size
 
 
-@lru_cache(4096)
+@lru_cache(4096)  # one topic's messages have few lengths of properties: a commit of a half message encodes two records
 def encode_tail(topic: bytes, properties_bytes: int) -> bytes:
     """The bytes between body and properties, for so many bytes of properties. Raises ValueError if they do not fit
     their length fields."""

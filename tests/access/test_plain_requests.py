@@ -49,6 +49,7 @@ def request(rng: Random, opaque: int) -> RemotingCommand:
     topic = rng.choice(TOPICS)
     if rng.random() < 0.5:
         pairs = rng.sample(["TAGS\x01a", "KEYS\x01k1 k2", "WAIT\x01true", "día\x01中文", 'Q\x01"x"', "T\x01\t"], 2)
+        pairs += rng.choice([[], [], ["DELAY\x012"], ["TRAN_MSG\x01true", "PGROUP\x01PG"]])
         body = rng.choice([b"", b"body", bytes(range(256)), b"x" * 3000])
         plain = send_command(topic, body, queue_id=0, properties="\x02".join(pairs))
     else:

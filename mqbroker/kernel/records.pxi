@@ -4,8 +4,14 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 
+cdef extern from *:
+    """
+    #define MAGIC 0xDAA320A7u
+    """
+    # Not in the enumeration: with a value beyond int, C23 makes all of its constants unsigned, in comparisons too.
+    const uint32_t MAGIC
+
 cdef enum:
-    MAGIC = 0xDAA320A7
     RECORD_MIN = 91
     TAIL_MIN = 3                # the lengths of topic and properties
     HEAD_V4 = 88

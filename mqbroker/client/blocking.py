@@ -17,7 +17,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
@@ -257,7 +257,8 @@ class PushConsumer(_Client):
         options = options or PushOptions()
         self._listener = listener
         self._threads = ThreadPoolExecutor(options.concurrency, "mq-listen")
-        self._consumer = aio.PushConsumer(name_servers, group, _on_threads(listener, self._threads), options=options)
+        on_threads = _on_threads(listener, self._threads, self._called)
+        self._consumer = aio.PushConsumer(name_servers, group, on_threads, options=options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._was_closed = False
@@ -339,6 +340,12 @@ class PushConsumer(_Client):
         ready.set()
         await self._closed.wait()
 
+    async def _called(self) -> None:
+        """Called when the listener has returned: if it has closed this, it gets no other message, although what `close`
+        left to the loop has not begun."""
+        if self._was_closed:
+            await self._consumer.close()
+
     async def _shut(self) -> None:
         try:
             await self._consumer.close()
@@ -370,7 +377,7 @@ class _ListenerEnded(Exception):
 
 
 def _on_threads(
-    listener: Callable[[ReceivedMessage], Any], threads: ThreadPoolExecutor
+    listener: Callable[[ReceivedMessage], Any], threads: ThreadPoolExecutor, called: Callable[[], Awaitable[None]]
 ) -> Callable[[ReceivedMessage], Coroutine[Any, Any, Any]]:
     def call(message: ReceivedMessage) -> Any:
         try:
@@ -386,7 +393,10 @@ def _on_threads(
             future = threads.submit(contextvars.copy_context().run, call, message)
         except RuntimeError as error:  # the interpreter ends
             raise NotHandled(str(error)) from error
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            await called()
 
     return call_on_thread
 

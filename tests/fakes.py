@@ -129,10 +129,10 @@ class FaultyFile:
             self._faults.room -= size
         self._inner.allocate(offset, size)
 
-    def write_through(self, stop: Callable[[], bool]) -> None:
-        self._inner.write_through(stop)
+    def write_zeros(self, offset: int, size: int) -> None:
+        self._inner.write_zeros(offset, size)
 
-    def populate(self, offset: int, size: int, *, is_soon_full: bool = False) -> None:
+    def populate(self, offset: int, size: int) -> None:
         self._inner.populate(offset, size)
 
     def write_at(self, offset: int, data: memoryview) -> None:

@@ -241,11 +241,12 @@ class CommitLog:
             return
         segment = self.segments[-1]
         end = min(max(stop, start + READIED_BYTES), self.segment_bytes)
+        is_copied_fast = self._is_copied_fast()
+        self._source.claim(end, writes_zeros=not is_copied_fast)
         if self._transient is None:
             try:
-                if self._is_copied_fast():  # pages that were never written: to read them first would take as long again
-                    self._source.keep_ahead(segment, start, is_synced=False)
-                    segment.populate(start, end - start, is_soon_full=True)
+                if is_copied_fast:  # pages that were never written: to read them first would take as long again
+                    segment.populate(start, end - start)
                 read_before_touch(segment, start, end - start)
             except OSError as error:
                 raise StoreUnwritable(f"where the next message goes {error}") from error
@@ -408,7 +409,7 @@ class CommitLog:
         """Request the next segment when it is due, and find out whether there is room again after there was none."""
         is_copied_fast = self._is_copied_fast()
         if not is_copied_fast:
-            self._source.keep_ahead(self.segments[-1], self.end - self._base)
+            self._source.claim(self.end - self._base)
         next_base = self._base + self.segment_bytes
         if self._why_no_segment:
             try:
@@ -417,7 +418,7 @@ class CommitLog:
                 return
             self._why_no_segment = ""
         elif self.end - self._base > self.segment_bytes // NEXT_WANTED_PART:
-            self._source.prepare(next_base, is_written_through=not is_copied_fast)
+            self._source.prepare(next_base, is_filled=not is_copied_fast)
 
     def _is_copied_fast(self) -> bool:
         """Whether a slave catches up with its master: zeros that are written before its records would double what the

@@ -55,16 +55,13 @@ class IMappedFile(Interface):
     def allocate(offset: int, size: int) -> None:
         """Allocate disk blocks for these bytes. Raises OSError (ENOSPC) with nothing changed."""
 
-    def write_through(stop: Callable[[], bool]) -> None:
-        """Write zeros for the whole file, so that later writes never wait for blocks.
+    def write_zeros(offset: int, size: int) -> None:
+        """Write zeros, so that storing into these bytes later waits for no blocks, and costs little for each page. For
+        the worker; nothing may be stored in them meanwhile. Raises OSError."""
 
-        May run on a worker; `stop` is called before each piece. Only for a file that is not in use yet.
-        """
-
-    def populate(offset: int, size: int, *, is_soon_full: bool = False) -> None:
-        """Prefault these pages for writing, without changing them. May run on a worker. Raises OSError.
-
-        With `is_soon_full` in large folios, five times as fast: each sync of a byte in one writes it whole."""
+    def populate(offset: int, size: int) -> None:
+        """Prefault these pages for writing, without changing them, in large folios: each sync of a byte in one writes
+        it whole. May run on a worker. Raises OSError. Kernels before 5.14 prefault nothing."""
 
     def clear_from(offset: int) -> None:
         """Zero and deallocate all bytes from `offset` on. The buffer must not be used meanwhile."""

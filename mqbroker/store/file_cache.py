@@ -170,13 +170,13 @@ class CachedFile:
         else:
             (self.mapped or self._map()).allocate(offset, size)  # it will be written next
 
-    def write_through(self, stop: Callable[[], bool]) -> None:
+    def write_zeros(self, offset: int, size: int) -> None:
         with self._opened() as mapped:
-            mapped.write_through(stop)
+            mapped.write_zeros(offset, size)
 
-    def populate(self, offset: int, size: int, *, is_soon_full: bool = False) -> None:
+    def populate(self, offset: int, size: int) -> None:
         with self._opened() as mapped:
-            mapped.populate(offset, size, is_soon_full=is_soon_full)
+            mapped.populate(offset, size)
 
     def clear_from(self, offset: int) -> None:
         with self._opened() as mapped:

@@ -18,10 +18,6 @@ from zope.interface import implementer
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
 from mqbroker.store.untracked_map import map_untracked
 
-ZEROS_BYTES = 1024 * 1024
-#: Takes no memory.
-_ZEROS = mmap.mmap(-1, ZEROS_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
-MADV_NORMAL = 0
 MADV_RANDOM = 1
 MADV_WILLNEED = 3
 MADV_POPULATE_WRITE = 23
@@ -38,11 +34,13 @@ _PIECES = 1000
 #: Messages are readable by the broker's user only. The umask applies on top.
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
-_SYNC_BYTES = 16 * ZEROS_BYTES
 #: What one write puts into an empty page cache becomes one folio, where the file system has large ones (XFS, ext4 since
 #: Linux 6.16). A page appended to in one of 32 KiB takes a third of the CPU time of one that is a folio of its own, and
 #: the sync of a few bytes, which writes a folio whole, no longer; in much larger ones it would.
 FOLIO_BYTES = 32 * 1024
+#: Takes no memory.
+_ZEROS = memoryview(mmap.mmap(-1, FOLIO_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ))
+_POPULATED_BYTES = 1024 * 1024
 _FETCH_BYTES = 256 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
 #: Additional threads for many syncs: one flush of the disk then serves all of them.
@@ -122,37 +120,19 @@ class OsMappedFile:
     def allocate(self, offset: int, size: int) -> None:
         self._with_fd(lambda fd: os.posix_fallocate(fd, offset, size))
 
-    def write_through(self, stop: Callable[[], bool]) -> None:
+    def write_zeros(self, offset: int, size: int) -> None:
         def write(fd: int) -> None:
-            for start in range(0, self.size, ZEROS_BYTES):
-                if stop():
-                    return
-                end = min(start + ZEROS_BYTES, self.size)
-                for offset in range(start, end, FOLIO_BYTES):
-                    _write_all(fd, memoryview(_ZEROS)[: min(FOLIO_BYTES, end - offset)], offset)
-                if end % _SYNC_BYTES == 0:
-                    os.fdatasync(fd)
-            os.fdatasync(fd)
+            end = offset + size
+            for folio in range(offset - offset % FOLIO_BYTES, end, FOLIO_BYTES):
+                start = max(folio, offset)
+                _write_all(fd, _ZEROS[: min(folio + FOLIO_BYTES, end) - start], start)
 
         self._with_fd(write)
 
-    def populate(self, offset: int, size: int, *, is_soon_full: bool = False) -> None:
+    def populate(self, offset: int, size: int) -> None:
         end = offset + size
-        for at in range(offset - offset % _PAGE_BYTES, end, ZEROS_BYTES):
-            if is_soon_full:
-                _call("madvise", self._at(at), min(ZEROS_BYTES, end - at), MADV_POPULATE_WRITE, self.path)
-            else:
-                self._populate(at, min(ZEROS_BYTES, end - at))
-
-    def _populate(self, offset: int, size: int) -> None:
-        """Page by page: readahead fills the page cache with folios of up to 2 MiB, each of which is written whole at
-        every sync of a few bytes in it. Kernels before 5.14 do not know the advice, and prefault nothing."""
-        at = self._at(offset)
-        _call("madvise", at, size, MADV_RANDOM, self.path)
-        try:
-            _call("madvise", at, size, MADV_POPULATE_WRITE, self.path)
-        finally:
-            _call("madvise", at, size, MADV_NORMAL, self.path)
+        for at in range(offset - offset % _PAGE_BYTES, end, _POPULATED_BYTES):
+            _call("madvise", self._at(at), min(_POPULATED_BYTES, end - at), MADV_POPULATE_WRITE, self.path)
 
     def write_at(self, offset: int, data: memoryview) -> None:
         self._with_fd(lambda fd: _write_all(fd, data, offset))

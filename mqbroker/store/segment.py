@@ -1,5 +1,5 @@
-"""Segments of the log: fully allocated files of one size, each named by its start offset; and the page prefault, which
-prepares the pages for the next appends.
+"""Segments of the log: fully allocated files of one size, each named by its start offset, and filled with zeros ahead
+of the records.
 """
 
 from __future__ import annotations
@@ -18,69 +18,87 @@ from mqbroker.errors import StoreBusy
 from mqbroker.store.disk import IDisk, IMappedFile, Outage
 from mqbroker.store.worker import IWorker
 
-#: Bytes that are prepared ahead, and bytes of them that are synced at once.
-AHEAD_BYTES = 64 * 1024 * 1024
-PIECE_BYTES = 16 * 1024 * 1024
-#: The same without a sync: what is prepared further ahead is synced by others before it is needed.
-UNSYNCED_AHEAD_BYTES = 8 * 1024 * 1024
-UNSYNCED_PIECE_BYTES = 2 * 1024 * 1024
+#: Zeros are written in pieces, and synced at once in larger ones. Files smaller than that are not filled ahead.
+FILL_BYTES = 1024 * 1024
+FILL_SYNC_BYTES = 16 * 1024 * 1024
+#: Bytes that are filled ahead of the records; and where these come so fast that zeros are not written.
+FILL_AHEAD_BYTES = 64 * 1024 * 1024
+POPULATE_AHEAD_BYTES = 8 * 1024 * 1024
 
 
-class PagePrefault:
-    """Prefaults the pages of one file for writing, on the worker, without changing them.
+class SegmentFill:
+    """Writes zeros into the active segment ahead of its records, on the worker.
 
-    The first write to a page with unwritten blocks waits for a running sync: 20 ms at each flush were measured, and
-    less than 5 ms with prefault. Segments that are created ahead are written through with zeros; this is for the
-    others: the first one, and the last one after a start."""
+    The first store to a page that is not in the page cache takes three times the CPU time of one to a page that was
+    written, and waits for a running sync: 20 ms at each flush were measured. Segments that are created ahead are filled
+    as a whole before; this is for the others: the first one, and the last one after a start."""
 
     log = Logger()
 
     def __init__(self, worker: IWorker) -> None:
         self._worker = worker
         self._file: IMappedFile | None = None
-        self._ready = 0
+        # Held while a piece is written: records wait that would stand there.
+        self._lock = threading.Lock()
+        #: Where the next piece begins. What is below has its zeros, or belongs to the records.
+        self._next = 0
+        self._claimed = 0
+        self._writes_zeros = True
         self._running: Deferred[None] | None = None
         self._is_stopped = False
 
-    def keep(self, file: IMappedFile, at: int, *, is_synced: bool = True) -> None:
-        """Prepare the pages of `file` from `at` on. Files smaller than a piece are left alone. Without `is_synced` few
-        of them, and the zeros in them are not written to the disk before the records."""
-        piece, ahead = (PIECE_BYTES, AHEAD_BYTES) if is_synced else (UNSYNCED_PIECE_BYTES, UNSYNCED_AHEAD_BYTES)
-        if self._running is not None or self._is_stopped or file.size < PIECE_BYTES:
-            return
-        if file is not self._file:
-            self._file, self._ready = file, 0
-        start = max(self._ready, at - at % piece)
-        end = min(file.size, at + ahead)
-        if end < file.size:
-            end -= end % piece
-        if start >= end:
-            return
-        self._running = self._worker.run(lambda: self._populate(file, range(start, end, piece), end, is_synced))
-        self._running.addCallbacks(lambda _: self._done(end), self._failed)
+    def begin(self, file: IMappedFile, *, is_filled: bool) -> None:
+        """Go on in the segment that is active from now on."""
+        with self._lock:
+            self._file, self._claimed = file, 0
+            self._next = file.size if is_filled or file.size < FILL_SYNC_BYTES else 0
+
+    def claim(self, stop: int, *, writes_zeros: bool = True) -> None:
+        """Call before records are stored below `stop`: no zeros are written there any more. Waits for the piece that is
+        being written. `writes_zeros`: else pages are only prefaulted ahead."""
+        file = self._file
+        assert file is not None
+        if stop > self._next:
+            with self._lock:
+                # The worker has overtaken the records, or else they would wait for it again at once.
+                lead = FILL_BYTES if self._running is not None else 0
+                self._next = max(self._next, min(stop + lead, file.size))
+        self._claimed, self._writes_zeros = stop, writes_zeros
+        is_due = self._next < min(file.size, stop + self._ahead // 2)
+        if is_due and self._running is None and not self._is_stopped:
+            self._running = self._worker.run(self._fill)
+            self._running.addCallbacks(self._done, self._failed)
+
+    @property
+    def _ahead(self) -> int:
+        return FILL_AHEAD_BYTES if self._writes_zeros else POPULATE_AHEAD_BYTES
 
     @property
     def is_busy(self) -> bool:
-        """Whether the worker prepares pages."""
+        """Whether the worker fills a segment."""
         return self._running is not None
 
-    def _populate(self, file: IMappedFile, pieces: range, end: int, is_synced: bool) -> None:
-        for offset in pieces:
-            if self._is_stopped:
-                return
-            file.populate(offset, min(pieces.step, end - offset), is_soon_full=not is_synced)
-            if is_synced:
-                file.sync_apart()
+    def _fill(self) -> None:
+        while not self._is_stopped:
+            with self._lock:
+                file = self._file
+                assert file is not None
+                if self._next >= min(file.size, self._claimed + self._ahead):
+                    return
+                writes_zeros = self._writes_zeros
+                self._next = end = _fill_piece(file, self._next) if writes_zeros else _populate_piece(file, self._next)
+            if writes_zeros:
+                _sync_filled(file, end)
 
-    def _done(self, end: int) -> None:
+    def _done(self, _: None) -> None:
         self._running = None
-        self._ready = end
 
     def _failed(self, failure: Failure) -> None:
-        # Not tried again: the log's own sync will meet the error and report it.
+        # Not tried again in this segment: the log's own sync will meet the error and report it.
         self._running = None
-        self._is_stopped = True
-        self.log.warn("pages cannot be made ready ahead: {why}", why=failure.getErrorMessage())
+        assert self._file is not None
+        self._next = self._file.size
+        self.log.warn("zeros cannot be written ahead of messages: {why}", why=failure.getErrorMessage())
 
     def stop(self) -> Deferred[None]:
         """Fires when the worker is done."""
@@ -90,6 +108,25 @@ class PagePrefault:
         stopped: Deferred[None] = Deferred()
         self._running.addBoth(lambda _: stopped.callback(None))
         return stopped
+
+
+def _fill_piece(file: IMappedFile, start: int) -> int:
+    """Write the zeros of one piece, and return its end."""
+    end = min(start - start % FILL_BYTES + FILL_BYTES, file.size)
+    file.write_zeros(start, end - start)
+    return end
+
+
+def _sync_filled(file: IMappedFile, end: int) -> None:
+    """Sync zeros that were written up to `end`, once they are enough."""
+    if end % FILL_SYNC_BYTES == 0 or end == file.size:
+        file.sync_apart()
+
+
+def _populate_piece(file: IMappedFile, start: int) -> int:
+    end = min(start + FILL_BYTES, file.size)
+    file.populate(start, end - start)
+    return end
 
 
 log = Logger()
@@ -119,7 +156,7 @@ def why_full(disk: IDisk, directory: str, what: str, error: OSError) -> str:
 
 
 class SegmentSource:
-    """Creates segments; the next one ahead of time, written through with zeros by the worker."""
+    """Creates segments; the next one ahead of time, filled with zeros by the worker."""
 
     def __init__(self, disk: IDisk, worker: IWorker, directory: str, segment_bytes: int, is_warm: bool = False) -> None:
         """`is_warm`: the active segment is locked in memory, and the next one before it is needed."""
@@ -133,20 +170,20 @@ class SegmentSource:
         # Number of names created, and of those synced; a killed process may have left unsynced ones.
         self._names_made = 1
         self._names_synced = 0
-        self._written_through: set[str] = set()
-        self._ahead = PagePrefault(worker)
+        self._filled: set[str] = set()
+        self._fill = SegmentFill(worker)
         self._preparing = Outage(
             f"the next segment cannot be prepared in {directory}, which is tried again", "segments are prepared again"
         )
         self._pinning: Deferred[None] = succeed(None)
 
-    def keep_ahead(self, file: IMappedFile, at: int, *, is_synced: bool = True) -> None:
-        """Prefault the pages of the active segment from `at` on, unless it was written through; see `PagePrefault`."""
-        if file.path not in self._written_through:
-            self._ahead.keep(file, at, is_synced=is_synced)
+    def claim(self, stop: int, *, writes_zeros: bool = True) -> None:
+        """Call before records are stored in the active segment below `stop`; see `SegmentFill.claim`."""
+        self._fill.claim(stop, writes_zeros=writes_zeros)
 
     def use(self, file: IMappedFile, former: IMappedFile | None) -> None:
         """Set the active segment, and the one before."""
+        self._fill.begin(file, is_filled=file.path in self._filled)
         if not self._is_warm:
             return
 
@@ -173,8 +210,8 @@ class SegmentSource:
         """Keep an existing empty segment for `offset`."""
         self._ready[offset] = file
 
-    def prepare(self, offset: int, *, is_written_through: bool = True) -> None:
-        """Create the segment at `offset` ahead of time, by default written through with zeros. A failure here is no
+    def prepare(self, offset: int, *, is_filled: bool = True) -> None:
+        """Create the segment at `offset` ahead of time, by default filled with zeros. A failure here is no
         error yet."""
         if self._job is not None or offset in self._ready:
             return
@@ -183,7 +220,7 @@ class SegmentSource:
             segment_path(self._directory, offset),
             self._segment_bytes,
             self._is_warm,
-            is_written_through,
+            is_filled,
             self.sync_names,
         )
         job.done = self._worker.run(job.run)
@@ -202,8 +239,8 @@ class SegmentSource:
             else:
                 self._preparing.worked()
                 self._ready[offset] = result
-                if job.is_written_through:
-                    self._written_through.add(result.path)
+                if job.is_filled:
+                    self._filled.add(result.path)
 
     def _remove(self, offset: int) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -229,19 +266,19 @@ class SegmentSource:
     def move(self, file: IMappedFile, offset: int) -> None:
         """Rename the only segment, in which nothing was stored yet, to one that begins at `offset`; what was prepared
         behind it goes. Raises OSError, and StoreBusy while pages are prefaulted, with the segment where it was."""
-        if self._ahead.is_busy:  # it opens the file by its name
-            raise StoreBusy("the pages of the first segment are being prepared")
+        if self._fill.is_busy:  # it opens the file by its name
+            raise StoreBusy("the first segment is being filled with zeros")
         self._abandon_job()
         for other in [*self._ready]:
             self._ready.pop(other).close()
             self._remove(other)
         path = segment_path(self._directory, offset)
-        was_written_through = file.path in self._written_through
+        was_filled = file.path in self._filled
         self._disk.rename(file.path, path)
         file.path = path
         self._names_made += 1
-        if was_written_through:
-            self._written_through.add(path)
+        if was_filled:
+            self._filled.add(path)
 
     def why_none(self, error: OSError) -> str:
         """Why no segment could be acquired, and what to do about it."""
@@ -267,16 +304,16 @@ class SegmentSource:
             file.close()
         self._ready.clear()
         if job is None:
-            return self._stop_ahead()
+            return self._stop_fill()
         job.stop()
         stopped: Deferred[None] = Deferred()
         assert job.done is not None
-        job.done.addBoth(lambda _: self._stop_ahead().chainDeferred(stopped))
+        job.done.addBoth(lambda _: self._stop_fill().chainDeferred(stopped))
         return stopped
 
-    def _stop_ahead(self) -> Deferred[None]:
+    def _stop_fill(self) -> Deferred[None]:
         stopped: Deferred[None] = Deferred()
-        self._pinning.addBoth(lambda _: self._ahead.stop().chainDeferred(stopped))
+        self._pinning.addBoth(lambda _: self._fill.stop().chainDeferred(stopped))
         return stopped
 
 
@@ -289,11 +326,11 @@ class _Preparation:
         path: str,
         segment_bytes: int,
         is_warm: bool,
-        is_written_through: bool,
+        is_filled: bool,
         sync_names: Callable[[], None],
     ) -> None:
         """`sync_names`: syncs the names of the segments before it."""
-        self.is_written_through = is_written_through
+        self.is_filled = is_filled
         self._sync_names = sync_names
         self._disk = disk
         self._path = path
@@ -322,8 +359,8 @@ class _Preparation:
             file = self._disk.create_mapped(self._path, self._segment_bytes, keep_open=True)
         try:
             file.allocate(0, file.size)
-            if self.is_written_through:
-                file.write_through(self.is_stopped)
+            if self.is_filled:
+                self._fill(file)
             self._disk.sync_directory(os.path.dirname(self._path))
         except OSError:
             file.close()
@@ -334,6 +371,12 @@ class _Preparation:
         if self._is_warm:
             _pin(file)
         return file
+
+    def _fill(self, file: IMappedFile) -> None:
+        end = 0
+        while end < file.size and not self._is_stopped:
+            end = _fill_piece(file, end)
+            _sync_filled(file, end)
 
 
 def _pin(file: IMappedFile) -> None:

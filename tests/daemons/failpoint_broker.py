@@ -131,16 +131,16 @@ def half_zeros(passages: Any) -> None:
     """A segment made ahead of time, of which half is written through."""
     from mqbroker.store.os_disk import OsMappedFile
 
-    real = OsMappedFile.write_through
+    real = OsMappedFile.write_zeros
 
-    def wrapped(self: Any, stop: Any) -> None:
+    def wrapped(self: Any, offset: int, size: int) -> None:
         if passages.is_last():
             with open(self.path, "r+b") as file:
                 file.write(bytes(self.size // 2))
             os.kill(os.getpid(), signal.SIGKILL)
-        real(self, stop)
+        real(self, offset, size)
 
-    OsMappedFile.write_through = wrapped
+    OsMappedFile.write_zeros = wrapped
 
 
 def in_json(name: str, place: Callable[..., Callable[..., Any]], when: Callable[..., Any]) -> Callable[..., Any]:

@@ -74,7 +74,7 @@ class GuardedFile(OsMappedFile):
         self._open.update(_pages(offset, size))
         self._protect(offset, size, _READ_WRITE)
 
-    def populate(self, offset: int, size: int, *, is_soon_full: bool = False) -> None:
+    def populate(self, offset: int, size: int) -> None:
         self.fetch(offset, size)
 
     def clear_from(self, offset: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import shutil
 import subprocess
@@ -176,11 +175,11 @@ def test_bytes_stored_are_in_the_file_for_others(tmp_path: Path, keep_open: bool
     assert disk.file_size(str(path)) == 4096
 
 
-def test_writing_through_leaves_zeros_on_the_disk_and_in_memory(tmp_path: Path) -> None:
+def test_zeros_that_were_written_are_in_the_file_and_in_memory(tmp_path: Path) -> None:
     size = 3 * 1024 * 1024 + 8192  # no multiple of a piece
     file = OsDisk().create_mapped(str(tmp_path / "file"), size, keep_open=True)
     file.allocate(0, size)
-    file.write_through(lambda: False)
+    file.write_zeros(0, size)
     assert file.is_resident(0, size)
     assert bytes(file.view) == bytes(size)
     file.buffer[size - 1] = 7
@@ -194,21 +193,22 @@ def test_zeros_go_to_the_file_that_was_made_not_to_another_of_its_name(tmp_path:
     file = OsDisk().create_mapped(str(tmp_path / "file"), 8192, keep_open=True)
     (tmp_path / "file").unlink()
     (tmp_path / "file").write_bytes(b"x" * 8192)
-    file.write_through(lambda: False)
+    file.write_zeros(0, 8192)
     assert (tmp_path / "file").read_bytes() == b"x" * 8192
     file.close()
 
 
 @pytest.mark.parametrize("size", [512 * 1024 + 100, 100])
-def test_a_file_that_is_no_multiple_of_blocks_is_written_through(tmp_path: Path, size: int) -> None:
+def test_zeros_are_written_to_a_file_that_is_no_multiple_of_blocks(tmp_path: Path, size: int) -> None:
     file = OsDisk().create_mapped(str(tmp_path / "file"), size, keep_open=True)
-    file.write_through(lambda: False)
+    file.write_zeros(0, size)
+    file.sync()
     assert (tmp_path / "file").read_bytes() == bytes(size)
     assert (tmp_path / "file").stat().st_blocks * 512 >= size
     file.close()
 
 
-def test_an_error_of_writing_through_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_writing_zeros_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = OsDisk().create_mapped(str(tmp_path / "file"), 8192, keep_open=True)
 
     def refuse(fd: int, data: memoryview, offset: int) -> int:
@@ -216,23 +216,17 @@ def test_an_error_of_writing_through_names_the_file(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "pwrite", refuse)
     with pytest.raises(OSError, match="file") as raised:
-        file.write_through(lambda: False)
+        file.write_zeros(0, 8192)
     assert raised.value.errno == errno.EIO
     file.close()
 
 
-def test_writing_through_stops_when_told(tmp_path: Path) -> None:
-    file = OsDisk().create_mapped(str(tmp_path / "file"), 5 * 1024 * 1024, keep_open=True)
-    asked: list[None] = []
-
-    def stop() -> bool:
-        asked.append(None)
-        return len(asked) > 2
-
-    file.write_through(stop)
-    assert (tmp_path / "file").stat().st_blocks * 512 == 2 * 1024 * 1024
-    file.write_through(lambda: False)
-    assert (tmp_path / "file").stat().st_blocks * 512 == 5 * 1024 * 1024
+def test_zeros_are_written_where_told_and_nowhere_else(tmp_path: Path) -> None:
+    size, start, end = 8 * FOLIO_BYTES, FOLIO_BYTES + 77, 5 * FOLIO_BYTES + 99
+    (tmp_path / "file").write_bytes(b"x" * size)
+    file = OsDisk().open_mapped(str(tmp_path / "file"), size)
+    file.write_zeros(start, end - start)
+    assert (tmp_path / "file").read_bytes() == b"x" * start + bytes(end - start) + b"x" * (size - end)
     file.close()
 
 
@@ -411,22 +405,18 @@ def test_a_rename_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "a"}
 
 
-@pytest.mark.parametrize("way", ["write_through", "populate"])
-def test_storing_a_byte_in_pages_made_ready_dirties_few(tmp_path: Path, way: str) -> None:
+def test_storing_a_byte_where_zeros_were_written_dirties_few_pages(tmp_path: Path) -> None:
     """A file system may cache the file by folios of many pages, which are written whole at each sync."""
     size = 64 * 1024 * 1024
     file = OsDisk().create_mapped(str(tmp_path / "segment"), size, keep_open=True)
     file.allocate(0, size)
-    if way == "write_through":
-        file.write_through(lambda: False)
-    else:
-        file.populate(0, size)
-        file.sync()
+    file.write_zeros(0, size)
+    file.sync()
     places = range(size // 2, size, 4 * 1024 * 1024)
     before = dirtied_bytes()
     for place in places:
         file.buffer[place] = 1
-    assert dirtied_bytes() - before <= len(places) * (FOLIO_BYTES if way == "write_through" else mmap.PAGESIZE)
+    assert dirtied_bytes() - before <= len(places) * FOLIO_BYTES
     file.close()
 
 

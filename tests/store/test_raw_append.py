@@ -342,7 +342,7 @@ def test_zeros_are_not_written_before_a_log_that_is_copied_fast(
 ) -> None:
     monkeypatch.setattr(commitlog, "CATCH_UP_BYTES", SEGMENT // 32)
     written: list[str] = []
-    monkeypatch.setattr(FaultyFile, "write_through", lambda self, stop: written.append(self.path))
+    monkeypatch.setattr(FaultyFile, "write_zeros", lambda self, offset, size: written.append(self.path))
     store = slave.open()
     store.start()
     data = log_of(master)[: SEGMENT // 2]

@@ -115,8 +115,8 @@ def test_a_segment_made_in_vain_is_let_go_of_by_the_worker(
         assert closed == []
         made.worker.step()
     else:
-        write = FaultyFile.write_through
-        monkeypatch.setattr(FaultyFile, "write_through", lambda *args: made.source.acquire(SIZE) and write(*args))
+        write = FaultyFile.write_zeros
+        monkeypatch.setattr(FaultyFile, "write_zeros", lambda *args: made.source.acquire(SIZE) and write(*args))
         result.callback(function())
         assert made.worker.waiting == []
     assert closed == [segment_path(str(made.root), SIZE)]

@@ -62,6 +62,20 @@ MISTAKES = [
         ("tests/store/test_flush.py::test_names_of_new_files_are_synced_before_anything_relies_on_them",),
     ),
     Mutation(
+        "write zeros where a record goes, without waiting for the piece",
+        "store/segment.py",
+        "        if stop > self._next:\n            with self._lock:\n",
+        "        if stop > self._next:\n            if True:\n",
+        ("tests/store/simulation/test_seeds.py",),
+    ),
+    Mutation(
+        "write zeros over records",
+        "store/segment.py",
+        "                self._next = max(self._next, min(stop + lead, file.size))\n",
+        "                pass\n",
+        ("tests/store/simulation/test_seeds.py", "tests/store/test_segment_fill.py"),
+    ),
+    Mutation(
         "map a segment without blocks behind it",
         "store/segment.py",
         "            file.allocate(0, file.size)\n        except OSError:\n            file.close()\n"

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import attrs
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 
-from mqbroker.store import checkpoint, dispatch, segment
+from mqbroker.store import checkpoint, commitlog, dispatch, segment
 from tests.store.simulation.model import Violation
 from tests.store.simulation.steps import Options, Step, options_of, steps_of
 from tests.store.simulation.threads import Ended, Threads
@@ -134,6 +134,10 @@ def run_steps(options: Options, steps: list[Step]) -> Outcome:
         patch.object(checkpoint, "threading", threads),
         patch.object(segment, "threading", threads),
         patch.object(dispatch, "TURN_MESSAGES", turn),
+        patch.multiple(
+            segment, FILL_BYTES=1024, FILL_SYNC_BYTES=4096, FILL_AHEAD_BYTES=8192, POPULATE_AHEAD_BYTES=4096
+        ),
+        patch.object(commitlog, "READIED_BYTES", 512),
     ):
         return _run_steps(options, steps)
 

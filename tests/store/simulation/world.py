@@ -481,6 +481,9 @@ class World(Life):
         self._settle()
         self._pass(max(self.clock.rightNow, self.high_s))
         self._settle()
+        # An error that only the sync of zeros has met is reported to the log's next sync.
+        self._do_append(True, [[0, 0, 10, steps.PLAIN]])
+        self._settle()
         goes_on = "goes on" in self.options.get("extras", ())
         if self.store._commit_log.why_refused or (self._has_failed_sync and not goes_on):
             self._do_stop(False, 1)

@@ -396,7 +396,8 @@ def _on_threads(
         try:
             return await asyncio.wrap_future(future)
         finally:
-            await called()
+            if future.done():  # else it is this coroutine that is cancelled
+                await called()
 
     return call_on_thread
 

@@ -60,7 +60,7 @@ class SegmentFill:
         assert file is not None
         if stop > self._next:
             with self._lock:
-                # The worker has overtaken the records, or else they would wait for it again at once.
+                # A worker that runs goes on behind that, or else the next records would wait for it again.
                 lead = FILL_BYTES if self._running is not None else 0
                 self._next = max(self._next, min(stop + lead, file.size))
         self._claimed, self._writes_zeros = stop, writes_zeros
@@ -211,8 +211,7 @@ class SegmentSource:
         self._ready[offset] = file
 
     def prepare(self, offset: int, *, is_filled: bool = True) -> None:
-        """Create the segment at `offset` ahead of time, by default filled with zeros. A failure here is no
-        error yet."""
+        """Create the segment at `offset` ahead of time, filled with zeros by default. A failure is no error yet."""
         if self._job is not None or offset in self._ready:
             return
         job = self._job = _Preparation(
@@ -265,7 +264,7 @@ class SegmentSource:
 
     def move(self, file: IMappedFile, offset: int) -> None:
         """Rename the only segment, in which nothing was stored yet, to one that begins at `offset`; what was prepared
-        behind it goes. Raises OSError, and StoreBusy while pages are prefaulted, with the segment where it was."""
+        behind it goes. Raises OSError, and StoreBusy while it is being filled, with the segment where it was."""
         if self._fill.is_busy:  # it opens the file by its name
             raise StoreBusy("the first segment is being filled with zeros")
         self._abandon_job()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from itertools import islice
 from os import sched_yield
@@ -116,11 +117,17 @@ log = Logger()
 #: Connections whose end is handled in one turn. Each takes up to 0.1 ms: resources are released, groups lose a member.
 ENDS_MAX = 32
 
+#: Events of one turn: epoll has the others first in the next one.
+READY_MAX = 1024
+
 _NEVER = float("inf")
 
 
 class BusyPollReactor(EPollReactor):
-    """Twisted's epoll reactor with busy polling, MonotonicTime and bounded turns."""
+    """Twisted's epoll reactor with busy polling, MonotonicTime and bounded turns.
+
+    Those that are ready to be read in one turn and have the same `shared_reads` are read by one call of its `read`.
+    """
 
     _poller: Any
     _selectables: dict[int, Any]
@@ -158,10 +165,14 @@ class BusyPollReactor(EPollReactor):
             timeout = 0
             self._end_some()
         try:
-            ready = self._wait(self._poller.poll, timeout, len(self._selectables))
+            ready = self._wait(self._poller.poll, timeout, min(READY_MAX, len(self._selectables)))
         except InterruptedError:
             return
-        self.turn_began = self.seconds() if len(ready) > 1 else _NEVER
+        if len(ready) > 1:
+            self.turn_began = self.seconds()
+            ready = self._read_together(ready)
+        else:
+            self.turn_began = _NEVER
         selectables = self._selectables
         for fd, event in ready:
             selectable = selectables.get(fd)  # an earlier event may have closed it
@@ -179,6 +190,21 @@ class BusyPollReactor(EPollReactor):
                 self._disconnectSelectable(selectable, why, True)
 
     doIteration = doPoll  # noqa: N815
+
+    def _read_together(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Read those that share their reads; returns the events of the others."""
+        together: defaultdict[Any, list[Any]] = defaultdict(list)
+        others = []
+        for fd, event in ready:
+            selectable = self._selectables.get(fd)
+            reads = getattr(selectable, "shared_reads", None) if event == EPOLLIN else None
+            if reads is None:
+                others.append((fd, event))
+            else:
+                together[reads].append(selectable)
+        for reads, selectables in together.items():
+            reads.read(selectables)
+        return others
 
     def _disconnectSelectable(self, selectable: Any, *why: Any) -> None:  # noqa: N802
         """Notify a connection of its end; in a later turn, if enough were notified in this one."""

@@ -20,8 +20,9 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.config import NettySettings
+from mqbroker.kernel import compiled
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
-from mqbroker.remoting.shared_reads import ReadsHandler, SharedReads, can_share_reads
+from mqbroker.remoting.shared_reads import ReadsHandler, SharedReads
 
 
 class ImmediateWriteServer(tcp.Server):
@@ -35,20 +36,23 @@ class ImmediateWriteServer(tcp.Server):
     #: Of the socket, while it is open.
     descriptor = -1
 
+    #: Whether its socket is to be read.
+    is_reading = False
+    #: What reads it, where others are read together with it.
+    shared_reads: SharedReads | None = None
+
     def startReading(self) -> None:  # noqa: N802
         self.descriptor = self.fileno()
-        reads = getattr(self.server, "reads", None)
-        if reads is None:
-            super().startReading()  # type: ignore[no-untyped-call]
-        else:
-            reads.add(self)
+        self.shared_reads = getattr(self.server, "reads", None)
+        super().startReading()  # type: ignore[no-untyped-call]
+        self.is_reading = True
 
     def stopReading(self) -> None:  # noqa: N802
-        reads = getattr(self.server, "reads", None)
-        if reads is None:
-            super().stopReading()  # type: ignore[no-untyped-call]
-        else:
-            reads.remove(self)
+        self.is_reading = False
+        super().stopReading()  # type: ignore[no-untyped-call]
+
+    def doRead(self) -> Any:  # noqa: N802
+        return super().doRead() if self.shared_reads is None else self.shared_reads.read([self])
 
     @property
     def may_read(self) -> bool:
@@ -146,8 +150,8 @@ class ImmediateWritePort(tcp.Port):
     ) -> None:
         super().__init__(port, factory, backlog, interface, reactor)
         self._buffers = buffers
-        shares_reads = can_share_reads() and hasattr(factory, "take_together")
-        #: What reads for all connections; None: the reactor does.
+        shares_reads = compiled is not None and hasattr(factory, "take_together")
+        #: What reads for all connections; None: each does by itself.
         self.reads = SharedReads(reactor, cast(ReadsHandler, factory)) if shares_reads else None
         self._logger = Logger("mqbroker.remoting.tcp", observer=_AcceptFailureLog(reactor.seconds))
 
@@ -158,11 +162,6 @@ class ImmediateWritePort(tcp.Port):
             if size:
                 made.setsockopt(socket.SOL_SOCKET, option, size)
         return made
-
-    def connectionLost(self, reason: Failure) -> None:
-        super().connectionLost(reason)  # type: ignore[no-untyped-call]
-        if self.reads is not None:
-            self.reads.port_closed()
 
     def doRead(self) -> None:  # noqa: N802
         """Accept a limited number of waiting connections: refused ones keep their descriptors until the next reactor

@@ -143,6 +143,77 @@ print(turns)
     assert run(code) == ["[True, True, False]"]
 
 
+SHARED = """
+from mqbroker.daemons import epoll
+
+calls = []
+
+
+class Shared:
+    '''Reads for the readers that are handed over.'''
+
+    def read(self, ready):
+        for reader in ready:
+            reader.near.recv(1)
+        note(sorted(readers.index(reader) for reader in ready))
+
+
+def note(call):
+    calls.append(call)
+    if len(calls) == turns:
+        reactor.stop()
+
+
+def alone(self):
+    note(readers.index(self))
+"""
+
+
+def test_those_that_share_reads_are_read_by_one_call_where_several_are_ready() -> None:
+    code = """
+turns = 6
+readers = [Reader(alone) for _ in range(7)]
+for some in (readers[:3], readers[4:6]):
+    shared = Shared()
+    for reader in some:
+        reader.shared_reads = shared
+for reader in readers[:6]:
+    reader.feed()
+
+def feed_one():
+    readers[0].feed()
+    reactor.callLater(0.01, lambda: (readers[1].feed(), readers[6].feed()))
+
+reactor.callLater(0.01, feed_one)
+reactor.run()
+print(sorted(calls[:2]), *calls[2:])
+"""
+    assert run(SHARED + code) == ["[[0, 1, 2], [4, 5]] 3 0 [1] 6"]
+
+
+def test_events_that_a_turn_does_not_handle_come_first_in_the_next() -> None:
+    code = """
+epoll.READY_MAX = 40
+turns = 5
+readers = [Reader(alone) for _ in range(100)]
+shared = Shared()
+
+def feed():
+    for reader in readers:  # the first ones have more in each turn
+        reader.feed()
+    if len(calls) < turns:
+        reactor.callLater(0, feed)
+
+for reader in readers:
+    reader.shared_reads = shared
+feed()
+reactor.run()
+print([len(call) for call in calls])
+print(all({*calls[n], *calls[n + 1], *calls[n + 2]} == set(range(100)) for n in (0, 2)))
+"""
+    assert run(SHARED + code) == ["[40, 40, 40, 40, 40]", "True"]
+
+
 CONNECTIONS = """
 from mqbroker.daemons.epoll import ENDS_MAX
 

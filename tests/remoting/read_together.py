@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -18,9 +20,15 @@ from tests.remoting.test_tcp import Reactor
 
 
 class EndingReactor(Reactor, _DisconnectSelectableMixin):
-    """Ends connections as Twisted's reactors do."""
+    """Ends connections as Twisted's reactors do; a turn hands over those that are ready as `BusyPollReactor` does."""
 
-    turn_began = 0.0
+    def turn(self) -> None:
+        together = defaultdict[SharedReads, list[ImmediateWriteServer]](list)
+        for reader in select.select(sorted(self.readers, key=lambda each: each.fileno()), [], [], 0)[0]:
+            if isinstance(reader, ImmediateWriteServer) and reader.shared_reads is not None:
+                together[reader.shared_reads].append(reader)
+        for reads, ready in together.items():
+            reads.read(ready)
 
 
 class Kept(Protocol):
@@ -92,11 +100,14 @@ class Connections:
         self.all.append(kept)
         return kept
 
+    def turn(self) -> None:
+        """A turn of the reactor."""
+        self.reactor.turn()
+
     #: As a port.
     _realPortNumber = 0  # noqa: N815
 
     def close(self) -> None:
-        self.reads.port_closed()
         for kept in self.all:
             kept.peer.close()
             kept.server.connectionLost(Failure(ConnectionDone()))

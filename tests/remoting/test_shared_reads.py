@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
@@ -16,15 +15,16 @@ from twisted.internet.protocol import Factory, ServerFactory
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mqbroker.remoting import shared_reads
+from mqbroker.kernel import compiled
+from mqbroker.remoting import tcp
 from mqbroker.remoting.handlers import PlainRead
-from mqbroker.remoting.shared_reads import READS_MAX, can_share_reads
+from mqbroker.remoting.shared_reads import READS_MAX
 from mqbroker.remoting.tcp import NO_BUFFERS, ImmediateWritePort, ImmediateWriteServer
 from tests.remoting.logs import Logged
 from tests.remoting.read_together import Connections, EndingReactor, Kept
 from tests.remoting.test_tcp import read
 
-pytestmark = pytest.mark.skipif(not can_share_reads(), reason="the compiled module or epoll is not there")
+pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
 #: The bytes of two such reads are more than one call of the receiver has a buffer for.
 LARGE_BYTES = 256 * 1024
@@ -64,7 +64,7 @@ def test_what_several_sent_is_handed_on_together_and_only_the_rest_to_each(conne
         kept.peer.send(data)
     called: list[Kept] = []
     made[0].on_data = called.append
-    connections.reads.doRead()
+    connections.turn()
     assert called == []
     assert connections.protocols == [made]
     assert connections.taken == [[b"plain", b"plain and more", b"plain rest"]]
@@ -73,11 +73,11 @@ def test_what_several_sent_is_handed_on_together_and_only_the_rest_to_each(conne
 
 def test_only_those_that_sent_are_read(connections: Connections) -> None:
     made = connections.make(5)
-    connections.reads.doRead()
+    connections.turn()
     for number in (1, 3):
         made[number].peer.send(b"data")
-    connections.reads.doRead()
-    connections.reads.doRead()
+    connections.turn()
+    connections.turn()
     assert connections.protocols == [[made[1], made[3]]]
     assert [kept.received for kept in made] == [b"", b"data", b"", b"data", b""]
 
@@ -86,7 +86,7 @@ def test_more_than_one_call_reads(connections: Connections) -> None:
     made = connections.make(2 * READS_MAX + 10)
     for kept in made:
         kept.peer.send(b"data")
-    connections.reads.doRead()
+    connections.turn()
     assert [len(each) for each in connections.protocols] == [READS_MAX, READS_MAX, 10]
     assert [kept.received for kept in made] == [b"data"] * len(made)
 
@@ -94,7 +94,7 @@ def test_more_than_one_call_reads(connections: Connections) -> None:
 def test_large_reads_all_come_in_one_turn(connections: Connections) -> None:
     made = connections.make(7)
     sent = [send_large(kept, b"%d" % number) for number, kept in enumerate(made)]
-    connections.reads.doRead()
+    connections.turn()
     assert len(connections.taken) > 2
     assert [kept.received for kept in made] == sent
 
@@ -105,7 +105,7 @@ def test_what_little_the_others_sent_comes_with_the_large_reads(connections: Con
     for kept, data in zip(made, sent, strict=True):
         if data == b"little":
             kept.peer.send(data)
-    connections.reads.doRead()
+    connections.turn()
     assert [kept.received for kept in made] == sent
 
 
@@ -114,22 +114,10 @@ def test_what_one_sends_on_waits_for_the_next_turn(connections: Connections) -> 
     one.on_data = lambda kept: kept.peer.send(b"again")
     for kept in (one, other):
         kept.peer.send(b"first")
-    connections.reads.doRead()
+    connections.turn()
     assert (one.received, other.received) == (b"first", b"first")
-    connections.reads.doRead()
+    connections.turn()
     assert one.received == b"firstagain"
-
-
-def test_the_turn_of_several_begins_when_they_are_found_ready(connections: Connections, reactor: EndingReactor) -> None:
-    made = connections.make(2)
-    reactor.advance(5)
-    made[0].peer.send(b"alone")
-    connections.reads.doRead()
-    assert reactor.turn_began == 0.0
-    for kept in made:
-        kept.peer.send(b"together")
-    connections.reads.doRead()
-    assert reactor.turn_began == 5.0
 
 
 # --- ends
@@ -140,13 +128,13 @@ def test_a_peer_that_closed_is_done_and_its_last_bytes_come_before(connections: 
     closed.peer.send(b"last")
     other.peer.send(b"data")
     closed.peer.close()
-    connections.reads.doRead()
+    connections.turn()
     assert (closed.received, closed.lost) == (b"last", None)
     other.peer.send(b" on")
-    connections.reads.doRead()
+    connections.turn()
     assert (closed.received, closed.lost) == (b"last", ConnectionDone)
     assert (other.received, other.lost) == (b"data on", None)
-    connections.reads.doRead()
+    connections.turn()
 
 
 @implementer(IHalfCloseableProtocol)
@@ -164,7 +152,7 @@ def test_a_peer_that_sends_no_more_may_be_answered(connections: Connections) -> 
     [kept] = connections.make(1, HalfOpen)
     kept.peer.shutdown(socket.SHUT_WR)
     for _ in range(3):
-        connections.reads.doRead()
+        connections.turn()
     assert (cast(HalfOpen, kept).read_ends, kept.lost) == (1, None)
     kept.server.write_at_once(b"answer")
     assert read(kept.peer) == b"answer"
@@ -175,7 +163,7 @@ def test_a_peer_that_reset_is_lost(connections: Connections) -> None:
     reset.server.write_at_once(b"unread")
     reset.peer.close()
     other.peer.send(b"data")
-    connections.reads.doRead()
+    connections.turn()
     assert (reset.lost, other.lost, other.received) == (ConnectionLost, None, b"data")
 
 
@@ -184,7 +172,7 @@ def test_an_error_of_one_closes_it_alone(connections: Connections, logged: Logge
     made[1].on_data = lambda kept: 1 // 0
     for kept in made:
         kept.peer.send(b"data")
-    connections.reads.doRead()
+    connections.turn()
     assert [kept.lost for kept in made] == [None, ZeroDivisionError, None]
     assert [kept.received for kept in made] == [b"data"] * 3
     assert [failure.type for failure in logged.failures] == [ZeroDivisionError]
@@ -198,7 +186,7 @@ def test_an_error_in_what_is_done_together_closes_all_of_the_read(connections: C
     for kept in made[:2]:
         kept.peer.send(b"data")
     made[2].peer.close()
-    connections.reads.doRead()
+    connections.turn()
     assert [kept.lost for kept in made] == [ZeroDivisionError, ZeroDivisionError, ConnectionDone, None]
     assert [kept.received for kept in made] == [b""] * 4
     assert [failure.type for failure in logged.failures] == [ZeroDivisionError]
@@ -210,7 +198,7 @@ def test_after_an_error_the_reads_behind_it_are_handled(connections: Connections
     connections.take = lambda reads: [0] * (len(reads) if len(connections.taken) > 1 else 1 // 0)
     for kept in made:
         kept.peer.send(b"data")
-    connections.reads.doRead()
+    connections.turn()
     assert [kept.lost for kept in made].count(ZeroDivisionError) == READS_MAX
     assert [kept.received for kept in made].count(b"data") == 5
     assert len(logged.failures) == 1
@@ -222,7 +210,7 @@ def test_an_error_in_the_end_of_one_ends_no_other(connections: Connections, logg
     made[1].peer.close()
     made[2].peer.close()
     made[3].peer.send(b"data")
-    connections.reads.doRead()
+    connections.turn()
     assert [kept.lost for kept in made] == [None, ConnectionDone, ConnectionDone, None]
     assert [failure.type for failure in logged.failures] == [ZeroDivisionError]
 
@@ -233,12 +221,12 @@ def test_without_memory_those_that_would_be_read_are_closed(connections: Connect
     connections.reads._receiver = Mock(receive=Mock(side_effect=MemoryError))
     for kept in made[:2]:
         kept.peer.send(b"data")
-    connections.reads.doRead()
+    connections.turn()
     assert [kept.lost for kept in made] == [MemoryError, MemoryError, None]
     assert connections.taken == []
     connections.reads._receiver = receiver
     made[2].peer.send(b"data")
-    connections.reads.doRead()
+    connections.turn()
     assert made[2].received == b"data"
 
 
@@ -251,11 +239,11 @@ def test_one_that_stopped_reading_gets_what_came_when_it_goes_on(connections: Co
     paused.server.pauseProducing()
     for kept in (paused, other):
         kept.peer.send(b"data")
-    connections.reads.doRead()
+    connections.turn()
     assert (paused.received, other.received) == (b"", b"data")
     paused.server.resumeProducing()
     paused.server.resumeProducing()
-    connections.reads.doRead()
+    connections.turn()
     assert connections.protocols == [[other], [paused]]
     assert paused.received == b"data"
 
@@ -270,7 +258,7 @@ def test_one_that_is_paused_in_the_turn_keeps_what_was_read_and_gets_no_more(con
     for kept in made:
         kept.on_data = pause_others
     sent = [send_large(kept) for kept in made]
-    connections.reads.doRead()
+    connections.turn()
     [first] = connections.protocols
     assert len(first) < 6
     assert [kept.received for kept in made] == [
@@ -279,7 +267,7 @@ def test_one_that_is_paused_in_the_turn_keeps_what_was_read_and_gets_no_more(con
     for kept in made:
         kept.server.resumeProducing()
         kept.on_data = lambda kept: None
-    connections.reads.doRead()
+    connections.turn()
     assert [kept.received for kept in made] == sent
 
 
@@ -300,7 +288,7 @@ def test_one_that_another_ends_gets_nothing(connections: Connections, how: str, 
             send_large(kept)
         else:
             kept.peer.send(b"data")
-    connections.reads.doRead()
+    connections.turn()
     [kept] = [kept for kept in made if kept.received]
     assert len(connections.protocols) == 1
     connections.reactor.advance(0)
@@ -309,7 +297,7 @@ def test_one_that_another_ends_gets_nothing(connections: Connections, how: str, 
             assert other.server.doWrite() is not None
         else:
             assert other.lost is ConnectionAborted
-    connections.reads.doRead()
+    connections.turn()
     assert [kept for kept in made if kept.received] == [kept]
 
 
@@ -318,7 +306,7 @@ def test_one_that_ends_in_what_is_done_together_gets_nothing(connections: Connec
     connections.take = lambda reads: other.server.abortConnection() or [0] * len(reads)
     for kept in (one, other):
         kept.peer.send(b"data")
-    connections.reads.doRead()
+    connections.turn()
     assert (one.received, other.received) == (b"data", b"")
 
 
@@ -327,7 +315,7 @@ def test_the_end_of_a_peer_is_nothing_to_one_that_was_aborted(connections: Conne
     one.on_data = lambda kept: other.server.abortConnection()
     one.peer.send(b"data")
     other.peer.close()
-    connections.reads.doRead()
+    connections.turn()
     assert other.lost is None
     connections.reactor.advance(0)
     assert other.lost is ConnectionAborted
@@ -351,8 +339,8 @@ def test_a_descriptor_that_is_another_file_now_is_not_read(connections: Connecti
     for kept in made:
         kept.on_data = reuse_others
         send_large(kept)
-    connections.reads.doRead()
-    connections.reads.doRead()
+    connections.turn()
+    connections.turn()
     assert len(reused) == 4
     assert sum(bool(kept.received) for kept in made) == 1
     assert read(ours) == b"of nobody here"
@@ -369,99 +357,47 @@ def test_a_new_connection_with_the_descriptor_of_an_old_one_is_read(connections:
     [new] = connections.make(1)
     assert new.server.descriptor == fd
     new.peer.send(b"data")
-    connections.reads.doRead()
+    connections.turn()
     assert (old.received, new.received) == (b"", b"data")
 
 
-# --- the poll
-
-
-def is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
-
-
-def test_it_is_the_only_reader_of_the_reactor(connections: Connections, reactor: EndingReactor) -> None:
-    assert (connections.reads.fileno(), reactor.readers) == (-1, set())
-    connections.reads.doRead()
-    made = connections.make(3)
-    assert reactor.readers == {connections.reads}
-    assert is_open(connections.reads.fileno())
-    for kept in made:
-        kept.server.connectionLost(Failure(ConnectionDone()))
-    assert reactor.readers == {connections.reads}
-    connections.reads.doRead()
-    assert connections.taken == []
-
-
-def test_the_poll_of_a_closed_port_is_closed_with_its_last_connection(
-    connections: Connections, reactor: EndingReactor
-) -> None:
-    one, other = connections.make(2)
-    fd = connections.reads.fileno()
-    connections.reads.port_closed()
-    one.peer.close()
-    connections.reads.doRead()
-    assert one.lost is ConnectionDone
-    other.peer.send(b"data")
-    connections.reads.doRead()
-    assert other.received == b"data"
-    assert (reactor.readers, is_open(fd)) == ({connections.reads}, True)
-    other.peer.close()
-    connections.reads.doRead()
-    assert other.lost is ConnectionDone
-    assert (connections.reads.fileno(), reactor.readers, is_open(fd)) == (-1, set(), False)
-    connections.reads.doRead()
-
-
-def test_the_poll_of_a_closed_port_without_connections_is_closed_at_once(
-    connections: Connections, reactor: EndingReactor
-) -> None:
+def test_a_connection_of_a_closed_port_may_read_again(connections: Connections) -> None:
     [kept] = connections.make(1)
-    poll, fd = connections.reads._poll, connections.reads.fileno()
-    kept.server.pauseProducing()
-    assert (reactor.readers, poll.closed) == ({connections.reads}, False)
-    connections.reads.port_closed()
-    assert (connections.reads.fileno(), reactor.readers, is_open(fd)) == (-1, set(), False)
-    assert poll.closed
-
-
-def test_a_connection_of_a_closed_port_may_read_again(connections: Connections, reactor: EndingReactor) -> None:
-    [kept] = connections.make(1)
-    connections.reads.port_closed()
     for number in range(3):
         kept.server.pauseProducing()
-        assert (connections.reads.fileno(), reactor.readers) == (-1, set())
+        assert connections.reactor.readers == set()
         kept.peer.send(b"%d" % number)
+        connections.turn()
+        assert kept.received == b"012"[:number]
         kept.server.resumeProducing()
-        assert reactor.readers == {connections.reads}
-        connections.reads.doRead()
+        connections.turn()
     assert kept.received == b"012"
 
 
-def test_the_poll_may_be_closed_within_a_turn(connections: Connections, reactor: EndingReactor) -> None:
-    """Each ends the others."""
-    made = connections.make(5)
-    connections.reads.port_closed()
-    for kept in made:
-        kept.on_data = lambda kept: [each.server.connectionLost(Failure(ConnectionDone())) for each in made]
-        send_large(kept)
-    connections.reads.doRead()
-    assert [kept.lost for kept in made] == [ConnectionDone] * 5
-    assert sum(bool(kept.received) for kept in made) == 1
-    assert (connections.reads.fileno(), reactor.readers) == (-1, set())
+def test_one_that_the_reactor_cannot_take_is_not_read(connections: Connections) -> None:
+    [kept] = connections.make(1)
+    kept.server.pauseProducing()
+    kept.peer.send(b"data")
+    refusing = patch.object(connections.reactor, "addReader", side_effect=OSError("no memory"))
+    with refusing, pytest.raises(OSError, match="no memory"):
+        kept.server.resumeProducing()
+    connections.reads.read([kept.server])
+    assert kept.received == b""
+    kept.server.resumeProducing()
+    connections.turn()
+    assert kept.received == b"data"
 
 
-def test_with_the_reactor_all_connections_end(connections: Connections) -> None:
-    made = connections.make(3)
-    reason = Failure(ConnectionLost())
-    connections.reads.connectionLost(reason)
-    assert [kept.reason for kept in made] == [reason] * 3
-    connections.reads.port_closed()
-    assert connections.reads.fileno() == -1
+def test_under_another_reactor_each_is_read_alone(connections: Connections) -> None:
+    one, other = connections.make(2)
+    for kept in (one, other):
+        kept.peer.send(b"data")
+    assert one.server.doRead() is None
+    assert (one.received, other.received) == (b"data", b"")
+    one.peer.close()
+    assert one.server.doRead() is None
+    assert one.lost is ConnectionDone
+    assert one.server.doRead() is None
 
 
 # --- ports
@@ -488,28 +424,26 @@ def test_a_port_accepts_connections_and_reads_for_them(reactor: EndingReactor) -
     port.startListening()
     with socket.create_connection(("127.0.0.1", port.getHost().port)) as peer:
         port.doRead()
-        assert reactor.readers == {port, port.reads}
         [kept] = made
+        assert reactor.readers == {port, kept.server}
         assert kept.server.descriptor == kept.server.fileno()
         peer.send(b"plain data")
-        port.reads.doRead()
+        reactor.turn()
         assert kept.received == b"data"
         port.connectionLost(Failure(ConnectionDone()))
         peer.send(b"plain more")
-        port.reads.doRead()
+        reactor.turn()
         assert kept.received == b"datamore"
         kept.server.connectionLost(Failure(ConnectionDone()))
-    assert (port.reads.fileno(), reactor.readers) == (-1, set())
+    assert reactor.readers == set()
 
 
-@pytest.mark.parametrize("lacking", ["compiled", "epoll", "take_together"])
-def test_without_what_it_takes_the_reactor_reads(
+@pytest.mark.parametrize("lacking", ["compiled", "take_together"])
+def test_without_what_it_takes_each_reads_by_itself(
     reactor: EndingReactor, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
     if lacking == "compiled":
-        monkeypatch.setattr(shared_reads, "compiled", None)
-    elif lacking == "epoll":
-        monkeypatch.delattr(select, "epoll")
+        monkeypatch.setattr(tcp, "compiled", None)
     factory = Factory.forProtocol(Kept) if lacking == "take_together" else Together()
     port = ImmediateWritePort(0, cast(Any, factory), 5, "", reactor, NO_BUFFERS)
     assert port.reads is None

@@ -5,7 +5,6 @@ import socket
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, cast
-from unittest.mock import patch
 
 import pytest
 from twisted.internet import tcp
@@ -20,7 +19,6 @@ from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
-from mqbroker.remoting.shared_reads import SharedReads, can_share_reads
 from mqbroker.remoting.tcp import (
     NO_BUFFERS,
     Buffers,
@@ -119,19 +117,6 @@ def test_plain_write_waits_for_the_reactor_and_is_not_overtaken(
     assert drain(server, pair[1], reactor) == b"first second third"
     server.write_at_once(b"again at once")
     assert read(pair[1]) == b"again at once"
-
-
-@pytest.mark.skipif(not can_share_reads(), reason="the compiled module or epoll is not there")
-def test_a_poll_that_the_reactor_cannot_take_is_made_again(server: ImmediateWriteServer, reactor: Reactor) -> None:
-    reads = SharedReads(reactor, cast(Any, None))
-    refusing = patch.object(reactor, "addReader", side_effect=OSError("no memory"))
-    with refusing, pytest.raises(OSError, match="no memory"):
-        reads.add(server)
-    assert reads.fileno() == -1
-    reads.add(server)
-    assert reads in reactor.readers
-    reads.remove(server)
-    reads.port_closed()
 
 
 def test_bytes_are_written_at_once_to_any_socket_of_twisted(

@@ -10,13 +10,13 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
-from mqbroker.remoting import shared_reads
+from mqbroker.kernel import compiled
 from mqbroker.remoting.fair_scheduler import ALL_AT_ONCE_S, AT_ONCE_S
-from mqbroker.remoting.shared_reads import READS_MAX, can_share_reads
+from mqbroker.remoting.shared_reads import READS_MAX
 from tests.remoting.link import Link, Peer, serve
-from tests.remoting.read_together import Connections, EndingReactor, Kept
+from tests.remoting.read_together import Connections, EndingReactor
 
-pytestmark = pytest.mark.skipif(not can_share_reads(), reason="the compiled module or epoll is not there")
+pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
 
 @pytest.fixture
@@ -24,27 +24,6 @@ def connections() -> Iterator[Connections]:
     made = Connections(EndingReactor())
     yield made
     made.close()
-
-
-def received(made: Sequence[Kept]) -> list[int]:
-    return [len(kept.received) for kept in made]
-
-
-def test_those_that_a_turn_does_not_look_at_come_first_in_the_next(
-    connections: Connections, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_reads, "READY_MAX", 40)
-    made = connections.make(100)
-    turns = []
-    for _ in range(5):
-        for kept in made:  # the first ones have more in each turn
-            kept.peer.send(b"x")
-        before = received(made)
-        connections.reads.doRead()
-        turns.append({n for n, kept in enumerate(made) if len(kept.received) > before[n]})
-    assert [len(turn) for turn in turns] == [40] * 5
-    assert turns[0] | turns[1] | turns[2] == set(range(100))
-    assert turns[2] | turns[3] | turns[4] == set(range(100))
 
 
 def test_who_had_his_time_is_not_read_and_loses_nothing(connections: Connections) -> None:
@@ -58,10 +37,10 @@ def test_who_had_his_time_is_not_read_and_loses_nothing(connections: Connections
         return [len(data) for data in reads]
 
     connections.take = spend
-    connections.reads.doRead()
+    connections.turn()
     assert connections.protocols == [late[:READS_MAX], [lone]]
     connections.late = []
-    connections.reads.doRead()
+    connections.turn()
     assert [len(each) for each in connections.protocols] == [READS_MAX, 1, READS_MAX - 1]
     assert {id(kept) for each in connections.protocols for kept in each} == {id(kept) for kept in made}
 

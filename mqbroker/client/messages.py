@@ -274,7 +274,7 @@ class PullStatus(IntEnum):
         return self.name
 
 
-@attrs.frozen
+@attrs.define
 class RawPull:
     """An undecoded response to a pull: `body` has consecutive records, as in the commit log.
 

@@ -142,7 +142,8 @@ class PushConsumerCore:
     async def close(self) -> None:
         """Let running listeners end, commit, leave the group and close the connections. Waits `close_timeout_s`.
 
-        Inside a call of the listener it starts this and returns: it completes after the call has ended.
+        Inside a call of the listener, and in what a call has started while the listener has the next message from the
+        same task, it starts this and returns: it completes after the call has ended.
         """
         if self.is_calling:
             self._stop()

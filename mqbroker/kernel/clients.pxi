@@ -1,9 +1,15 @@
 # Messages that a client has pulled, decoded when they are looked at. What is done here is done with the same outcome by
 # mqbroker/client/messages.py: ReceivedMessage.of_record.
 
-from cpython.object cimport PyTypeObject
+from cpython.object cimport PyTypeObject, Py_TYPE
 
 cdef extern from "Python.h":
+    ctypedef struct PyMemberDef:
+        pass
+    ctypedef struct PyMemberDescrObject:
+        PyMemberDef *d_member
+    PyTypeObject PyMemberDescr_Type
+    int PyMember_SetOne(char *o, PyMemberDef *member, object value) except -1
     int PyObject_GenericSetAttr(object o, object name, object value) except -1
     object PyType_GenericAlloc(PyTypeObject *kind, Py_ssize_t items)
     object PyUnicode_DecodeUTF8(const char *s, Py_ssize_t n, const char *errors)
@@ -22,6 +28,14 @@ cdef bint is_utf8(Span s) noexcept nogil:
     return is_ascii(s.p, s.n) or hash_utf8(s.p, s.n, &ignored)
 
 
+cdef PyMemberDef *slot_of(type kind, str name) except NULL:
+    """A slot of the objects of a class, to set it without looking for its name in each."""
+    found = getattr(kind, name)
+    if Py_TYPE(found) != &PyMemberDescr_Type:
+        raise TypeError(f"{name} is no slot of {kind}")
+    return (<PyMemberDescrObject *> found).d_member
+
+
 def take_messages(bytes data, Py_ssize_t at, type kind, str broker_name):
     """Make a `kind` of each plain record from `at` on: not compressed, with valid text. Returns (them, where they end).
 
@@ -33,6 +47,10 @@ def take_messages(bytes data, Py_ssize_t at, type kind, str broker_name):
     cdef Span body
     cdef char *to
     cdef list found = []
+    cdef PyMemberDef *undecoded = slot_of(kind, "_undecoded")
+    cdef PyMemberDef *broker = slot_of(kind, "_broker_name")
+    cdef PyMemberDef *body_slot = slot_of(kind, "body")
+    cdef PyMemberDef *queue_offset = slot_of(kind, "queue_offset")
     check_range(data, at, n)
     while n - at >= RECORD_MIN and read_record(p + at, n - at, <int64_t> load64(p + at + 28), True, &r):
         if r.sys_flag & COMPRESSED or not is_utf8(r.properties):
@@ -44,10 +62,10 @@ def take_messages(bytes data, Py_ssize_t at, type kind, str broker_name):
         memcpy(to, p + at, body.p - p - at)
         memcpy(to + (body.p - p - at), body.p + body.n, r.size - (body.p - p - at) - body.n)
         message = PyType_GenericAlloc(<PyTypeObject *> kind, 0)
-        PyObject_GenericSetAttr(message, "_undecoded", rest)
-        PyObject_GenericSetAttr(message, "_broker_name", broker_name)
-        PyObject_GenericSetAttr(message, "body", span_bytes(body))
-        PyObject_GenericSetAttr(message, "queue_offset", r.queue_offset)
+        PyMember_SetOne(<char *> <void *> message, undecoded, rest)
+        PyMember_SetOne(<char *> <void *> message, broker, broker_name)
+        PyMember_SetOne(<char *> <void *> message, body_slot, span_bytes(body))
+        PyMember_SetOne(<char *> <void *> message, queue_offset, r.queue_offset)
         found.append(message)
         at += r.size
     return found, at

@@ -121,6 +121,7 @@ EXT_FIELDS_MAX = 1024
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 _LANGUAGE_NAMES = {language.value: language.name for language in LanguageCode}
 _LANGUAGES = {language.name: language.value for language in LanguageCode}
+_OTHER_LANGUAGE = LanguageCode.OTHER.value
 
 _FIXED = struct.Struct(">hbhii")
 _INT = struct.Struct(">i")
@@ -230,20 +231,12 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
     remark = fields.get("remark")
     if remark is not None and type(remark) is not str:
         raise BadFrame("remark must be text")
-    language = fields.get("language")
-    return RemotingCommand(
-        code=_integer(fields, "code", 0),
-        ext_fields={
-            name: value if type(value) is str else _text(value) for name, value in ext.items() if value is not None
-        },
-        body=body,
-        remark=remark,
-        opaque=_integer(fields, "opaque", 0),
-        flag=_integer(fields, "flag", 0),
-        language=_LANGUAGES.get(language, LanguageCode.OTHER) if type(language) is str else LanguageCode.OTHER,
-        version=_integer(fields, "version", 0),
-        serialize_type=JSON,
-    )
+    texts = {name: value if type(value) is str else _text(value) for name, value in ext.items() if value is not None}
+    code, opaque = _integer(fields, "code", 0), _integer(fields, "opaque", 0)
+    flag, version = _integer(fields, "flag", 0), _integer(fields, "version", 0)
+    name = fields.get("language")
+    language = _LANGUAGES.get(name, _OTHER_LANGUAGE) if type(name) is str else _OTHER_LANGUAGE
+    return RemotingCommand(code, texts, body, remark, opaque, flag, language, version)
 
 
 def encode_json_header(command: RemotingCommand, opaque: int) -> bytes:

@@ -94,6 +94,35 @@ def test_a_call_that_has_ended_is_waited_for_by_none(one_queue: World, name_serv
     assert closed == [[]]
 
 
+def test_what_an_earlier_call_has_started_closes_without_waiting_for_the_next_one(
+    one_queue: World, name_server: str
+) -> None:
+    for n in range(2):
+        one_queue.cluster.store(Q, b"%d" % n)
+    gate, held = Deferred[Any](), Deferred[Any]()
+    closed: list[Any] = []
+
+    async def later() -> None:
+        await gate
+        await member.core.close()
+        closed.append(one_queue.cluster.members("g"))
+
+    async def listener(message: Any) -> None:
+        if message.body == b"0":
+            one_queue.run(later())
+        else:
+            await held
+
+    member = Member(one_queue, name_server, listener=listener, concurrency=1)
+    member.start()
+    gate.callback(None)
+    assert len(closed) == 1
+    assert closed[0] != []
+    held.callback(None)
+    assert one_queue.cluster.offsets["g", Q] == 2
+    assert one_queue.cluster.members("g") == []
+
+
 def test_at_the_end_the_first_offset_of_a_topic_is_confirmed_before_the_others_go(
     world: World, name_server: str
 ) -> None:

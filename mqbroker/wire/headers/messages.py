@@ -10,7 +10,7 @@ from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.headers.coding import Header, Int, Long, wire
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class SendMessageRequestHeader(Header):
     producer_group: str
     topic: str
@@ -28,7 +28,7 @@ class SendMessageRequestHeader(Header):
     bname: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class SendMessageRequestHeaderV2(Header):
     producer_group: str = wire("a")
     topic: str = wire("b")
@@ -58,7 +58,7 @@ def send_topic_key(code: int, ext_fields: Mapping[str, str]) -> str:
     return "b" if is_short_send_header(code, ext_fields) else "topic"
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class SendMessageResponseHeader(Header):
     msg_id: str
     queue_id: Int
@@ -66,7 +66,7 @@ class SendMessageResponseHeader(Header):
     transaction_id: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class ReplyMessageRequestHeader(Header):
     producer_group: str
     topic: str
@@ -84,7 +84,7 @@ class ReplyMessageRequestHeader(Header):
     store_timestamp: Long
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class ConsumerSendMsgBackRequestHeader(Header):
     offset: Long
     group: str
@@ -96,7 +96,7 @@ class ConsumerSendMsgBackRequestHeader(Header):
     bname: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class PullMessageRequestHeader(Header):
     consumer_group: str
     topic: str
@@ -112,7 +112,7 @@ class PullMessageRequestHeader(Header):
     bname: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class PullMessageResponseHeader(Header):
     suggest_which_broker_id: Long
     next_begin_offset: Long
@@ -120,7 +120,7 @@ class PullMessageResponseHeader(Header):
     max_offset: Long
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class QueryMessageRequestHeader(Header):
     topic: str
     key: str
@@ -129,18 +129,18 @@ class QueryMessageRequestHeader(Header):
     end_timestamp: Long
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class QueryMessageResponseHeader(Header):
     index_last_update_timestamp: Long
     index_last_update_phyoffset: Long
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class ViewMessageRequestHeader(Header):
     offset: Long
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class EndTransactionRequestHeader(Header):
     producer_group: str
     tran_state_table_offset: Long
@@ -152,7 +152,7 @@ class EndTransactionRequestHeader(Header):
     bname: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class CheckTransactionStateRequestHeader(Header):
     tran_state_table_offset: Long
     commit_log_offset: Long
@@ -162,6 +162,6 @@ class CheckTransactionStateRequestHeader(Header):
     bname: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class ResumeCheckHalfMessageRequestHeader(Header):
     msg_id: str | None = None

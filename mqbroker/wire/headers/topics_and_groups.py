@@ -7,40 +7,40 @@ import attrs
 from mqbroker.wire.headers.coding import Header, Int, Long, wire
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetConsumerListByGroupRequestHeader(Header):
     consumer_group: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class NotifyConsumerIdsChangedRequestHeader(Header):
     consumer_group: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class UnregisterClientRequestHeader(Header):
     client_id: str = wire("clientID")
     producer_group: str | None = None
     consumer_group: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetConsumerConnectionListRequestHeader(Header):
     consumer_group: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetProducerConnectionListRequestHeader(Header):
     producer_group: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class DeleteSubscriptionGroupRequestHeader(Header):
     group_name: str
     remove_offset: bool = False
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class QueryConsumerOffsetRequestHeader(Header):
     consumer_group: str
     topic: str
@@ -48,12 +48,12 @@ class QueryConsumerOffsetRequestHeader(Header):
     bname: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class QueryConsumerOffsetResponseHeader(Header):
     offset: Long
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class UpdateConsumerOffsetRequestHeader(Header):
     consumer_group: str
     topic: str
@@ -62,7 +62,7 @@ class UpdateConsumerOffsetRequestHeader(Header):
     bname: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class ResetOffsetRequestHeader(Header):
     topic: str
     group: str
@@ -70,7 +70,7 @@ class ResetOffsetRequestHeader(Header):
     is_force: bool
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class CloneGroupOffsetRequestHeader(Header):
     src_group: str
     dest_group: str
@@ -78,50 +78,50 @@ class CloneGroupOffsetRequestHeader(Header):
     offline: bool = False
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class QueryCorrectionOffsetHeader(Header):
     filter_groups: str | None = None
     compare_group: str
     topic: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetConsumeStatsRequestHeader(Header):
     consumer_group: str
     topic: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetConsumeStatsInBrokerHeader(Header):
     is_order: bool
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class QueryConsumeTimeSpanRequestHeader(Header):
     topic: str
     group: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class QueryTopicConsumeByWhoRequestHeader(Header):
     topic: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetConsumerRunningInfoRequestHeader(Header):
     consumer_group: str
     client_id: str
     jstack_enable: bool = False
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetConsumerStatusRequestHeader(Header):
     topic: str
     group: str
     client_addr: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class ConsumeMessageDirectlyResultRequestHeader(Header):
     consumer_group: str
     client_id: str | None = None
@@ -129,7 +129,7 @@ class ConsumeMessageDirectlyResultRequestHeader(Header):
     broker_name: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class CreateTopicRequestHeader(Header):
     topic: str
     default_topic: str
@@ -141,41 +141,41 @@ class CreateTopicRequestHeader(Header):
     order: bool
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class DeleteTopicRequestHeader(Header):
     topic: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetTopicStatsInfoRequestHeader(Header):
     topic: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetMaxOffsetRequestHeader(Header):
     topic: str
     queue_id: Int
     bname: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetMaxOffsetResponseHeader(Header):
     offset: Long
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetMinOffsetRequestHeader(Header):
     topic: str
     queue_id: Int
     bname: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetMinOffsetResponseHeader(Header):
     offset: Long
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class SearchOffsetRequestHeader(Header):
     topic: str
     queue_id: Int
@@ -183,24 +183,24 @@ class SearchOffsetRequestHeader(Header):
     bname: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class SearchOffsetResponseHeader(Header):
     offset: Long
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetEarliestMsgStoretimeRequestHeader(Header):
     topic: str
     queue_id: Int
     bname: str | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class GetEarliestMsgStoretimeResponseHeader(Header):
     timestamp: Long
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class QueryConsumeQueueRequestHeader(Header):
     topic: str | None = None
     queue_id: Int = 0

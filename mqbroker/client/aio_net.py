@@ -10,11 +10,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, cast
 
 import attrs
 
+from mqbroker.client.fifo_lock import FifoLock
 from mqbroker.client.messages import Message, SendResult, SendStatus
 from mqbroker.client.net import Lock, RequestHandler, Signal, signed
 from mqbroker.client.tls import ClientTls, Contexts, ssl_context, ssl_failed, why_lost
@@ -90,35 +90,6 @@ class _Run:
 SendsEnded = Callable[[list[tuple[Sent, SendResult | RemotingCommand | MQError]]], object]
 
 
-class _FifoLock:
-    """A fair lock. `is_empty`: nobody holds it or waits for it.
-
-    Callers that find the guarded resource ready must not overtake those that waited for it: sends would be reordered.
-    """
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._count = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._count
-
-    async def __aenter__(self) -> None:
-        self._count += 1
-        try:
-            await self._lock.acquire()
-        except BaseException:
-            self._count -= 1
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        self._lock.release()
-        self._count -= 1
-
-
 class _Connection(asyncio.BufferedProtocol):
     """Frames on one transport; each request waits for the response with its opaque."""
 
@@ -127,7 +98,7 @@ class _Connection(asyncio.BufferedProtocol):
         addr: str,
         answer: Callable[[RemotingCommand, _Connection], None],
         tls: ClientTls | None,
-        gate: _FifoLock,
+        gate: FifoLock,
         sends_ended: SendsEnded,
     ) -> None:
         """`gate` is held by those that wait for a connection to this address."""
@@ -150,7 +121,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._unwritten_requests: list[PendingRequest] = []
         self._writable = asyncio.Event()
         self._writable.set()
-        self._write_lock = _FifoLock()
+        self._write_lock = FifoLock()
         self._unread_timer: asyncio.TimerHandle | None = None
         self._lost = asyncio.Event()
         self.is_open = False
@@ -362,7 +333,7 @@ class AioNet:
         self._credentials = credentials
         self._on_request = on_request
         self._connections: dict[str, _Connection] = {}
-        self._connect_locks: dict[str, _FifoLock] = {}
+        self._connect_locks: dict[str, FifoLock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -414,7 +385,7 @@ class AioNet:
         await asyncio.sleep(seconds)
 
     def lock(self) -> Lock:
-        return asyncio.Lock()
+        return FifoLock()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -472,10 +443,10 @@ class AioNet:
     def _is_closed(self) -> bool:
         return self._closed
 
-    def _connect_lock(self, addr: str) -> _FifoLock:
+    def _connect_lock(self, addr: str) -> FifoLock:
         lock = self._connect_locks.get(addr)
         if lock is None:
-            lock = self._connect_locks[addr] = _FifoLock()
+            lock = self._connect_locks[addr] = FifoLock()
         return lock
 
     async def _connection(self, addr: str) -> _Connection:

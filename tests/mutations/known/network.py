@@ -293,4 +293,18 @@ MISTAKES = [
         ("tests/remoting/test_turns_of_reads.py",),
         with_compiled=True,
     ),
+    Mutation(
+        "let one of a client's waiting tasks go on a turn",
+        "client/fifo_lock.py",
+        "        for place in islice(self._places, AWAKE_MAX):\n",
+        "        for place in islice(self._places, 1):\n",
+        ("tests/client/test_fifo_lock.py",),
+    ),
+    Mutation(
+        "let a client's task overtake those that wait",
+        "client/fifo_lock.py",
+        "            while self._is_held or self._places[0] is not place:\n",
+        "            while self._is_held:\n",
+        ("tests/client/test_fifo_lock.py",),
+    ),
 ]

@@ -16,7 +16,7 @@ from mqbroker.client import ClientClosed, Message, ProducerOptions, SendFailed
 from mqbroker.client.aio import Producer
 from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.routes import Route
-from mqbroker.client.send import Rotation, prepare, send_request
+from mqbroker.client.send import Rotation, send_request
 from mqbroker.errors import MQError, Refused, RequestTimedOut
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
@@ -73,33 +73,6 @@ def test_plain_sends_are_not_encoded_one_by_one(
     assert [result.queue_offset for result in found] == list(range(1, 21))
     assert len({result.msg_id for result in found}) == 20
     assert bodies(topic) == [b"%d" % n for n in range(20)]
-
-
-@pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
-def test_after_a_start_under_load_sends_are_not_encoded_one_by_one(
-    topic: Loopback, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first ones wait for the route and for the connection, while each that is answered is followed by another."""
-    prepared: list[Message] = []
-
-    def prepare_one(message: Message, *how: Any) -> Any:
-        prepared.append(message)
-        return prepare(message, *how)
-
-    monkeypatch.setattr("mqbroker.client.producer.prepare", prepare_one)
-    senders, each = 50, 20
-
-    async def keep_sending(producer: Producer, name: int) -> list[int]:
-        return [(await producer.send(Message("T", b"%d" % name))).queue_offset for _ in range(each)]
-
-    async def main() -> list[list[int]]:
-        async with Producer(topic.addr, "pg") as producer:
-            return await asyncio.gather(*(keep_sending(producer, name) for name in range(senders)))
-
-    offsets = asyncio.run(main())
-    assert sorted(offset for of_one in offsets for offset in of_one) == list(range(senders * each))
-    assert all(of_one == sorted(of_one) for of_one in offsets)
-    assert len(prepared) <= 3 * senders
 
 
 def test_none_goes_before_one_that_is_not_plain(topic: Loopback) -> None:

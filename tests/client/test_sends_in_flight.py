@@ -196,18 +196,25 @@ def test_one_key_keeps_its_order_in_the_first_burst(server: Loopback) -> None:
     assert [request.body for request in server.faults.asked(SEND)] == [b"%d" % n for n in range(300)]
 
 
+class RouteAnswers(AioNet):
+    """A net that answers each request with the route of topic T, once that is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(decline, random.Random(1))
+        self.is_let_go = asyncio.Event()
+
+    async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        await self.is_let_go.wait()
+        data = TopicRouteData(None, [QueueData("a", 1, 1, 6)], [BrokerData("a", "c", {0: "10.0.0.2:10911"})])
+        return RemotingCommand(ResponseCode.SUCCESS, body=data.to_json())
+
+
 def test_on_asyncio_who_comes_with_the_answer_goes_behind_those_that_wait() -> None:
-    """One waiter a turn of the loop wakes, so that a newcomer finds the route there and others still waiting."""
-    data = TopicRouteData(None, [QueueData("a", 1, 1, 6)], [BrokerData("a", "c", {0: "10.0.0.2:10911"})])
+    """They wake up in a later turn of the loop, so that a newcomer finds the route there and others still waiting."""
 
     async def main() -> None:
-        answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
-
-        class Net(AioNet):
-            async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-                return await answer
-
-        routes, order = Routes(Net(decline, random.Random(1)), ("10.0.0.1:9876",), age_s=30.0), []
+        net = RouteAnswers()
+        routes, order = Routes(net, ("10.0.0.1:9876",), age_s=30.0), []
 
         async def get(n: Any) -> None:
             await routes.get("T")
@@ -215,12 +222,34 @@ def test_on_asyncio_who_comes_with_the_answer_goes_behind_those_that_wait() -> N
 
         tasks = [asyncio.create_task(get(n)) for n in range(5)]
         await asyncio.sleep(0)
-        answer.set_result(RemotingCommand(ResponseCode.SUCCESS, body=data.to_json()))
+        net.is_let_go.set()
         for n in range(5, 20):
             tasks.append(asyncio.create_task(get(n)))
             await asyncio.sleep(0)
         await asyncio.gather(*tasks)
         assert order == list(range(20))
+
+    asyncio.run(main())
+
+
+def test_on_asyncio_who_waits_for_a_route_does_not_keep_others_waiting_after_it() -> None:
+    """Each that goes on comes again a turn later, as a sender that gets its answers fast."""
+
+    async def main() -> None:
+        net = RouteAnswers()
+        routes, waited = Routes(net, ("10.0.0.1:9876",), age_s=30.0), []
+
+        async def keep_sending() -> None:
+            for _ in range(20):
+                waited.append(routes.known("T") is None)
+                await routes.get("T")
+                await asyncio.sleep(0)
+
+        tasks = [asyncio.create_task(keep_sending()) for _ in range(50)]
+        await asyncio.sleep(0)
+        net.is_let_go.set()
+        await asyncio.gather(*tasks)
+        assert waited.count(True) == 50
 
     asyncio.run(main())
 

@@ -129,6 +129,8 @@ class BusyPollReactor(EPollReactor):
     Those that are ready to be read in one turn and have the same `shared_reads` are read by one call of its `read`.
     """
 
+    hands_over_reads = True
+
     _poller: Any
     _selectables: dict[int, Any]
     #: Time of the last poll with several events: those handled later in the turn have waited since.

@@ -52,7 +52,7 @@ class ImmediateWriteServer(tcp.Server):
         super().stopReading()  # type: ignore[no-untyped-call]
 
     def doRead(self) -> Any:  # noqa: N802
-        return super().doRead() if self.shared_reads is None else self.shared_reads.read([self])
+        return super().doRead() if self.shared_reads is None else self.shared_reads.read_one(self)
 
     @property
     def may_read(self) -> bool:

@@ -22,6 +22,8 @@ from tests.remoting.test_tcp import Reactor
 class EndingReactor(Reactor, _DisconnectSelectableMixin):
     """Ends connections as Twisted's reactors do; a turn hands over those that are ready as `BusyPollReactor` does."""
 
+    hands_over_reads = True
+
     def turn(self) -> None:
         together = defaultdict[SharedReads, list[ImmediateWriteServer]](list)
         for reader in select.select(sorted(self.readers, key=lambda each: each.fileno()), [], [], 0)[0]:

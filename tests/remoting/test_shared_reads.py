@@ -388,7 +388,7 @@ def test_one_that_the_reactor_cannot_take_is_not_read(connections: Connections) 
     assert kept.received == b"data"
 
 
-def test_under_another_reactor_each_is_read_alone(connections: Connections) -> None:
+def test_one_that_is_ready_alone_is_read_at_once(connections: Connections) -> None:
     one, other = connections.make(2)
     for kept in (one, other):
         kept.peer.send(b"data")
@@ -398,6 +398,24 @@ def test_under_another_reactor_each_is_read_alone(connections: Connections) -> N
     assert one.server.doRead() is None
     assert one.lost is ConnectionDone
     assert one.server.doRead() is None
+
+
+def test_under_a_reactor_that_hands_over_none_those_of_a_turn_are_read_in_the_next_one(
+    connections: Connections, reactor: EndingReactor
+) -> None:
+    reactor.hands_over_reads = False
+    made = connections.make(4)
+    for _ in range(2):
+        for kept in made[:3]:
+            kept.peer.send(b"data")
+            assert kept.server.doRead() is None
+        assert made[0].received in (b"", b"data")
+        made[2].server.pauseProducing()
+        reactor.advance(0)
+        made[2].server.resumeProducing()
+    assert connections.protocols == [made[:2]] * 2
+    assert [kept.received for kept in made] == [b"datadata"] * 2 + [b""] * 2
+    assert not reactor.getDelayedCalls()
 
 
 # --- ports

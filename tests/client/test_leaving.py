@@ -195,9 +195,14 @@ all_busy, handled = threading.Event(), []
 
 def listener(message):
     handled.append(message.body)
-    if len(handled) == 4:
+    is_last = len(handled) == 4
+    if is_last:
         all_busy.set()
     while not pools._shutdown:  # until the interpreter is ending
+        time.sleep(0.001)
+    # It goes on ending when all have returned: until then the next message finds no thread.
+    until = time.monotonic() + 5
+    while is_last and not consumer._consumer._core._consuming._is_over and time.monotonic() < until:
         time.sleep(0.001)
 
 options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=4)

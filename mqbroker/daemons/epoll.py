@@ -9,6 +9,7 @@ several turns.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -147,6 +148,18 @@ class BusyPollReactor(EPollReactor):
         #: Ended connections whose protocols were not notified yet: the reason, and whether a read found it.
         self._ending: dict[tcp.Connection, tuple[Any, ...]] = {}
         super().__init__()  # type: ignore[no-untyped-call]
+
+    def sigInt(self, number: int, frame: Any = None) -> None:  # noqa: N802
+        """Stop. A second signal, which comes while it stops, is no error, as it is in Twisted."""
+        log.info("received {name}, shutting down", name=signal.Signals(number).name)
+        self._exitSignal = number
+        self.callFromThread(self._stop_once)
+
+    sigTerm = sigInt  # noqa: N815
+
+    def _stop_once(self) -> None:
+        if not self._stopped:
+            self.stop()
 
     def mainLoop(self) -> None:  # noqa: N802
         while self._started:

@@ -75,6 +75,25 @@ def test_a_reader_that_stops_the_reactor_ends_it() -> None:
     assert run("Reader(lambda self: reactor.stop()).feed()\nreactor.run()\nprint('ended')") == ["ended"]
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_signals_that_come_at_once_stop_it_once(name: str) -> None:
+    code = f"""
+import os, signal
+
+def interrupt():
+    for _ in range(3):
+        os.kill(os.getpid(), signal.{name})
+
+stopping = []
+reactor.addSystemEventTrigger("before", "shutdown", stopping.append, True)
+reactor.addSystemEventTrigger("before", "shutdown", interrupt)
+reactor.callLater(0, interrupt)
+reactor.run()
+print(stopping, signal.Signals(reactor._exitSignal).name)
+"""
+    assert run(code) == [f"[True] {name}"]
+
+
 def test_a_reader_that_fails_is_closed_and_the_others_go_on() -> None:
     code = """
 def fail(self):

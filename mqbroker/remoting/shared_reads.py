@@ -48,8 +48,8 @@ class SharedReads:
         assert compiled is not None
         self._reactor, self._handler = reactor, handler
         self._receiver = compiled.Receiver()
-        #: Of this turn of a reactor that hands over none together.
-        self._ready: list[ImmediateWriteServer] = []
+        #: Of this turn of a reactor that hands over none together; each once, even if that finds it ready twice.
+        self._ready: dict[ImmediateWriteServer, None] = {}
 
     def read_one(self, transport: ImmediateWriteServer) -> None:
         """Read from one that the reactor has found ready; together with others, unless it is the only one."""
@@ -58,11 +58,11 @@ class SharedReads:
             return
         if not self._ready:
             self._reactor.callLater(0, self._read_ready)
-        self._ready.append(transport)
+        self._ready[transport] = None
 
     def _read_ready(self) -> None:
-        ready, self._ready = self._ready, []
-        self.read(ready)
+        ready, self._ready = self._ready, {}
+        self.read(list(ready))
 
     def read(self, transports: Sequence[ImmediateWriteServer]) -> None:
         """Read from those whose sockets are ready, and handle what they sent."""

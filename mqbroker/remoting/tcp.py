@@ -35,7 +35,6 @@ class ImmediateWriteServer(tcp.Server):
     is_free = True
     #: Of the socket, while it is open.
     descriptor = -1
-
     #: Whether its socket is to be read.
     is_reading = False
     #: What reads it, where others are read together with it.

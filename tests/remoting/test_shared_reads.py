@@ -405,17 +405,28 @@ def test_under_a_reactor_that_hands_over_none_those_of_a_turn_are_read_in_the_ne
 ) -> None:
     reactor.hands_over_reads = False
     made = connections.make(4)
-    for _ in range(2):
+    for turn in range(2):
         for kept in made[:3]:
             kept.peer.send(b"data")
             assert kept.server.doRead() is None
-        assert made[0].received in (b"", b"data")
+        assert made[0].received == b"data" * turn
         made[2].server.pauseProducing()
         reactor.advance(0)
         made[2].server.resumeProducing()
     assert connections.protocols == [made[:2]] * 2
     assert [kept.received for kept in made] == [b"datadata"] * 2 + [b""] * 2
     assert not reactor.getDelayedCalls()
+
+
+def test_one_that_is_found_ready_twice_in_a_turn_is_read_once(connections: Connections, reactor: EndingReactor) -> None:
+    """The second read would be taken for the beginning of a frame."""
+    reactor.hands_over_reads = False
+    one, other = connections.make(2)
+    with patch.object(connections.reads, "read") as read:
+        for kept in (one, other, one):
+            kept.server.doRead()
+        reactor.advance(0)
+    read.assert_called_once_with([one.server, other.server])
 
 
 # --- ports

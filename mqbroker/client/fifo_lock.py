@@ -9,7 +9,7 @@ from types import TracebackType
 
 import attrs
 
-#: Of those that wait, so many wake up when the lock is released; each that gets it wakes one behind them.
+#: Of those that wait, so many at most wake up when the lock is released.
 AWAKE_MAX = 1024
 
 
@@ -30,12 +30,15 @@ class FifoLock:
     Callers that find what is guarded ready must not overtake those that waited for it, or sends would be reordered: as
     long as anybody waits, they wait too. If one a turn went on, at least as many would come under load, and the line
     would never end: one request would be sent in a turn.
+
+    Where a holder suspends, those that woke up with it did so in vain: one wakes up at the next release, and twice as
+    many after each that has got it.
     """
 
     def __init__(self) -> None:
         self._is_held = False
         self._places: deque[_Place] = deque()
-        self._gone = 0
+        self._to_wake = AWAKE_MAX
 
     @property
     def is_empty(self) -> bool:
@@ -43,25 +46,31 @@ class FifoLock:
         return not (self._is_held or self._places)
 
     async def __aenter__(self) -> None:
-        place, number = _Place(), self._gone + len(self._places)
+        place = _Place()
         self._places.append(place)
         try:
             while self._is_held or self._places[0] is not place:
-                if not self._is_held and number - self._gone < AWAKE_MAX:
-                    await asyncio.sleep(0)  # those before it are awake, and come first
-                else:
-                    place.sleep = asyncio.get_running_loop().create_future()
-                    await place.sleep
+                if not self._is_held:
+                    await asyncio.sleep(0)  # the first one is awake
+                    continue
+                place.sleep = asyncio.get_running_loop().create_future()
+                await place.sleep
+                self._to_wake = 1 if self._is_held else min(2 * self._to_wake, AWAKE_MAX)
             self._is_held = True
-        finally:
+        except BaseException:
             self._places.remove(place)
-            self._gone += 1
-            if len(self._places) >= AWAKE_MAX:
-                self._places[AWAKE_MAX - 1].wake()
+            self._wake()
+            raise
+        self._places.popleft()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         self._is_held = False
-        for place in islice(self._places, AWAKE_MAX):
-            place.wake()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake the first ones, unless it is held: its release does."""
+        if not self._is_held:
+            for place in islice(self._places, self._to_wake):
+                place.wake()

@@ -51,6 +51,24 @@ def test_it_is_held_by_one() -> None:
     run(main)
 
 
+def test_where_each_holder_suspends_few_wake_up_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[object] = []
+    wake = fifo_lock._Place.wake
+    monkeypatch.setattr(fifo_lock._Place, "wake", lambda place: woken.append(place) or wake(place))
+
+    async def main(lock: FifoLock, got: list[Any]) -> None:
+        async def hold(name: int) -> None:
+            async with lock:
+                await turns(2)
+                got.append(name)
+
+        await asyncio.gather(*(hold(name) for name in range(500)))
+        assert got == list(range(500))
+        assert len(woken) < 500 + 3 * 500
+
+    run(main)
+
+
 def test_all_that_wait_go_on_in_one_turn_in_order_and_others_behind_them() -> None:
     async def main(lock: FifoLock, got: list[Any]) -> None:
         take = taker(lock, got)
@@ -106,7 +124,12 @@ def test_where_more_wait_than_are_woken_up_at_once_all_go_on_in_order(
     run(main)
 
 
-def test_who_is_cancelled_when_it_is_its_turn_lets_the_next_one_go_on() -> None:
+@pytest.mark.parametrize("awake_max", [1, 5])
+def test_who_is_cancelled_when_it_is_its_turn_lets_the_next_one_go_on(
+    monkeypatch: pytest.MonkeyPatch, awake_max: int
+) -> None:
+    monkeypatch.setattr(fifo_lock, "AWAKE_MAX", awake_max)
+
     async def main(lock: FifoLock, got: list[Any]) -> None:
         take = taker(lock, got)
         async with lock:

@@ -50,12 +50,12 @@ class FifoLock:
         self._places.append(place)
         try:
             while self._is_held or self._places[0] is not place:
-                if not self._is_held:
+                if self._is_held:
+                    place.sleep = asyncio.get_running_loop().create_future()
+                    await place.sleep
+                    self._woke_up()
+                else:
                     await asyncio.sleep(0)  # the first one is awake
-                    continue
-                place.sleep = asyncio.get_running_loop().create_future()
-                await place.sleep
-                self._to_wake = 1 if self._is_held else min(2 * self._to_wake, AWAKE_MAX)
             self._is_held = True
         except BaseException:
             self._places.remove(place)
@@ -68,6 +68,9 @@ class FifoLock:
     ) -> None:
         self._is_held = False
         self._wake()
+
+    def _woke_up(self) -> None:
+        self._to_wake = 1 if self._is_held else min(2 * self._to_wake, AWAKE_MAX)
 
     def _wake(self) -> None:
         """Wake the first ones, unless it is held: its release does."""

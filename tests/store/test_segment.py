@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs
+from twisted.python.failure import Failure
 
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.os_disk import OsDisk
@@ -140,6 +141,24 @@ def test_a_half_made_segment_is_replaced_and_its_maker_writes_elsewhere(made: Ma
     assert made.source.acquire(2 * SIZE) is not taken[0]
 
 
+def test_a_maker_that_fails_once_its_segment_was_replaced_does_not_remove_the_new_one(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[IMappedFile] = []
+
+    def replace(file: FaultyFile) -> None:  # a file is synced by its name, which may be gone just then
+        taken.append(made.source.acquire(SIZE))
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", file.path)
+
+    monkeypatch.setattr(FaultyFile, "sync_apart", replace)
+    made.source.prepare(SIZE)
+    with capturedLogs() as events:
+        made.worker.step()
+    assert [file.size for file in taken] == [SIZE]
+    assert made.names() == [f"{SIZE:020d}"]
+    assert [event for event in events if event["log_level"].name == "warn"] == []
+
+
 def test_no_room_leaves_nothing_behind(made: Made) -> None:
     made.disk.faults.room = SIZE - 1
     made.source.prepare(SIZE)
@@ -255,9 +274,22 @@ class OneThread:
     """A worker that runs its one job on a thread."""
 
     def run(self, job: Callable[[], Any]) -> Deferred[Any]:
-        self.thread = threading.Thread(target=job, name="worker")
-        self.thread.start()
-        return Deferred()
+        def work() -> None:
+            try:
+                self._result = job()
+            except OSError:
+                self._result = Failure()
+
+        self._result: Any = None
+        self._thread = threading.Thread(target=work, name="worker")
+        self._thread.start()
+        self._done: Deferred[Any] = Deferred()
+        return self._done
+
+    def finish(self) -> None:
+        """Wait for the job, and report how it ended."""
+        self._thread.join()
+        self._done.callback(self._result)
 
 
 def test_a_segment_is_not_made_again_while_the_worker_makes_it(tmp_path: Path) -> None:
@@ -268,7 +300,7 @@ def test_a_segment_is_not_made_again_while_the_worker_makes_it(tmp_path: Path) -
     job: Any = source._job
     job._making = WatchedLock(job._making, disk.reached.set)
     file = source.acquire(SIZE)
-    worker.thread.join()
+    worker.finish()
     me = threading.current_thread().name
     assert disk.order == [("worker", "begins"), ("worker", "ends"), (me, "begins"), (me, "ends")]
     assert (tmp_path / f"{SIZE:020d}").stat().st_size == SIZE

@@ -273,6 +273,8 @@ class WatchedLock:
 class OneThread:
     """A worker that runs its one job on a thread."""
 
+    _result: Any = None
+
     def run(self, job: Callable[[], Any]) -> Deferred[Any]:
         def work() -> None:
             try:
@@ -280,7 +282,6 @@ class OneThread:
             except OSError:
                 self._result = Failure()
 
-        self._result: Any = None
         self._thread = threading.Thread(target=work, name="worker")
         self._thread.start()
         self._done: Deferred[Any] = Deferred()

@@ -132,9 +132,6 @@ class FaultyFile:
     def write_zeros(self, offset: int, size: int) -> None:
         self._inner.write_zeros(offset, size)
 
-    def populate(self, offset: int, size: int) -> None:
-        self._inner.populate(offset, size)
-
     def write_at(self, offset: int, data: memoryview) -> None:
         self._faults.written.append(self.path)
         self._inner.write_at(offset, data)

@@ -153,7 +153,7 @@ class SlaveLink:
         #: Whether the answer to a greeting comes next.
         self.is_greeting = False
 
-    def receive(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+    def receive(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
         """What `data` brings: offset and bytes of the log, of a piece what is there of it, none in a heartbeat; the
         answer to a greeting, whole, with the offset `GREETING`. Raises BadPeer."""
         if self._unread:
@@ -162,7 +162,7 @@ class SlaveLink:
                 return
             data = bytes(self._unread)
             self._unread.clear()
-        at = 0
+        view, at = memoryview(data), 0
         while at < len(data):
             if not self._missing:
                 if len(data) - at < HEADER.size:
@@ -178,12 +178,12 @@ class SlaveLink:
                         self._keep(data[at:], stop - at)
                         return
                     self.is_greeting = False
-                    yield offset, data[at + HEADER.size : stop]
+                    yield offset, view[at + HEADER.size : stop]
                     at = stop
                     continue
                 self._offset, self._missing = offset, size
                 at += HEADER.size
-            part = data[at : at + self._missing]
+            part = view[at : at + self._missing]
             at += len(part)
             offset = self._offset
             self._offset += len(part)

@@ -26,7 +26,7 @@ from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.errors import StoreError
 from mqbroker.ha.link import BadPeer, Greeting, MasterLink
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
-from mqbroker.remoting.tcp import write_at_once
+from mqbroker.remoting.tcp import write_parts_at_once
 
 log = Logger()
 
@@ -229,7 +229,7 @@ class SlaveConnection(TwistedProtocol):
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
         if parts:
             self.wrote_at = self._factory.now()
-            write_at_once(self.transport, b"".join(parts))
+            write_parts_at_once(self.transport, parts)
 
     def look(self, now: float) -> None:
         """Send a heartbeat if one is due; close the link if nothing was received for too long."""

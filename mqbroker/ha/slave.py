@@ -55,7 +55,7 @@ class ISlaveLog(Protocol):
     def flushed(self) -> int:
         """The log is on disk below this offset."""
 
-    def take(self, offset: int, data: bytes) -> None:
+    def take(self, offset: int, data: bytes | memoryview) -> None:
         """Take bytes of the master's log. Raises BadRecord, StoreUnwritable and StoreBusy."""
 
     def append(self) -> None:
@@ -194,10 +194,10 @@ class MasterConnection(TwistedProtocol):
             if self._is_reporting:
                 self._report_progress()
 
-    def _greeted(self, piece: bytes) -> None:
+    def _greeted(self, piece: memoryview) -> None:
         answer, self._answer = self._answer, None
         if answer is not None:
-            answer.callback(piece)
+            answer.callback(bytes(piece))
 
     def _report_progress(self) -> None:
         end = self._raw.flushed if self._settings.reports_flushed else self._raw.end

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import attrs
@@ -85,12 +85,29 @@ class ImmediateWriteServer(tcp.Server):
 def write_at_once(transport: Any, data: bytes) -> None:
     """Send what the socket of a transport accepts now and `write` the rest, which waits for the reactor's next turn.
     Errors are left for the reactor to detect."""
-    if isinstance(transport, tcp.Connection) and transport.connected:
-        waits = transport.disconnecting or transport._aborting or transport.dataBuffer or transport._tempDataBuffer  # noqa: SLF001
+    if _is_free(transport):
         with contextlib.suppress(OSError):
-            data = data if waits else data[transport.socket.send(data) :]
+            data = data[transport.socket.send(data) :]
     if data:
         transport.write(data)
+
+
+def write_parts_at_once(transport: Any, parts: Sequence[bytes | memoryview]) -> None:
+    """As `write_at_once`, of the bytes of all parts. Only those that the socket does not accept are copied."""
+    sent = 0
+    if _is_free(transport):
+        with contextlib.suppress(OSError):
+            sent = transport.socket.sendmsg(parts)
+    if sent < sum([len(part) for part in parts]):
+        transport.write(b"".join(parts)[sent:])
+
+
+def _is_free(transport: Any) -> bool:
+    """Whether what is sent over the socket of a transport now comes in its turn."""
+    if not (isinstance(transport, tcp.Connection) and transport.connected):
+        return False
+    waits = transport.disconnecting or transport._aborting or transport.dataBuffer or transport._tempDataBuffer  # noqa: SLF001
+    return not waits
 
 
 def unsent_bytes(transport: Any) -> int:

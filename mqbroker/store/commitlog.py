@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from struct import error as struct_error
 
@@ -209,6 +209,10 @@ class CommitLog:
         # Stored last, so that a kill leaves no record's head without its end.
         self._buffer[start + COMMIT_BYTES : start + size] = view[COMMIT_BYTES:size]
         self._buffer[start : start + COMMIT_BYTES] = view[:COMMIT_BYTES]
+        self._stored(run)
+
+    def _stored(self, run: Run) -> None:
+        """Let the log end behind records that are stored, and leave them to the dispatcher."""
         self.end = run.end
         self.last_timestamp_ms = max(self.last_timestamp_ms, run.newest_ms)
         self._leave(run)
@@ -241,12 +245,9 @@ class CommitLog:
             return
         segment = self.segments[-1]
         end = min(max(stop, start + READIED_BYTES), self.segment_bytes)
-        is_copied_fast = self._is_copied_fast()
-        self._source.claim(end, writes_zeros=not is_copied_fast)
+        self._source.claim(end)
         if self._transient is None:
             try:
-                if is_copied_fast:  # pages that were never written: to read them first would take as long again
-                    segment.populate(start, end - start)
                 read_before_touch(segment, start, end - start)
             except OSError as error:
                 raise StoreUnwritable(f"where the next message goes {error}") from error
@@ -361,31 +362,44 @@ class CommitLog:
         """Append records as a master has them: `run`, which has their bytes, goes on where the log ends, and ends
         within the segment. Raises StoreUnwritable."""
         assert run.data is not None
-        self._make_room_raw(run.end - run.start)
+        start, stop = self._place_raw(run.end - run.start)
+        self._source.claim(stop, fills_ahead=not self._is_copied_fast())
+        self._write_raw(start, memoryview(run.data)[: stop - start])
         for row in run.rows if run.has_nul else ():
             if leaves_doubt(row[7]):
                 self.doubtful_end = row[3] + row[4]
-        self._store(run.data, run)
+        self._stored(run)
+
+    def _write_raw(self, start: int, data: memoryview) -> None:
+        """Write records, which come in large pieces, by calls: the pages need not be in memory before. As in `_store`
+        last what begins the first of them."""
+        segment = self.segments[-1]
+        try:
+            segment.write_at(start + COMMIT_BYTES, data[COMMIT_BYTES:])
+            segment.write_at(start, data[:COMMIT_BYTES])
+        except OSError as error:
+            with suppress(OSError):  # else what was written would follow records that are appended as a master
+                segment.write_zeros(start, len(data))
+            raise StoreUnwritable(f"the master's messages cannot be written {error}") from error
 
     def append_raw_filler(self, data: bytes) -> None:
         """Append the filler that ends the segment as a master has it, and go on in the next. Raises StoreUnwritable,
         with nothing appended."""
-        self._make_room_raw(len(data))
-        at = self.end - self._base
+        at, stop = self._place_raw(len(data))
+        self._make_ready(at, stop, self._now_ms())
         [segment] = self._acquire_segments(1)
         if data[BLANK_BYTES_MIN:].strip(b"\0"):  # else it has blocks, and no page need be written
-            self._buffer[at + BLANK_BYTES_MIN : at + len(data)] = data[BLANK_BYTES_MIN:]
+            self._buffer[at + BLANK_BYTES_MIN : stop] = data[BLANK_BYTES_MIN:]
         self._roll_to(segment)
 
-    def _make_room_raw(self, size: int) -> None:
-        """Make the place of the next `size` bytes in the segment ready. Raises StoreUnwritable."""
+    def _place_raw(self, size: int) -> tuple[int, int]:
+        """Where in the segment the next `size` bytes begin and end. Raises StoreUnwritable."""
         if why := self.why_raw_refused:
             raise StoreUnwritable(why)
         start = self.end - self._base
-        stop, now = start + size, self._now_ms()
         assert self._transient is None
-        assert stop <= self.segment_bytes
-        self._make_ready(start, stop, now)
+        assert start + size <= self.segment_bytes
+        return start, start + size
 
     @property
     def why_raw_refused(self) -> str:
@@ -408,8 +422,7 @@ class CommitLog:
     def prepare_next(self) -> None:
         """Request the next segment when it is due, and find out whether there is room again after there was none."""
         is_copied_fast = self._is_copied_fast()
-        if not is_copied_fast:
-            self._source.claim(self.end - self._base)
+        self._source.claim(self.end - self._base, fills_ahead=not is_copied_fast)
         next_base = self._base + self.segment_bytes
         if self._why_no_segment:
             try:
@@ -429,8 +442,10 @@ class CommitLog:
         now, (end, since) = self._now_ms(), self._copied
         limit = CATCH_UP_BYTES // 4 if self._was_copied_fast else CATCH_UP_BYTES
         is_fast = (self.end - end) * CATCH_UP_MS > limit * max(now - since, CATCH_UP_MS)
-        if is_fast or now - since >= CATCH_UP_MS:
+        if now - since >= CATCH_UP_MS:
             self._was_copied_fast, self._copied = is_fast, (self.end, now)
+        elif is_fast:
+            self._was_copied_fast = True
         return self._was_copied_fast
 
     # Forgetting

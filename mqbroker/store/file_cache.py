@@ -174,10 +174,6 @@ class CachedFile:
         with self._opened() as mapped:
             mapped.write_zeros(offset, size)
 
-    def populate(self, offset: int, size: int) -> None:
-        with self._opened() as mapped:
-            mapped.populate(offset, size)
-
     def clear_from(self, offset: int) -> None:
         with self._opened() as mapped:
             mapped.clear_from(offset)

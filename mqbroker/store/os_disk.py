@@ -20,7 +20,6 @@ from mqbroker.store.untracked_map import map_untracked
 
 MADV_RANDOM = 1
 MADV_WILLNEED = 3
-MADV_POPULATE_WRITE = 23
 MLOCK_ONFAULT = 1
 #: With FALLOC_FL_KEEP_SIZE, which must go with it.
 FALLOC_FL_PUNCH_HOLE = 0x2 | 0x1
@@ -40,7 +39,6 @@ DIRECTORY_MODE = 0o700
 FOLIO_BYTES = 32 * 1024
 #: Takes no memory.
 _ZEROS = memoryview(mmap.mmap(-1, FOLIO_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ))
-_POPULATED_BYTES = 1024 * 1024
 _FETCH_BYTES = 256 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
 #: Additional threads for many syncs: one flush of the disk then serves all of them.
@@ -128,11 +126,6 @@ class OsMappedFile:
                 _write_all(fd, _ZEROS[: min(folio + FOLIO_BYTES, end) - start], start)
 
         self._with_fd(write)
-
-    def populate(self, offset: int, size: int) -> None:
-        end = offset + size
-        for at in range(offset - offset % _PAGE_BYTES, end, _POPULATED_BYTES):
-            _call("madvise", self._at(at), min(_POPULATED_BYTES, end - at), MADV_POPULATE_WRITE, self.path)
 
     def write_at(self, offset: int, data: memoryview) -> None:
         self._with_fd(lambda fd: _write_all(fd, data, offset))

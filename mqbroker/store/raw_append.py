@@ -13,12 +13,14 @@ from twisted.internet.defer import Deferred
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.dispatch import Dispatcher
 from mqbroker.store.flush import LogFlusher
-from mqbroker.store.logscan import RUN_BYTES, Nothing, Run, Scanned, scan_at, scan_bytes
+from mqbroker.store.logscan import Nothing, Run, Scanned, scan_at, scan_bytes
 from mqbroker.wire.record import BLANK_BYTES_MIN, BLANK_MAGIC, MAGIC, RECORD_BYTES_MIN, SIZE_AND_MAGIC, BadRecord
 
 #: Largest record that is accepted: a master of either system stores messages of at most 4 MiB by default, and its
 #: setting may be raised.
 RECORD_BYTES_MAX = 256 * 1024 * 1024
+#: Bytes that are appended with one call: what a slave reads at once, and the rest that it had.
+APPENDED_BYTES = 512 * 1024
 
 
 class RawAppender:
@@ -38,7 +40,7 @@ class RawAppender:
         self._find_last = find_last
         self._last: tuple[int, int] | None = None
         #: What waits for its rest, and how many bytes of it make progress possible.
-        self._waiting: list[bytes] = []
+        self._waiting: list[bytes | memoryview] = []
         self._waiting_bytes = self._needed = 0
         self.segment_bytes = log.segment_bytes
 
@@ -74,7 +76,7 @@ class RawAppender:
         self._waiting.clear()
         self._waiting_bytes = self._needed = 0
 
-    def take(self, offset: int, data: bytes) -> None:
+    def take(self, offset: int, data: bytes | memoryview) -> None:
         """Take bytes that are at `offset` of the master's log, for the next `append`. An empty log begins where the
         first of them are. Raises BadRecord where they do not continue the log, StoreUnwritable and StoreBusy."""
         if offset != self.end + self._waiting_bytes:
@@ -89,7 +91,7 @@ class RawAppender:
         all before it was appended; then `restart` must follow."""
         if self._waiting_bytes < self._needed:
             return
-        data = b"".join(self._waiting) if len(self._waiting) != 1 else self._waiting[0]
+        data = b"".join(self._waiting)
         self.restart()
         rest = data[self._append_whole(data) :]
         if rest:
@@ -109,7 +111,7 @@ class RawAppender:
         """Append the whole records at the beginning of `data`; returns how many bytes they are."""
         at = 0
         while at < len(data):
-            run = scan_bytes(data[at : at + RUN_BYTES], self.end)
+            run = scan_bytes(data[at : at + APPENDED_BYTES], self.end, APPENDED_BYTES // RECORD_BYTES_MIN)
             if run.count and self._fits(run.end):
                 size = run.end - self.end
                 self._append(run)

@@ -21,9 +21,8 @@ from mqbroker.store.worker import IWorker
 #: Zeros are written in pieces, and synced at once in larger ones. Files smaller than that are not filled ahead.
 FILL_BYTES = 1024 * 1024
 FILL_SYNC_BYTES = 16 * 1024 * 1024
-#: Bytes that are filled ahead of the records; and where these come so fast that zeros are not written.
+#: Bytes that are filled ahead of the records.
 FILL_AHEAD_BYTES = 64 * 1024 * 1024
-POPULATE_AHEAD_BYTES = 8 * 1024 * 1024
 
 
 class SegmentFill:
@@ -42,8 +41,7 @@ class SegmentFill:
         self._lock = threading.Lock()
         #: Where the next piece begins. What is below has its zeros, or belongs to the records.
         self._next = 0
-        self._claimed = 0
-        self._writes_zeros = True
+        self._claimed = self._ahead = 0
         self._running: Deferred[None] | None = None
         self._is_stopped = False
 
@@ -53,9 +51,9 @@ class SegmentFill:
             self._file, self._claimed = file, 0
             self._next = file.size if is_filled or file.size < FILL_SYNC_BYTES else 0
 
-    def claim(self, stop: int, *, writes_zeros: bool = True) -> None:
+    def claim(self, stop: int, *, fills_ahead: bool = True) -> None:
         """Call before records are stored below `stop`: no zeros are written there any more. Waits for the piece that is
-        being written. `writes_zeros`: else pages are only prefaulted ahead."""
+        being written. `fills_ahead`: else none are written ahead of the records either."""
         file = self._file
         assert file is not None
         if stop > self._next:
@@ -63,15 +61,11 @@ class SegmentFill:
                 # A worker that runs goes on behind that, or else the next records would wait for it again.
                 lead = FILL_BYTES if self._running is not None else 0
                 self._next = max(self._next, min(stop + lead, file.size))
-        self._claimed, self._writes_zeros = stop, writes_zeros
+        self._claimed, self._ahead = stop, FILL_AHEAD_BYTES if fills_ahead else 0
         is_due = self._next < min(file.size, stop + self._ahead // 2)
         if is_due and self._running is None and not self._is_stopped:
             self._running = self._worker.run(self._fill)
             self._running.addCallbacks(self._done, self._failed)
-
-    @property
-    def _ahead(self) -> int:
-        return FILL_AHEAD_BYTES if self._writes_zeros else POPULATE_AHEAD_BYTES
 
     @property
     def is_busy(self) -> bool:
@@ -85,10 +79,8 @@ class SegmentFill:
                 assert file is not None
                 if self._next >= min(file.size, self._claimed + self._ahead):
                     return
-                writes_zeros = self._writes_zeros
-                self._next = end = _fill_piece(file, self._next) if writes_zeros else _populate_piece(file, self._next)
-            if writes_zeros:
-                _sync_filled(file, end)
+                self._next = end = _fill_piece(file, self._next)
+            _sync_filled(file, end)
 
     def _done(self, _: None) -> None:
         self._running = None
@@ -121,12 +113,6 @@ def _sync_filled(file: IMappedFile, end: int) -> None:
     """Sync zeros that were written up to `end`, once they are enough."""
     if end % FILL_SYNC_BYTES == 0 or end == file.size:
         file.sync_apart()
-
-
-def _populate_piece(file: IMappedFile, start: int) -> int:
-    end = min(start + FILL_BYTES, file.size)
-    file.populate(start, end - start)
-    return end
 
 
 log = Logger()
@@ -177,9 +163,9 @@ class SegmentSource:
         )
         self._pinning: Deferred[None] = succeed(None)
 
-    def claim(self, stop: int, *, writes_zeros: bool = True) -> None:
+    def claim(self, stop: int, *, fills_ahead: bool = True) -> None:
         """Call before records are stored in the active segment below `stop`; see `SegmentFill.claim`."""
-        self._fill.claim(stop, writes_zeros=writes_zeros)
+        self._fill.claim(stop, fills_ahead=fills_ahead)
 
     def use(self, file: IMappedFile, former: IMappedFile | None) -> None:
         """Set the active segment, and the one before."""

@@ -38,7 +38,7 @@ class Log:
     def end(self) -> int:
         return len(self.data)
 
-    def take(self, offset: int, data: bytes) -> None:
+    def take(self, offset: int, data: bytes | memoryview) -> None:
         if offset != len(self.data + self._taken):
             raise BadRecord(f"the piece at {offset} does not continue the log")
         self._taken += data

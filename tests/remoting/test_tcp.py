@@ -12,6 +12,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Protocol, ServerFactory
 from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from mqbroker.config import NettySettings
@@ -26,6 +27,7 @@ from mqbroker.remoting.tcp import (
     ImmediateWriteServer,
     unsent_bytes,
     write_at_once,
+    write_parts_at_once,
 )
 from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.remoting.link import CLIENT, SERVER, End, NoOwner
@@ -117,6 +119,32 @@ def test_plain_write_waits_for_the_reactor_and_is_not_overtaken(
     assert drain(server, pair[1], reactor) == b"first second third"
     server.write_at_once(b"again at once")
     assert read(pair[1]) == b"again at once"
+
+
+def test_parts_are_written_in_order_whatever_the_socket_accepts(
+    pair: tuple[socket.socket, socket.socket], reactor: Reactor
+) -> None:
+    plain = tcp.Connection(pair[0], Protocol(), cast(Any, reactor))
+    plain.connected = 1
+    parts: list[bytes | memoryview] = [b"head", memoryview(b"x" * 50_000), b"tail", memoryview(b"y" * 50_000)]
+    write_parts_at_once(plain, parts[:1])
+    write_parts_at_once(plain, parts[1:])
+    found = read(pair[1])
+    assert 4 < len(found) < 100_008
+    write_parts_at_once(plain, [b"behind"])
+    while plain in reactor.writers:
+        plain.doWrite()
+        found += read(pair[1])
+    assert found == b"".join(parts) + b"behind"
+    many = [b"%03d" % (n % 1000) for n in range(5_000)]  # more than one call takes
+    write_parts_at_once(plain, many)
+    assert drain(cast(Any, plain), pair[1], reactor) == b"".join(many)
+
+
+def test_parts_for_a_transport_without_socket_are_joined() -> None:
+    transport = StringTransport()
+    write_parts_at_once(transport, [b"one ", memoryview(b"and two")])
+    assert transport.value() == b"one and two"
 
 
 def test_bytes_are_written_at_once_to_any_socket_of_twisted(

@@ -74,9 +74,6 @@ class GuardedFile(OsMappedFile):
         self._open.update(_pages(offset, size))
         self._protect(offset, size, _READ_WRITE)
 
-    def populate(self, offset: int, size: int) -> None:
-        self.fetch(offset, size)
-
     def clear_from(self, offset: int) -> None:
         super().clear_from(offset)
         first = -(-offset // PAGESIZE) * PAGESIZE  # these pages are in no file any more

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqbroker.errors import DiskFull, StoreUnwritable
-from mqbroker.store import MessageStore, commitlog
+from mqbroker.store import MessageStore, commitlog, segment
 from mqbroker.store.raw_append import RECORD_BYTES_MAX, RawAppender
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_MAGIC, MAGIC, SIZE_AND_MAGIC, BadRecord, NewMessage
@@ -334,6 +334,57 @@ def test_a_stopped_slave_leaves_what_its_master_would(master: MessageStore, slav
     theirs, ours = (tree(root) for root in (slave.root.parent / "master", slave.root))
     for name in {f"commitlog/{SEGMENT:020d}"} | {name for name in theirs if name.startswith("consumequeue/")}:
         assert ours[name] == theirs[name]
+
+
+def test_no_zeros_are_written_over_records_that_come_before_the_worker_does(
+    master: MessageStore, slave: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in (("FILL_BYTES", 1024), ("FILL_SYNC_BYTES", 4096), ("FILL_AHEAD_BYTES", 8192)):
+        monkeypatch.setattr(segment, name, size)
+    store, log = slave.open(), log_of(master)[: SEGMENT // 2]
+    raw = store.follow()
+    slave.worker.at_once = False
+    for at in range(0, len(log), 6000):
+        store._commit_log.prepare_next()
+        put(raw, at, log[at : at + 6000])
+        if at % 4000 == 0:
+            slave.worker.work()
+    slave.worker.work()
+    assert log_of(store) == log[: raw.end]
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_records_that_are_written_in_part_are_followed_by_none_of_them(
+    master: MessageStore, slave: Bench, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """As a master it would append before them, and a start after a kill would take them for its own."""
+    store, log = slave.open(), log_of(master)
+    raw, whole = store.follow(), 6 * 5_100
+    put(raw, 0, log[: whole // 2])
+    end, calls = raw.end, 0
+    write = FaultyFile.write_at
+
+    def fail(file: FaultyFile, offset: int, data: memoryview) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= failing:
+            write(file, offset, data[: len(data) // 2])
+            raise OSError(errno.EIO, "Input/output error", file.path)
+        write(file, offset, data)
+
+    monkeypatch.setattr(FaultyFile, "write_at", fail)
+    raw.restart()
+    raw.take(end, log[end:whole])
+    with pytest.raises(StoreUnwritable, match=r"the master's messages cannot be written .*Input/output error"):
+        raw.append()
+    assert raw.end == end
+    data = (slave.root / "commitlog" / f"{0:020d}").read_bytes()
+    assert data[:end] == log[:end]
+    assert data[end:].strip(b"\0") == b""
+    monkeypatch.undo()
+    raw.restart()
+    put(raw, end, log[end:])
+    assert log_of(store) == log
 
 
 @pytest.mark.parametrize(("seconds", "is_written"), [(0.5, False), (30, True)])

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import errno
 import threading
-from mmap import PAGESIZE
-from pathlib import Path
 
 import pytest
 from twisted.logger import capturedLogs
 from zope.interface import implementer
 
 from mqbroker.store.disk import IMappedFile
-from mqbroker.store.os_disk import OsDisk
-from mqbroker.store.segment import (
-    FILL_AHEAD_BYTES,
-    FILL_BYTES,
-    FILL_SYNC_BYTES,
-    POPULATE_AHEAD_BYTES,
-    SegmentFill,
-)
+from mqbroker.store.segment import FILL_AHEAD_BYTES, FILL_BYTES, FILL_SYNC_BYTES, SegmentFill
 from tests.fakes import SteppedWorker
 
 Range = tuple[int, int]
@@ -27,13 +18,12 @@ Range = tuple[int, int]
 
 @implementer(IMappedFile)
 class Pages:  # type: ignore[misc] # only what is asked of a file here
-    """A file that notes what was written and prefaulted where, and up to where it was when synced."""
+    """A file that notes what was written where, and up to where it was when synced."""
 
     def __init__(self, size: int = 16 * FILL_SYNC_BYTES) -> None:
         self.size = size
         self.path = "pages"
         self.written: list[Range] = []
-        self.populated: list[Range] = []
         self.synced: list[int] = []
         self.error: OSError | None = None
 
@@ -41,9 +31,6 @@ class Pages:  # type: ignore[misc] # only what is asked of a file here
         if self.error is not None:
             raise self.error
         self.written.append((offset, offset + size))
-
-    def populate(self, offset: int, size: int) -> None:
-        self.populated.append((offset, offset + size))
 
     def sync_apart(self) -> None:
         self.synced.append(self.written[-1][1])
@@ -59,9 +46,9 @@ class Filled:
         self.fill = SegmentFill(self.worker)
         self.fill.begin(self.file, is_filled=is_filled)
 
-    def claim(self, stop: int, *, writes_zeros: bool = True) -> None:
+    def claim(self, stop: int, *, fills_ahead: bool = True) -> None:
         """Claim, and let the worker do what it was told."""
-        self.fill.claim(stop, writes_zeros=writes_zeros)
+        self.fill.claim(stop, fills_ahead=fills_ahead)
         if self.worker.waiting:
             self.worker.step()
 
@@ -123,14 +110,27 @@ def test_small_segments_and_those_that_were_filled_before_are_left_alone(size: i
     assert filled.worker.waiting == []
 
 
-def test_where_records_come_too_fast_pages_are_only_prefaulted() -> None:
+def test_where_records_come_too_fast_no_zeros_are_written() -> None:
     filled = Filled()
-    filled.claim(FILL_BYTES // 2, writes_zeros=False)
+    filled.claim(FILL_BYTES // 2, fills_ahead=False)
     file = filled.file
-    assert joined(file.populated) == [(FILL_BYTES // 2, FILL_BYTES // 2 + POPULATE_AHEAD_BYTES)]
     assert (file.written, file.synced) == ([], [])
     filled.claim(FILL_AHEAD_BYTES)
     assert joined(file.written) == [(FILL_AHEAD_BYTES, 2 * FILL_AHEAD_BYTES)]
+
+
+def test_the_worker_stops_where_records_begin_to_come_too_fast() -> None:
+    filled = Filled()
+    fill, file = filled.fill, filled.file
+    fill.claim(0)
+    fill.claim(FILL_BYTES, fills_ahead=False)
+    filled.worker.step()
+    assert file.written == []
+    fill.claim(2 * FILL_BYTES)
+    fill.claim(3 * FILL_BYTES, fills_ahead=False)
+    fill.claim(4 * FILL_BYTES)
+    filled.worker.step()
+    assert joined(file.written) == [(4 * FILL_BYTES, 4 * FILL_BYTES + FILL_AHEAD_BYTES)]
 
 
 def test_records_that_come_before_the_worker_get_no_zeros() -> None:
@@ -209,15 +209,3 @@ def test_stopping_waits_for_the_worker_and_takes_up_no_more() -> None:
     assert filled.file.written == []
     fill.claim(FILL_AHEAD_BYTES)
     assert worker.waiting == []
-
-
-def test_pages_are_populated_from_within_one_on_and_keep_their_content(tmp_path: Path) -> None:
-    size = 4 * FILL_BYTES
-    file = OsDisk().create_mapped(str(tmp_path / "pages"), size)
-    file.allocate(0, size)
-    file.buffer[FILL_BYTES : FILL_BYTES + 4] = b"here"
-    assert not file.is_resident(2 * FILL_BYTES, PAGESIZE)
-    file.populate(FILL_BYTES - 100, FILL_BYTES + 200)
-    assert file.is_resident(FILL_BYTES - 100, FILL_BYTES + 200)
-    assert bytes(file.view) == bytes(FILL_BYTES) + b"here" + bytes(3 * FILL_BYTES - 4)
-    file.close()

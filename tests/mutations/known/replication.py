@@ -144,6 +144,27 @@ MISTAKES = [
         (_RAW,),
     ),
     Mutation(
+        "leave a part of the master's records behind the end of the log",
+        "store/commitlog.py",
+        "                segment.write_zeros(start, len(data))\n",
+        "                pass\n",
+        (_RAW,),
+    ),
+    Mutation(
+        "write zeros over a master's records",
+        "store/commitlog.py",
+        "        self._source.claim(stop, fills_ahead=not self._is_copied_fast())\n",
+        "",
+        (_RAW,),
+    ),
+    Mutation(
+        "send what the socket has accepted again",
+        "remoting/tcp.py",
+        'transport.write(b"".join(parts)[sent:])',
+        'transport.write(b"".join(parts))',
+        ("tests/remoting/test_tcp.py",),
+    ),
+    Mutation(
         "begin a log where no segment begins",
         "store/raw_append.py",
         "        if offset % self.segment_bytes:\n",

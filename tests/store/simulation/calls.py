@@ -33,7 +33,6 @@ T = TypeVar("T")
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 MEMORY_BYTES = 1024 * 1024 * 1024
 _FIRST_DESCRIPTOR = 100
-_MADV_POPULATE_WRITE = 23
 _PUNCH_HOLE = 0x3
 
 
@@ -441,11 +440,7 @@ class Libc:
 
     @_of_libc
     def madvise(self, address: int, size: int, advice: int) -> None:
-        if advice == _MADV_POPULATE_WRITE:
-            inode, at = self._calls.mapped(address)
-            self._calls.disk.act("populate", self._path(inode))
-            self._calls.disk.bring(inode, self._path(inode), at, size)
-            self._calls.disk.take_blocks(inode, at, size)
+        pass
 
     @_of_libc
     def mlock(self, address: int, size: int) -> None:

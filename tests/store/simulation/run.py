@@ -134,9 +134,7 @@ def run_steps(options: Options, steps: list[Step]) -> Outcome:
         patch.object(checkpoint, "threading", threads),
         patch.object(segment, "threading", threads),
         patch.object(dispatch, "TURN_MESSAGES", turn),
-        patch.multiple(
-            segment, FILL_BYTES=1024, FILL_SYNC_BYTES=4096, FILL_AHEAD_BYTES=8192, POPULATE_AHEAD_BYTES=4096
-        ),
+        patch.multiple(segment, FILL_BYTES=1024, FILL_SYNC_BYTES=4096, FILL_AHEAD_BYTES=8192),
         patch.object(commitlog, "READIED_BYTES", 512),
     ):
         return _run_steps(options, steps)

@@ -190,13 +190,15 @@ def _scan_one_by_one(file: IMappedFile, at: int, base: int, end: int, count: int
     return Run.of_rows(rows, start)
 
 
-def scan_bytes(data: bytes, start: int, count: int = RUN_RECORDS) -> Run:
-    """Scan up to `count` whole plain records at the beginning of `data`, which is at `start` of the log, up to the
-    first that is none: one with IPv6 hosts may be. Hot in a recovery, and on a slave. `data` is the run's."""
+def scan_bytes(data: bytes, start: int, count: int = RUN_RECORDS, at: int = 0) -> Run:
+    """Scan up to `count` whole plain records from `at` of `data` on, which is at `start` of the log, up to the first
+    that is none: one with IPv6 hosts may be. Hot in a recovery, and on a slave. From 0 on, `data` is the run's."""
     if compiled is None:
-        return Run.of_rows(_scan_plain(data, 0, start, count), start, data)
-    done, end, last, newest_ms, has_nul = compiled.scan(data, 0, len(data), start, count, True)
-    return Run(start, start + end, done, start + last, newest_ms, data, has_nul=has_nul)
+        rows = _scan_plain(data, at, start - at, count)
+        return Run.of_rows(rows, start, data[at:] if rows else b"")
+    done, end, last, newest_ms, has_nul = compiled.scan(data, at, len(data), start - at, count, True)
+    kept = data[at:end] if at else data
+    return Run(start, start + end - at, done, start + last - at, newest_ms, kept, has_nul=has_nul)
 
 
 def _rows_of(data: bytes, start: int, end: int) -> list[Row]:

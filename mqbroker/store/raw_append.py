@@ -19,8 +19,8 @@ from mqbroker.wire.record import BLANK_BYTES_MIN, BLANK_MAGIC, MAGIC, RECORD_BYT
 #: Largest record that is accepted: a master of either system stores messages of at most 4 MiB by default, and its
 #: setting may be raised.
 RECORD_BYTES_MAX = 256 * 1024 * 1024
-#: Bytes that are appended with one call: what a slave reads at once, and the rest that it had.
-APPENDED_BYTES = 512 * 1024
+#: Records that are appended with one call.
+APPENDED_RECORDS = 4096
 
 
 class RawAppender:
@@ -111,7 +111,7 @@ class RawAppender:
         """Append the whole records at the beginning of `data`; returns how many bytes they are."""
         at = 0
         while at < len(data):
-            run = scan_bytes(data[at : at + APPENDED_BYTES], self.end, APPENDED_BYTES // RECORD_BYTES_MIN)
+            run = scan_bytes(data, self.end, APPENDED_RECORDS, at)
             if run.count and self._fits(run.end):
                 size = run.end - self.end
                 self._append(run)

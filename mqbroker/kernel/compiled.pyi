@@ -67,6 +67,27 @@ class Receiver:
 def choose_plain(reads: list[tuple[bytes, int, Any]], now: float) -> tuple[list[int], dict[Any, int]]: ...
 def unfinished(reads: list[tuple[bytes, int, Any]], stops: list[tuple[int, int]]) -> list[int]: ...
 def send_each(connections: Iterable[Any], pieces: list[bytes]) -> list[tuple[Any, bytes, bool]]: ...
+
+class ResidentRange:
+    queue: Any
+    def __init__(
+        self,
+        queue: Any,
+        corrupt_ranges: Any,
+        entries: Callable[[], memoryview | None],
+        log: Callable[[], memoryview | None],
+        first: int,
+        begin: int,
+        end: int,
+        log_base: int,
+        low: int,
+        high: int,
+        count_max: int,
+        bytes_max: int,
+        window: int,
+        until: float,
+    ) -> None: ...
+
 def pick_messages(
     entries: Any,
     at: int,
@@ -80,6 +101,9 @@ def pick_messages(
 def take_pulls(
     reads: Sequence[tuple[bytes, int, Any]],
     plans: dict[bytes, tuple[Any, Any, Collection[int] | None, int]],
+    queues: dict[Any, Any],
+    ranges: dict[Any, ResidentRange],
+    now: float,
     locate: Callable[[Any, int, int, bool], tuple[Any, int, int, int, int, Any, Any, int, int] | None],
     commit: Callable[[Any, int], None],
     counts: dict[Any, list[int]],

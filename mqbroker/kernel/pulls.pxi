@@ -115,6 +115,12 @@ cdef struct Origin:
     bint has_codes
 
 
+cdef struct Place:
+    # Where a pull finds its entries: the first, how many, messages and bytes at most; first and next offset of the queue.
+    Py_ssize_t at, count, room
+    int64_t bytes_limit, low, high
+
+
 cdef bint is_whole(Bytes p, Wanted *wanted, Origin *origin) noexcept nogil:
     cdef Record r
     cdef Properties properties
@@ -136,21 +142,79 @@ cdef bint is_whole(Bytes p, Wanted *wanted, Origin *origin) noexcept nogil:
     return hash_utf8(properties.tag.p, properties.tag.n, &h) and wanted.code == <int32_t> h
 
 
+cdef class ResidentRange:
+    """Entries of a consume queue, and the part of the log with their messages, which count as resident until `until`:
+    what pulls that follow each other need of the store, without a call for each. Keeps no file mapped."""
+
+    cdef readonly object queue
+    cdef object corrupt_ranges, entries, log
+    cdef int64_t first, begin, end, log_base, low, high
+    cdef Py_ssize_t count_max, window
+    cdef int64_t bytes_max
+    cdef double until
+
+    def __init__(
+        self, queue, corrupt_ranges, entries, log, first, begin, end, log_base, low, high, count_max, bytes_max, window,
+        until,
+    ):
+        """
+        :param queue: with `min_offset` and `max_offset`. `corrupt_ranges`: with `intact_from`, below which none is used.
+        :param entries: weak reference to the bytes of a file of the queue, whose first entry has the offset `first`.
+        :param log: weak reference to the bytes of a segment, the first of which is at `log_base`.
+        :param begin: of the offsets for which this may be used, up to `end`.
+        :param low: of the bytes of the log for which this may be used, up to `high`.
+        :param count_max: messages of a pull, `bytes_max` of several, and `window` of entries where some are skipped.
+        """
+        self.queue, self.corrupt_ranges, self.entries, self.log = queue, corrupt_ranges, entries, log
+        self.first, self.begin, self.end = first, begin, end
+        self.log_base, self.low, self.high = log_base, low, high
+        self.count_max, self.bytes_max, self.window, self.until = count_max, bytes_max, window, until
+
+    cdef object locate(self, int64_t offset, int64_t most, bint is_filtered, double now, Place *place):
+        """The entries for a pull at `now`, and where to look in them; None where this cannot be used."""
+        if now >= self.until or not self.begin <= offset < self.end or self.low < self.corrupt_ranges.intact_from:
+            return None
+        place.low, place.high = self.queue.min_offset, self.queue.max_offset
+        if not place.low <= offset < place.high or (is_filtered and most > self.window):
+            return None
+        place.at = (offset - self.first) * ENTRY
+        place.room = max(1, min(most, <int64_t> self.count_max))
+        place.count = min(min(self.end, place.high) - offset, <int64_t> (self.window if is_filtered else place.room))
+        place.bytes_limit = self.bytes_max
+        return self.entries()
+
+
+cdef Bytes lend_log(object read, int64_t first, Py_ssize_t size, Py_buffer *lent) except? NULL:
+    """A part of the log, to be released; NULL where it is not resident."""
+    cdef Py_ssize_t at = 0
+    if type(read) is ResidentRange:
+        if not (<ResidentRange> read).low <= first <= (<ResidentRange> read).high - size:
+            return NULL
+        at = first - (<ResidentRange> read).log_base
+        part = (<ResidentRange> read).log()
+    else:
+        part = read(first, size)
+    if part is None:
+        return NULL
+    PyObject_GetBuffer(part, lent, PyBUF_SIMPLE)
+    if at < 0 or lent.len - at < size or (lent.len != size and type(read) is not ResidentRange):
+        n = lent.len
+        PyBuffer_Release(lent)
+        raise ValueError(f"{n} bytes of the log instead of {size}")
+    return <Bytes> lent.buf + at
+
+
 cdef int copy_messages(object read, Wanted *wanted, Py_ssize_t count, Origin *origin, uint8_t *to) except -1:
     """Copy messages that are in a part of the log which is read at once. 0 where one is not there, or not whole."""
     cdef Py_buffer lent
     cdef int64_t first = wanted[0].physical_offset
     cdef Py_ssize_t size = wanted[count - 1].physical_offset + wanted[count - 1].size - first, i
-    cdef Bytes p
-    part = read(first, size)
-    if part is None:
+    cdef Bytes p, part = lend_log(read, first, size, &lent)
+    if part == NULL:
         return 0
-    PyObject_GetBuffer(part, &lent, PyBUF_SIMPLE)
     try:
-        if lent.len != size:
-            raise ValueError(f"{lent.len} bytes of the log instead of {size}")
         for i in range(count):
-            p = <Bytes> lent.buf + (wanted[i].physical_offset - first)
+            p = part + (wanted[i].physical_offset - first)
             if not is_whole(p, &wanted[i], origin):
                 return 0
             memcpy(to, p, wanted[i].size)
@@ -241,7 +305,8 @@ def pick_messages(
 
 
 def take_pulls(
-    reads, dict plans, locate, commit, dict counts, bytes tail, Py_ssize_t pulls_max, Py_ssize_t bytes_max, guard
+    reads, dict plans, dict queues, dict ranges, double now, locate, commit, dict counts, bytes tail,
+    Py_ssize_t pulls_max, Py_ssize_t bytes_max, guard
 ):
     """Take plain pulls from the beginnings of some reads: those of which `plans` has a plan, and that find something.
 
@@ -250,7 +315,8 @@ def take_pulls(
         pulls alike: b"1" or b"0" for whether the pull has a subscription of its own, then group, topic, queue id,
         version of the subscription, subscription and expression type, each behind a NUL; what the pull does not have is
         the byte 1.
-    :param locate: returns for (queue, offset, messages at most, whether they are filtered) arguments of
+    :param queues: the queues that there are, by their names in plans. `ranges`: of some, their `ResidentRange`.
+    :param locate: where that does not do: returns for (queue, offset, messages at most, whether they are filtered) arguments of
         `pick_messages`: (entries, at, count, room, bytes_limit, read, origin), and the first and next offset of the
         queue; None where that takes more.
     :param commit: called with the plan and the offset that comes with a pull.
@@ -281,7 +347,9 @@ def take_pulls(
             if plan is not None and guard is not None:
                 names = span_bytes(f.given[TOPIC]), span_bytes(f.given[GROUP])
                 plan = plan if is_admitted(guard, connection, &r, names) else None
-            frame = None if plan is None else answer_pull(&pull, plan, locate, commit, counts, tail)
+            frame = None if plan is None else answer_pull(
+                &pull, plan, queues, ranges, now, locate, commit, counts, tail
+            )
             if frame is None:
                 break
             at += size
@@ -292,17 +360,46 @@ def take_pulls(
     return (stops, answers) if total else None
 
 
-cdef bytes answer_pull(Pull *pull, object plan, object locate, object commit, dict counts, bytes tail):
+cdef bytes answer_pull(
+    Pull *pull, object plan, dict queues, dict ranges, double now, object locate, object commit, dict counts, bytes tail
+):
     """The response; None where the pull is left."""
     cdef Picked picked
+    cdef Place place
+    queue, known_by, codes, broker_id = plan
+    frame = None
+    known = ranges.get(queue)
+    if known is not None and queues.get(queue) is (<ResidentRange?> known).queue:
+        entries = (<ResidentRange> known).locate(pull.offset, pull.most, codes is not None, now, &place)
+        if entries is not None:
+            frame = found_response(pull, &place, entries, codes, broker_id, known, None, tail, &picked)
+    if frame is None:
+        found = locate(queue, pull.offset, pull.most, codes is not None)
+        if found is None:
+            return None
+        entries, place.at, place.count, place.room, place.bytes_limit, read, origin, place.low, place.high = found
+        frame = found_response(pull, &place, entries, codes, broker_id, read, origin, tail, &picked)
+        if frame is None:
+            return None
+    if pull.committed >= 0:
+        commit(plan, pull.committed)
+    count = counts.get(known_by)
+    if count is None:
+        count = counts[known_by] = [0, 0, 0, 0]
+    (<list> count)[0] += 1
+    (<list> count)[1] += picked.taken
+    (<list> count)[2] += picked.total
+    return frame
+
+
+cdef bytes found_response(
+    Pull *pull, Place *place, object entries, object codes, object broker_id, object read, object origin, bytes tail,
+    Picked *picked,
+):
+    """The response with the messages; None where there are none, or not all can be had at once."""
     cdef uint8_t head[FOUND_HEAD_MAX]
     cdef uint8_t *to = head + FRAME_HEAD
-    queue, known_by, codes, broker_id = plan
-    place = locate(queue, pull.offset, pull.most, codes is not None)
-    if place is None:
-        return None
-    entries, at, count, room, bytes_limit, read, origin, low, high = <tuple> place
-    if not select(entries, at, count, codes, room, bytes_limit, &picked) or not picked.taken:
+    if not select(entries, place.at, place.count, codes, place.room, place.bytes_limit, picked) or not picked.taken:
         return None
     if PyBytes_GET_SIZE(tail) > FOUND_HEAD_MAX // 2:
         raise ValueError(f"{len(tail)} bytes behind the opaque")
@@ -311,26 +408,15 @@ cdef bytes answer_pull(Pull *pull, object plan, object locate, object commit, di
     to = put(to, '","nextBeginOffset":"', 21)
     to = put_number(to, pull.offset + picked.looked_at)
     to = put(to, '","maxOffset":"', 15)
-    to = put_number(to, high)
+    to = put_number(to, place.high)
     to = put(to, '","minOffset":"', 15)
-    to = put_number(to, low)
+    to = put_number(to, place.low)
     to = put(to, '"},"flag":1,"language":"PYTHON","opaque":', 41)
     to = put_number(to, pull.opaque)
     to = put_bytes(to, tail)
     store32(head, <uint32_t> (to - head - 4 + picked.total))
     store32(head + 4, <uint32_t> (to - head - FRAME_HEAD))
-    frame = messages_behind(head, to - head, &picked, read, origin)
-    if frame is None:
-        return None
-    if pull.committed >= 0:
-        commit(plan, pull.committed)
-    found = counts.get(known_by)
-    if found is None:
-        found = counts[known_by] = [0, 0, 0, 0]
-    (<list> found)[0] += 1
-    (<list> found)[1] += picked.taken
-    (<list> found)[2] += picked.total
-    return frame
+    return messages_behind(head, to - head, picked, read, origin)
 
 
 cdef bint select_entries(

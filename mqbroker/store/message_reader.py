@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from struct import Struct
+from typing import TYPE_CHECKING
+from weakref import ref
 
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
@@ -20,9 +22,10 @@ from mqbroker.kernel import compiled
 from mqbroker.store.checked_reader import CheckedReader, window_of
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_entry import ENTRY_BYTES
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.corrupt_ranges import CorruptRanges
-from mqbroker.store.disk import is_shortage
+from mqbroker.store.disk import IMappedFile, is_shortage
 from mqbroker.store.entry_repair import EntryRepair, LostEntry
 from mqbroker.store.get_message_result import Get, GetMessageResult, GetMessageStatus, TransferLimits, outside
 from mqbroker.store.logscan import Damage
@@ -31,6 +34,9 @@ from mqbroker.store.property_filter import IPropertyFilter
 from mqbroker.store.record_verifier import RecordVerifier
 from mqbroker.store.resident_pages import ResidentPages
 from mqbroker.wire.record import RECORD_BYTES_MIN
+
+if TYPE_CHECKING:
+    from mqbroker.kernel.compiled import ResidentRange
 
 #: (queue offset, physical offset) -> the record; None if it needs a get.
 RecentRecord = Callable[[int, int], bytes | None]
@@ -43,6 +49,9 @@ Located = tuple[
 ]  # fmt: skip
 
 _LONG = Struct(">q")
+#: A range is kept if a queue has more than so many times what a pull gets; and of so many queues.
+_FOLLOWING = 2
+_RANGES_MAX = 10_000
 #: Loads for one get before loaded bytes count as resident whatever mincore says; and loads from then on.
 _LOADS_MAX = 8
 
@@ -84,7 +93,12 @@ class Reader:
             log, corrupt_ranges, self.verifier, self._limits, self.near_bytes, page_loader.touched, resident_pages
         )
         self._hot_bytes = self._checked.hot_bytes
-        self.settings_changed = self._limits.settings_changed
+        #: Where pulls of queues go on, by topic and queue id; only with the compiled module.
+        self.resident_ranges: dict[tuple[str, int], ResidentRange] = {}
+
+    def settings_changed(self, settings: StoreSettings) -> None:
+        self._limits.settings_changed(settings)
+        self.resident_ranges.clear()
 
     def get(
         self,
@@ -178,6 +192,8 @@ class Reader:
         is_own = first >= self._corrupt_ranges.intact_from
         low, high = queue.min_offset, queue.max_offset
         if is_hot and is_own:
+            if available > _FOLLOWING * count:
+                self._keep_range(queue, file, offset, offset - at // ENTRY_BYTES, first)
             return entries, at, count, room, bytes_limit, self._read_hot, None, low, high
         if behind > self.near_bytes or not (is_hot or not is_recent or has_entries(queue, offset, count, anew=True)):
             return None
@@ -185,6 +201,34 @@ class Reader:
             queue.note_read(offset)
         origin = None if is_own else (queue.topic_bytes, queue.queue_id, offset, not queue.is_schedule)
         return entries, at, count, room, bytes_limit, self._read_resident, origin, low, high
+
+    def _keep_range(self, queue: ConsumeQueue, file: IMappedFile, offset: int, first: int, start: int) -> None:
+        """Keep what the pulls that follow need: of `file`, whose first entry is `first`, from `offset` on, whose
+        message is at `start` in the log."""
+        assert compiled is not None
+        part = self.resident_pages.log_range(start)
+        if part is None:
+            return
+        low, high, log_until = part
+        end, entries_until = self.resident_pages.entries_end(queue)
+        segment, at = self._log.place(start)
+        if len(self.resident_ranges) >= _RANGES_MAX:
+            self.resident_ranges.clear()
+        self.resident_ranges[queue.topic, queue.queue_id] = compiled.ResidentRange(
+            queue,
+            self._corrupt_ranges,
+            ref(file.view),
+            ref(segment.view),
+            first,
+            offset,
+            min(end, first + file.size // ENTRY_BYTES),
+            start - at,
+            max(low, self._corrupt_ranges.intact_from),
+            high,
+            *self._limits.of(None, is_near=True),
+            window_of(1),
+            min(log_until, entries_until),
+        )
 
     def _read_hot(self, start: int, size: int) -> memoryview | None:
         """Bytes that this process appended not long ago; None if they are not resident, or in two segments."""

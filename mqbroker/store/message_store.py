@@ -120,6 +120,7 @@ class MessageStore:
         self.open_queue = parts.queues.open
         #: Hot: the reader's own methods.
         self.get, self.locate = parts.reader.get, parts.reader.locate
+        self.resident_ranges, self.queues_by_name = parts.reader.resident_ranges, parts.queues.by_name
         self.recent_records = parts.reader.recent_records
 
         #: Queries, which never wait for the disk.

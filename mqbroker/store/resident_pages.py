@@ -22,6 +22,7 @@ _STRETCH_BITS = 20
 _STRETCH_BYTES = 1 << _STRETCH_BITS
 #: Entries of a queue that are checked at once.
 _ENTRIES = 65536 // ENTRY_BYTES
+_STRETCHES_AT_ONCE = 4
 _STRETCHES_MAX = 4096
 _QUEUES_MAX = 10_000
 
@@ -50,20 +51,38 @@ class ResidentPages:
             return False
         if anew:
             return self._is_resident(start, end)
-        stretches = self._stretches
         for number in range(first, ((end - 1) >> _STRETCH_BITS) + 1):
-            until = stretches.get(number, 0.0)
-            if until <= now and (-until > now or not self._look(number, now)):
+            if self._resident_until(number, now) <= now:
                 return self._is_resident(start, end)
         return True
 
-    def _look(self, number: int, now: float) -> bool:
+    def log_range(self, offset: int) -> tuple[int, int, float] | None:
+        """The resident bytes around `offset` in its segment, from and to where, and until when they count as that; None
+        if there are none, or nothing of the log is there."""
+        if not self._log.min_offset <= offset < self._log.readable_end:
+            return None
+        now, first = self._now(), offset >> _STRETCH_BITS
+        file, at = self._log.place(offset)
+        low, end = max(first << _STRETCH_BITS, offset - at), min(offset - at + file.size, self._log.readable_end)
+        high, all_until = low, now + LOG_MOMENT_S
+        for number in range(first, min(first + _STRETCHES_AT_ONCE, ((end - 1) >> _STRETCH_BITS) + 1)):
+            until = self._resident_until(number, now)
+            if until <= now:
+                break
+            high, all_until = min((number + 1) << _STRETCH_BITS, end), min(all_until, until)
+        return (low, high, all_until) if high > low else None
+
+    def _resident_until(self, number: int, now: float) -> float:
+        """Until when a stretch of the log counts as resident; not after `now` if not all of it is."""
+        until = self._stretches.get(number, 0.0)
+        if abs(until) > now:
+            return until
         start = max(number << _STRETCH_BITS, self._log.min_offset)
         is_there = self._is_resident(start, min((number + 1) << _STRETCH_BITS, self._log.readable_end))
         if len(self._stretches) >= _STRETCHES_MAX:
             self._stretches.clear()
-        self._stretches[number] = now + LOG_MOMENT_S if is_there else -(now + LOG_MOMENT_S)
-        return is_there
+        until = self._stretches[number] = now + LOG_MOMENT_S if is_there else -(now + LOG_MOMENT_S)
+        return until
 
     def _is_resident(self, start: int, end: int) -> bool:
         while start < end:
@@ -73,6 +92,11 @@ class ResidentPages:
                 return False
             start += size
         return True
+
+    def entries_end(self, queue: ConsumeQueue) -> tuple[int, float]:
+        """Behind which entry those end that `has_entries` has found, and until when they count as resident."""
+        _, high, until = self._entries.get(queue, (0, 0, 0.0))
+        return high, until
 
     def has_entries(self, queue: ConsumeQueue, offset: int, count: int, *, anew: bool = False) -> bool:
         """As `has_log`, for entries of a queue, all between min and max and in one file. Hot."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -18,6 +20,9 @@ import pytest
 
 from mqbroker.kernel import compiled
 from mqbroker.store import message_reader
+from mqbroker.store.consumequeue_entry import ENTRY
+from mqbroker.store.logscan import Damage
+from mqbroker.store.resident_pages import LOG_MOMENT_S
 from mqbroker.wire.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -272,3 +277,166 @@ def test_sends_and_pulls_of_several_connections_in_one_turn(tmp_path: Path) -> N
     counts = [len(FrameDecoder(1 << 30).feed(bytes(end.written))) for end in ends]
     assert counts == [3, 3, 4, 4]
     bench.close()
+
+
+class CountedLooks:
+    """Counts the calls that find out where messages are."""
+
+    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        locate = bench.store.locate
+
+        def counted(*given: Any) -> Any:
+            self.count += 1
+            return locate(*given)
+
+        monkeypatch.setattr(bench.store, "locate", counted)
+
+
+def pulled(bench: Bench, client: Client, offset: int, most: int = 8, **changed: str) -> tuple[bool, list[int], int]:
+    """Whether the compiled module has taken a pull; the offsets of what it found, and where the next one is to begin.
+    The time does not go on meanwhile, so that what was resident still counts as that."""
+    is_taken = taken(bench, client, queueOffset=str(offset), maxMsgNums=str(most), **changed)
+    [answer] = client.heard()
+    found = [record.queue_offset for record in decode_records(answer.body)]
+    return is_taken, found, int(answer.ext_fields["nextBeginOffset"])
+
+
+def filled(root: Path, **changes: Any) -> tuple[Bench, Client]:
+    """A broker whose queue 0 of the topic T has 250 messages, in three files, and that knows a pull of it."""
+    bench = Bench(root, **changes)
+    client = bench.client()
+    for number in range(250):
+        client.send("T", b"x" * 100, queue_id=0, properties=f"TAGS\x01{'ab'[number % 2]}")
+    bench.turn(1)
+    assert pulled(bench, client, 0) == (False, [*range(8)], 8)
+    return bench, client
+
+
+def test_pulls_that_follow_each_other_are_located_once_for_a_file_of_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, client = filled(tmp_path / "store")
+    looks = CountedLooks(bench, monkeypatch)
+    at, located_at = 0, []
+    while at < 250:
+        before = looks.count
+        is_taken, found, following = pulled(bench, client, at)
+        assert is_taken
+        assert found == [*range(at, following)]
+        assert following == min(at + 8, 100 if at < 100 else 200 if at < 200 else 250)
+        located_at += [at] * (looks.count - before)
+        at = following
+    assert located_at == [100, 200]
+    # So few are left in that file that nothing is kept for them.
+    for count in (3, 4):
+        assert pulled(bench, client, 96) == (True, [96, 97, 98, 99], 100)
+        assert looks.count == count
+    # From the first file to the midst of the second one.
+    assert pulled(bench, client, 0) == (True, [*range(8)], 8)
+    assert pulled(bench, client, 150) == (True, [*range(150, 158)], 158)
+    bench.close()
+
+
+def test_messages_with_a_tag_are_found_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, client = filled(tmp_path / "store")
+    assert not pulled(bench, client, 0, subscription="b")[0]
+    assert pulled(bench, client, 0) == (True, [*range(8)], 8)
+    looks = CountedLooks(bench, monkeypatch)
+    assert pulled(bench, client, 3, subscription="b") == (True, [*range(3, 18, 2)], 18)
+    assert looks.count == 0
+    # It looks at no more entries than other pulls with a tag do, if the client asks for more than these.
+    assert pulled(bench, client, 3, 801, subscription="b") == (True, [*range(3, 66, 2)], 66)
+    assert looks.count == 1
+    bench.close()
+
+
+def test_where_messages_are_is_looked_up_anew_after_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, client = filled(tmp_path / "store")
+    assert pulled(bench, client, 0)[0]
+    looks = CountedLooks(bench, monkeypatch)
+    assert pulled(bench, client, 8)[0]
+    assert looks.count == 0
+    bench.turn(LOG_MOMENT_S)
+    assert pulled(bench, client, 16)[0]
+    assert looks.count == 1
+    bench.close()
+
+
+def forget_file(bench: Bench) -> None:
+    bench.store._queues.by_name["T", 0]._files[0].let_go()
+
+
+def lose(bench: Bench) -> None:
+    """The disk cannot read a message of the range, it is found out."""
+    [physical_offset, size, _] = bench.store._queues.by_name["T", 0].entry(200)
+    bench.store._files.add_damage(Damage("a file", physical_offset, physical_offset + size, "cannot be read"))
+
+
+LAPSES: dict[str, Callable[[Bench], object]] = {
+    "the file is not mapped any more": forget_file,
+    "a damage was found behind it": lose,
+    "fewer messages at a time": lambda bench: bench.parts.live.change({"maxTransferCountOnMessageInMemory": "3"}),
+    "oldest messages deleted": lambda bench: setattr(bench.store._queues.by_name["T", 0], "min_offset", 9),
+}
+
+
+@pytest.mark.parametrize("lapse", LAPSES)
+def test_what_was_kept_of_a_queue_is_not_used(tmp_path: Path, lapse: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, client = filled(tmp_path / "store")
+    assert pulled(bench, client, 0) == (True, [*range(8)], 8)
+    looks = CountedLooks(bench, monkeypatch)
+    assert pulled(bench, client, 8)[:2] == (True, [*range(8, 16)])
+    assert looks.count == 0
+    LAPSES[lapse](bench)
+    _, found, _ = pulled(bench, client, 8)
+    assert looks.count > 0
+    assert found == {"fewer messages at a time": [8, 9, 10], "oldest messages deleted": []}.get(lapse, [*range(8, 16)])
+    bench.close()
+
+
+def test_a_queue_that_took_the_place_of_another_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, client = filled(tmp_path / "store")
+    assert pulled(bench, client, 0)[0]
+    queues = bench.store.queues_by_name
+    monkeypatch.setitem(queues, ("T", 0), copy(queues["T", 0]))
+    looks = CountedLooks(bench, monkeypatch)
+    assert pulled(bench, client, 0)[0]
+    assert looks.count == 1
+    bench.close()
+
+
+def test_a_pull_of_more_than_what_counts_as_resident(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The range ends in the midst of what it finds."""
+    bench, client = filled(tmp_path / "store")
+    assert pulled(bench, client, 0)[0]
+    kept = bench.store.resident_ranges["T", 0]
+    pages = bench.store._reader.resident_pages
+    tenth = kept.queue.entry(10)[0]
+    monkeypatch.setattr(pages, "log_range", lambda start: (0, tenth, 1e12))
+    bench.store.resident_ranges.clear()
+    assert pulled(bench, client, 0)[0]
+    looks = CountedLooks(bench, monkeypatch)
+    assert pulled(bench, client, 2) == (True, [*range(2, 10)], 10)
+    assert looks.count == 0
+    assert pulled(bench, client, 3) == (True, [*range(3, 11)], 11)
+    assert looks.count == 1
+    bench.close()
+
+
+@pytest.mark.parametrize(("entries", "log"), [(b"e" * 19, b"l" * 100), (ENTRY.pack(50, 91, 0), b"l" * 140)])
+def test_files_shorter_than_they_were_said_to_be(entries: bytes, log: bytes) -> None:
+    assert compiled is not None
+    kept = compiled.ResidentRange(
+        SimpleNamespace(min_offset=0, max_offset=1), SimpleNamespace(intact_from=0), lambda: memoryview(entries),
+        lambda: memoryview(log), 0, 0, 1, 0, 0, 1000, 32, 1000, 800, 1e12,
+    )  # fmt: skip
+    header = {"code": 11, "extFields": BASE, "flag": 0, "opaque": 5}
+    data = encode_frame(0, json.dumps(header, separators=(",", ":")).encode(), b"")
+    key = "\0".join(["1", "CG", "T", "0", "0", "*", "TAG"]).encode()
+    plan = ("T", 0), "known", None, 0
+    with pytest.raises(ValueError, match=r"1 entries at byte 0 of 19|140 bytes of the log instead of 91"):
+        compiled.take_pulls(
+            [(data, 0, None)], {key: plan}, {("T", 0): kept.queue}, {("T", 0): kept}, 0.0, lambda *_: None,
+            lambda *_: None, {}, b"}", 32, 1000, None,
+        )  # fmt: skip

@@ -37,6 +37,9 @@ class PlainPulls:
         found = compiled.take_pulls(
             reads,
             self._plans.by_key,
+            self._store.queues_by_name,
+            self._store.resident_ranges,
+            reads[0][2].last_active,
             self._store.locate,
             self._commit,
             self._gets.found,

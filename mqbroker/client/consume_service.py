@@ -10,12 +10,12 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from types import CoroutineType
 from typing import Any, Protocol
 
 import attrs
 
 from mqbroker.client.errors import NotHandled, RetryLater
+from mqbroker.client.listener_calls import Outcome, call_listener, resumed
 from mqbroker.client.listeners import ListenerResults
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import LiveNet, Signal
@@ -118,13 +118,13 @@ class ConsumeService:
         self._yielding = 0
         #: Nothing waits any more: it is closed, or the listener could not be called, or a call was torn down; other
         #: messages would fail the same way.
-        self._is_over = False
+        self.is_over = False
         self._closed = False
         self._idle = net.signal()
 
     def put(self, owner: Owner, batch: PulledBatch) -> None:
         """Queue the messages of a batch for the listener."""
-        if batch.messages and not self._is_over:
+        if batch.messages and not self.is_over:
             self._waiting.append(_Portion(owner, batch, 0, len(batch.messages)))
             self._start_some()
 
@@ -172,7 +172,7 @@ class ConsumeService:
         self._halt()
 
     def _halt(self) -> None:
-        self._is_over = True
+        self.is_over = True
         self._waiting.clear()
 
     async def close(self, timeout_s: float) -> bool:
@@ -289,39 +289,46 @@ class ConsumeService:
 
     async def _consume(self, run: _Run, portion: _Portion, until: float) -> None:
         """Give the listener what nobody else takes of `portion`, as long as it is not `until`, and it is not over."""
-        owner, batch, listener, now_s = portion.owner, portion.batch, self._listener, self._net.now
-        messages, end = batch.messages, portion.end
-        since = now = now_s()
-        ok = 0
-        while (index := portion.next) < end and now < until and not (owner.dropped or self._is_over):
-            portion.next = index + 1
-            message = run.message = messages[index]
-            if message is None:
-                continue
-            delay_level: int | None = None
-            try:
-                verdict = listener(message)
-                if verdict is not None:
-                    if type(verdict) is CoroutineType or inspect.isawaitable(verdict):
-                        verdict = await verdict
-                    if verdict is not None:
-                        delay_level = self._verdicts.delay_level(verdict, message)
-            except BaseException as error:
-                delay_level = self._delay_level_after(error, message)
-            now = now_s()
-            if delay_level is None:
-                ok += 1
-                batch.done(index, now)
-            else:
-                self._count(owner, now - since, ok, 1)
-                await self._retry(run, portion, message, index, delay_level)
+        owner, batch, now_s = portion.owner, portion.batch, self._net.now
+        since = now_s()
+        ok, outcome = 0, -1
+        while outcome != Outcome.STOPPED and not owner.dropped:
+            portion.next, consumed, outcome, value = call_listener(
+                batch.messages, portion.next, portion.end, self._listener, self, run, now_s, until
+            )
+            ok += consumed
+            batch.count_out(consumed, now_s())
+            if outcome != Outcome.STOPPED and not await self._settle(run, portion, outcome, value):
+                self._count(owner, now_s() - since, ok, 1)
                 ok, since = 0, now_s()
+            elif outcome != Outcome.STOPPED:
+                ok += 1
             if run.looks or self._waiting_for:
                 self._let_go(run)
         run.message = None
-        self._count(owner, now - since, ok, 0)
+        self._count(owner, now_s() - since, ok, 0)
         if owner.dropped:
-            portion.next = end
+            portion.next = portion.end
+
+    async def _settle(self, run: _Run, portion: _Portion, outcome: int, value: Any) -> bool:
+        """Settle a message of which the listener has not simply returned None: returns whether it is consumed."""
+        index, message = portion.next - 1, run.message
+        assert message is not None
+        try:
+            if outcome == Outcome.RAISED:
+                raise value
+            if outcome == Outcome.SUSPENDED:
+                value = await resumed(*value)
+            elif outcome == Outcome.RETURNED and inspect.isawaitable(value):
+                value = await value
+            delay_level = self._verdicts.delay_level(value, message)
+        except BaseException as error:
+            delay_level = self._delay_level_after(error, message)
+        if delay_level is None:
+            portion.batch.done(index, self._net.now())
+            return True
+        await self._retry(run, portion, message, index, delay_level)
+        return False
 
     def _count(self, owner: Owner, took_s: float, ok: int, failed: int) -> None:
         """Count what the listener had of a queue."""
@@ -388,7 +395,7 @@ class ConsumeService:
     async def _again(self, portion: _Portion, index: int, message: ReceivedMessage) -> None:
         owner, batch = portion.owner, portion.batch
         await self._net.sleep(self._local_retry_s)
-        if not owner.dropped and not self._is_over:
+        if not owner.dropped and not self.is_over:
             batch.messages[index] = attrs.evolve(message, reconsume_times=message.reconsume_times + 1)
             self._waiting.append(_Portion(owner, batch, index, index + 1))
             self._start_some()

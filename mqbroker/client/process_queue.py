@@ -46,13 +46,18 @@ class PulledBatch:
 
     def done(self, index: int, now: float) -> None:
         """Called when a message is consumed, or was sent back: it is no longer held."""
-        if self.messages[index] is None:
+        if self.messages[index] is not None:
+            self.messages[index] = None
+            self.count_out(1, now)
+
+    def count_out(self, count: int, now: float) -> None:
+        """Called when so many messages have been replaced by None: they are no longer held."""
+        if not count:
             return
-        self.messages[index] = None
-        self.left -= 1
+        self.left -= count
         held = self._held
         held.consumed_at = now
-        held.count -= 1
+        held.count -= count
         if not self.left:
             held.bytes -= self.bytes
         if not self.left or held.on_room is not None:

@@ -1,7 +1,8 @@
 # Messages that a client has pulled, decoded when they are looked at. What is done here is done with the same outcome by
 # mqbroker/client/messages.py: ReceivedMessage.of_record.
 
-from cpython.object cimport PyTypeObject, Py_TYPE
+from cpython.object cimport PyObject, PyTypeObject, Py_TYPE
+from cpython.ref cimport Py_DECREF
 
 cdef extern from "Python.h":
     ctypedef struct PyMemberDef:
@@ -12,6 +13,10 @@ cdef extern from "Python.h":
     int PyMember_SetOne(char *o, PyMemberDef *member, object value) except -1
     int PyObject_GenericSetAttr(object o, object name, object value) except -1
     object PyType_GenericAlloc(PyTypeObject *kind, Py_ssize_t items)
+    bint PyCoro_CheckExact(object o)
+    int PyIter_Send(object o, object given, PyObject **sent) except -1
+    enum:
+        PYGEN_NEXT
     object PyUnicode_DecodeUTF8(const char *s, Py_ssize_t n, const char *errors)
 
 cdef enum:
@@ -69,6 +74,49 @@ def take_messages(bytes data, Py_ssize_t at, type kind, str broker_name):
         found.append(message)
         at += r.size
     return found, at
+
+
+cdef enum:
+    # As mqbroker/client/listener_calls.py: Outcome.
+    STOPPED
+    RETURNED
+    ENDED
+    SUSPENDED
+    RAISED
+
+
+def call_listener(
+    list messages, Py_ssize_t at, Py_ssize_t end, object listener, object caller, object call, object now_s, double until
+):
+    """See mqbroker/client/listener_calls.py."""
+    cdef Py_ssize_t consumed = 0
+    cdef PyObject *sent
+    cdef int outcome
+    while 0 <= at < end and at < len(messages) and not caller.is_over and <double> now_s() < until:
+        message = messages[at]
+        at += 1
+        if message is None:
+            continue
+        call.message = message
+        outcome = RETURNED
+        try:
+            result = listener(message)
+            if PyCoro_CheckExact(result):
+                sent = NULL
+                outcome = PyIter_Send(result, None, &sent)
+                if outcome == PYGEN_NEXT:
+                    outcome, result = SUSPENDED, (result, <object> sent)
+                else:
+                    outcome, result = ENDED, <object> sent
+                Py_DECREF(<object> sent)
+        except BaseException as error:
+            return at, consumed, RAISED, error
+        if result is not None:
+            return at, consumed, outcome, result
+        if at <= len(messages):
+            messages[at - 1] = None
+        consumed += 1
+    return at, consumed, STOPPED, None
 
 
 cdef dict properties_dict(Span s):

@@ -118,6 +118,16 @@ def read_pairs(data: bytes, starts: Any, ends: Any) -> tuple[bytes, bytes, bytes
 def properties_of(buffer: Any, base: int, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]: ...
 def values_of(messages: Sequence[bytes], marks: list[bytes]) -> list[Any]: ...
 def take_messages(data: bytes, at: int, kind: type[T], broker_name: str) -> tuple[list[T], int]: ...
+def call_listener(
+    messages: list[Any],
+    at: int,
+    end: int,
+    listener: Callable[[Any], Any],
+    caller: Any,
+    call: Any,
+    now_s: Callable[[], float],
+    until: float,
+) -> tuple[int, int, int, Any]: ...
 def fill_message(
     message: object,
     rest: bytes,

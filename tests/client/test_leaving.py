@@ -202,7 +202,7 @@ def listener(message):
         time.sleep(0.001)
     # It goes on ending when all have returned: until then the next message finds no thread.
     until = time.monotonic() + 5
-    while is_last and not consumer._consumer._core._consuming._is_over and time.monotonic() < until:
+    while is_last and not consumer._consumer._core._consuming.is_over and time.monotonic() < until:
         time.sleep(0.001)
 
 options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=4)

@@ -30,6 +30,7 @@ from mqbroker.wire.command import (
     decode_command,
     encode_command,
     encode_json_header,
+    take_responses,
 )
 from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
@@ -157,31 +158,40 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _data_received(self, data: bytes) -> None:
         now = self._loop.time()
-        if self._sent and compiled is not None:
-            data = self._take_stored(data, now)
+        if compiled is not None:
+            data = self._take_plain(data, now)
+            if not data:
+                return
         try:
             commands = [decode_command(*frame) for frame in self._decoder.feed(data)]
         except BadFrame as error:
             log.warning("closing the connection to %s: %s", self.addr, error)
             self.close()
             return
+        self._handle(commands, now)
+
+    def _take_plain(self, data: bytes, now: float) -> bytes:
+        """Take the plain responses from the beginning of `data`; returns the rest."""
+        whole, at = self._decoder.join(data), 0
+        if whole is None or compiled is None:
+            return data
+        if self._sent:
+            stored, at = compiled.take_stored(whole, self._sent, SendResult, SendStatus.SEND_OK)
+            if stored:
+                self._responses.heard_at = now
+                self._sends_ended(stored)
+        responses, at = take_responses(whole, at)
+        if responses:
+            self._handle(responses, now)
+        return whole[at:]
+
+    def _handle(self, commands: list[RemotingCommand], now: float) -> None:
         self._responses.heard_at = now
         for command in commands:
             if not command.is_response:
                 self._answer(command, self)
             elif not self._responses.answer(command, now) and command.opaque in self._sent:
                 self._sends_ended([(self._sent.pop(command.opaque), command)])
-
-    def _take_stored(self, data: bytes, now: float) -> bytes:
-        """Take the plain responses to plain sends from the beginning of `data`; returns the rest."""
-        whole = self._decoder.join(data)
-        if whole is None or compiled is None:
-            return data
-        stored, at = compiled.take_stored(whole, self._sent, SendResult, SendStatus.SEND_OK)
-        if stored:
-            self._responses.heard_at = now
-            self._sends_ended(stored)
-        return whole[at:]
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False

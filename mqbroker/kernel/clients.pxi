@@ -76,6 +76,49 @@ def take_messages(bytes data, Py_ssize_t at, type kind, str broker_name):
     return found, at
 
 
+cdef bint has_escapes(Header *h) noexcept nogil:
+    """Whether a value of the extFields has escapes, or more than ASCII."""
+    cdef int i
+    for i in range(h.fields):
+        if plain_end(h.values[i].p, h.values[i].p + h.values[i].n) != h.values[i].p + h.values[i].n:
+            return True
+    return False
+
+
+def take_responses(bytes data, Py_ssize_t at, type kind, dict languages, int other):
+    """Make a `kind`, a command, of each response from `at` on whose frame is whole and plain, as mqbroker/wire/command.py:
+    decode_command does. `languages`: numbers by names, `other` that of any other name. Returns (them, where they
+    end)."""
+    cdef Bytes p = <Bytes> PyBytes_AS_STRING(data)
+    cdef Py_ssize_t n = PyBytes_GET_SIZE(data), size
+    cdef Request r
+    cdef Header *h = &r.header
+    cdef list found = []
+    cdef dict fields
+    cdef int i
+    check_range(data, at, n)
+    while n - at >= FRAME_HEAD and load32(p + at) <= FRAME_MAX:
+        size = read_request(p + at, n - at, &r)
+        if not size or not h.flag & 1 or has_escapes(h):
+            break
+        fields = {}
+        for i in range(h.fields):
+            fields[span_text(h.keys[i])] = span_text(h.values[i])
+        command = PyType_GenericAlloc(<PyTypeObject *> kind, 0)
+        PyObject_GenericSetAttr(command, "code", h.code)
+        PyObject_GenericSetAttr(command, "ext_fields", fields)
+        PyObject_GenericSetAttr(command, "body", span_bytes(r.body))
+        PyObject_GenericSetAttr(command, "remark", span_text(h.remark) if h.remark.p != NULL else None)
+        PyObject_GenericSetAttr(command, "opaque", h.opaque)
+        PyObject_GenericSetAttr(command, "flag", h.flag)
+        PyObject_GenericSetAttr(command, "language", languages.get(span_text(h.language), other))
+        PyObject_GenericSetAttr(command, "version", h.version)
+        PyObject_GenericSetAttr(command, "serialize_type", 0)
+        found.append(command)
+        at += size
+    return found, at
+
+
 cdef enum:
     # As mqbroker/client/listener_calls.py: Outcome.
     STOPPED

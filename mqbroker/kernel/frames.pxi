@@ -32,8 +32,9 @@ cdef extern from *:
 
 
 cdef struct Header:
-    int64_t code, opaque, flag
+    int64_t code, opaque, flag, version
     int have, fields            # how many fields
+    Span language, remark       # without quotes; of length 0 where there is none
     Span keys[FIELDS_MAX]       # of the extFields, as they stand in the JSON
     Span values[FIELDS_MAX]
 
@@ -98,7 +99,8 @@ cdef Bytes read_fields(Bytes p, Bytes end, Header *h) noexcept nogil:
 
 cdef Bytes read_member(Bytes p, Bytes end, Span key, Header *h) noexcept nogil:
     """The value of one member of the header; returns what follows it."""
-    cdef int64_t ignored
+    cdef Span ignored
+    cdef Span *text
     cdef int have = 0
     if is_text(key, "code", 4):
         have = HAS_CODE
@@ -110,12 +112,15 @@ cdef Bytes read_member(Bytes p, Bytes end, Span key, Header *h) noexcept nogil:
         have = HAS_FLAG
         p = read_integer(p, end, &h.flag)
     elif is_text(key, "version", 7):
-        p = read_integer(p, end, &ignored)
+        p = read_integer(p, end, &h.version)
     elif is_text(key, "extFields", 9):
         have = HAS_FIELDS
         p = read_fields(p + 1, end, h) if p < end and p[0] == c'{' else NULL
-    elif is_text(key, "language", 8) or is_text(key, "serializeTypeCurrentRPC", 23):
+    elif is_text(key, "language", 8) or is_text(key, "serializeTypeCurrentRPC", 23) or is_text(key, "remark", 6):
+        text = &h.language if key.n == 8 else &h.remark if key.n == 6 else &ignored
+        text.p = p + 1
         p = string_end(p + 1, end) if p < end and p[0] == c'"' else NULL
+        text.n = p - text.p if p != NULL else 0
         p = p + 1 if p != NULL else NULL
     else:
         return NULL
@@ -129,7 +134,8 @@ cdef bint read_header(Bytes p, Bytes end, Header *h) noexcept nogil:
     """Read a JSON header without spaces; False where it is not so plain."""
     cdef Span key
     cdef Bytes stop
-    h.have = h.fields = 0
+    h.have = h.fields = h.language.n = h.remark.n = 0
+    h.version, h.remark.p = 0, NULL
     if p >= end or p[0] != c'{':
         return False
     while True:

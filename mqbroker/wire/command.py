@@ -18,6 +18,7 @@ import attrs
 import orjson
 
 from mqbroker.errors import BadFrame
+from mqbroker.kernel import compiled
 from mqbroker.wire.codes import VERSION, LanguageCode, RequestCode, ResponseCode
 from mqbroker.wire.headers import Header, encode_header
 
@@ -237,6 +238,15 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
     name = fields.get("language")
     language = _LANGUAGES.get(name, _OTHER_LANGUAGE) if type(name) is str else _OTHER_LANGUAGE
     return RemotingCommand(code, texts, body, remark, opaque, flag, language, version)
+
+
+def take_responses(data: bytes, at: int) -> tuple[list[RemotingCommand], int]:
+    """The responses from `at` on with whole and plain frames, and where they end. Needs the compiled module."""
+    assert compiled is not None
+    found: tuple[list[RemotingCommand], int] = compiled.take_responses(
+        data, at, RemotingCommand, _LANGUAGES, _OTHER_LANGUAGE
+    )
+    return found
 
 
 def encode_json_header(command: RemotingCommand, opaque: int) -> bytes:

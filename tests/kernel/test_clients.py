@@ -24,7 +24,14 @@ from mqbroker.client.send import Outgoing, prepare, read_send_answer, send_reque
 from mqbroker.errors import MQError
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.command import FrameDecoder, RemotingCommand, decode_command, encode_command, encode_frame
+from mqbroker.wire.command import (
+    FrameDecoder,
+    RemotingCommand,
+    decode_command,
+    encode_command,
+    encode_frame,
+    take_responses,
+)
 from mqbroker.wire.record import HEADS, MAGIC, RECORD_BYTES_MIN, BadRecord, body_crc, decode_records, encode_record
 from tests.client.records import a_record as a_plain_record
 
@@ -277,3 +284,106 @@ def test_what_is_answered_is_read_as_in_python(seed: int) -> None:
         assert (results, others, error) == in_python(data, expected_left)
         assert left == expected_left
     assert taken > 10
+
+
+PLAIN = {
+    "code": 0,
+    "extFields": {"nextBeginOffset": "32", "minOffset": "0", "maxOffset": "99", "suggestWhichBrokerId": "0"},
+    "flag": 1,
+    "language": "JAVA",
+    "opaque": 5,
+    "remark": "FOUND",
+    "serializeTypeCurrentRPC": "JSON",
+    "version": 399,
+}
+MEMBERS = [*PLAIN, "more"]
+VALUES = [
+    0,
+    1,
+    3,
+    -1,
+    -(2**31),
+    2**31 - 1,
+    2**31,
+    1.5,
+    None,
+    True,
+    "",
+    "GO",
+    "NONE",
+    'a "b"',
+    "é",
+    "x" * 300,
+    {},
+    [],
+    {"a": 1},
+]
+TWICE = ['"language":"GO",', '"remark":"",', '"version":7,', '"extFields":{"a":"b","a":"c"},', '"code":1,']
+NAMES = ["nextBeginOffset", "i", "", "é", "a b", "remark"]
+
+
+def a_response(rng: Random) -> bytes:
+    """A response as brokers send it, with up to two changes."""
+    fields: dict[str, Any] = {**PLAIN, "extFields": dict(PLAIN["extFields"])}  # type: ignore[call-overload]
+    for _ in range(rng.choice([0, 0, 0, 1, 2])):
+        kind = rng.randrange(4)
+        if kind == 0:
+            fields[rng.choice(MEMBERS)] = rng.choice(VALUES)
+        elif kind == 1:
+            fields.pop(rng.choice(list(fields)))
+        elif type(fields.get("extFields")) is dict and kind == 2:
+            fields["extFields"] = {**fields["extFields"], rng.choice(NAMES): rng.choice(VALUES)}
+        else:
+            fields = dict(rng.sample(list(fields.items()), len(fields)))
+    text = json.dumps(fields, separators=(",", ":") if rng.random() < 0.95 else None, ensure_ascii=rng.random() < 0.5)
+    if rng.random() < 0.1:
+        twice = rng.choice(
+            ['"language":"GO",', '"remark":"","', '"version":7,', '"extFields":{"a":"b","a":"c"},', '"code":1,']
+        )
+        text = "{" + twice.rstrip('"') + text[1:]
+    return encode_frame(0 if rng.random() < 0.95 else 1, text.encode(), rng.choice([b"", b"body", b"\0" * 70]))
+
+
+def heard(data: bytes) -> tuple[list[Any], str]:
+    """The commands of whole frames, and the error that ends them."""
+    found: list[Any] = []
+    decoder = FrameDecoder()
+    try:
+        for frame in frames_of(data):
+            found += [decode_command(*parts) for parts in decoder.feed(frame)]
+    except MQError as error:
+        return found, str(error)
+    return found, ""
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_responses_are_read_as_in_python(seed: int) -> None:
+    rng = Random(seed)
+    count = 0
+    for _ in range(100):
+        data = b"".join(a_response(rng) for _ in range(rng.randrange(1, 5)))
+        data = spoilt(rng, data) if rng.random() < 0.5 else data
+        taken, at = take_responses(b"before" + data, 6)
+        others, error = heard(data[at - 6 :])
+        assert ([*taken, *others], error) == heard(data)
+        assert [type(each.ext_fields) for each in taken] == [dict] * len(taken)
+        assert all(each.is_response for each in taken)
+        count += len(taken)
+    assert count > 50
+
+
+def test_plain_responses_are_taken() -> None:
+    texts = [json.dumps(PLAIN | more, separators=(",", ":")).encode() for more in ({}, {"code": 21})]
+    frames = [encode_frame(0, text, b"x") for text in texts]
+    ours = encode_command(RemotingCommand(0, {"a": "b"}, b"body", opaque=7, flag=1))
+    data = b"".join([*frames, ours])
+    taken, at = take_responses(data, 0)
+    assert (len(taken), at) == (3, len(data))
+    assert taken == heard(data)[0]
+    # What is no response, is not whole, or is too large to be a frame, is left.
+    request = encode_command(RemotingCommand(0, {"a": "b"}, b"body", opaque=7))
+    for rest in (request, ours[:-1], ours[:7], b"\x7f" + ours[1:], b""):
+        assert take_responses(data + rest, 0) == (taken, at)
+    for at in (-1, len(data) + 1, 1 << 62):
+        with pytest.raises(ValueError, match="bytes "):
+            take_responses(data, at)

@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 3.0
 _CLOSE_TIMEOUT_S = 1.0
-#: Frames sent within one turn of the loop are joined, up to about a transport's high-water mark.
-_UNWRITTEN_BYTES_MAX = 64 * 1024
+#: Frames sent within one turn of the loop are joined, up to so many bytes; the peer works on these meanwhile.
+_UNWRITTEN_BYTES_MAX = 8 * 1024
 _READ_BYTES = 64 * 1024
 #: A peer that reads nothing for so long, seconds, while more waits for it, counts as gone.
 _UNREAD_S_MAX = 10.0

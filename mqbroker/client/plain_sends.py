@@ -29,6 +29,10 @@ _OWN_FIELDS = ("f", "g", "h", "i")
 #: Topics of which the heads of headers are kept.
 _TOPICS_MAX = 1024
 
+#: So many sends leave before their turn of the loop ends: the broker has work while the others are encoded. Measured
+#: with one core for each, 64 senders get half as much again as if all left at the end, 256 a seventh.
+_TOGETHER_MAX = 32
+
 _topic = attrgetter("topic")
 
 
@@ -36,7 +40,8 @@ Waiter = asyncio.Future[SendResult | FirstAttempt | None]
 
 
 class PlainSends:
-    """Takes sends; those of a turn of the loop leave at its end, in the order in which they came."""
+    """Takes sends; those of a turn of the loop leave at its end, or when they are enough, in the order in which they
+    came."""
 
     def __init__(
         self,
@@ -79,6 +84,8 @@ class PlainSends:
             loop.call_soon(self.flush)
         self._messages.append(message)
         self._waiters.append(waiter)
+        if len(self._messages) >= _TOGETHER_MAX:
+            self.flush()
         return waiter
 
     def give_up(self, message: Message, taken: Waiter) -> None:

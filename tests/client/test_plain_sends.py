@@ -61,6 +61,25 @@ async def all_of(*sends: Any) -> list[Any]:
 
 
 @pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+def test_many_sends_of_one_turn_leave_while_others_are_encoded(topic: Loopback) -> None:
+    async def use(producer: Producer) -> list[int]:
+        [connection] = [each for addr, each in producer._net._connections.items() if addr != topic.addr]
+        sizes: list[int] = []
+        transport: Any = connection._transport
+        write = transport.write
+        connection._transport = SimpleNamespace(  # type: ignore[assignment]
+            write=lambda data: (sizes.append(data.count(b"BODY")), write(data)),
+            is_closing=transport.is_closing, close=transport.close, abort=transport.abort,
+        )  # fmt: skip
+        results = await all_of(*(producer.send(Message("T", b"%03d" % n + b"BODY" + b"x" * 200)) for n in range(100)))
+        assert [result.queue_offset for result in results] == [*range(1, 101)]
+        return sizes
+
+    assert with_producer(topic, use) == [32, 32, 32, 4, 0]  # at last its farewell
+    assert [int(body[:3]) for body in bodies(topic)] == [*range(100)]
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 @pytest.mark.parametrize("in_flight_max", [2, 1000])
 def test_plain_sends_are_not_encoded_one_by_one(
     topic: Loopback, monkeypatch: pytest.MonkeyPatch, in_flight_max: int

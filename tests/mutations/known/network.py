@@ -108,6 +108,14 @@ MISTAKES = [
         ("tests/client/test_consume_service.py",),
     ),
     Mutation(
+        "keep all sends of a turn of the loop until it ends",
+        "client/plain_sends.py",
+        "        if len(self._messages) >= _TOGETHER_MAX:\n            self.flush()\n",
+        "",
+        ("tests/client/test_plain_sends.py",),
+        with_compiled=True,
+    ),
+    Mutation(
         "lose what a coroutine that has suspended is thrown",
         "client/listener_calls.py",
         "            error = raised\n",

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from operator import attrgetter
 
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
 from mqbroker.client.net import LiveNet
@@ -19,8 +18,6 @@ from mqbroker.wire.codes import MASTER_ID
 
 log = logging.getLogger(__name__)
 
-_BODY = attrgetter("body")
-
 
 class PulledBatch:
     """The messages of one pull, None in the place of each that is done, and how many are left."""
@@ -32,7 +29,7 @@ class PulledBatch:
         self.messages: list[ReceivedMessage | None] = [*messages]
         self.left = len(messages)
         #: Of all their bodies.
-        self.bytes = sum(map(len, map(_BODY, messages)))
+        self.bytes = sum([len(message.body) for message in messages])
         self.first_number = first_number
         self._held = held
 

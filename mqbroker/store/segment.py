@@ -41,14 +41,15 @@ class SegmentFill:
         self._lock = threading.Lock()
         #: Where the next piece begins. What is below has its zeros, or belongs to the records.
         self._next = 0
-        self._claimed = self._ahead = 0
+        #: Where the worker stops.
+        self._until = 0
         self._running: Deferred[None] | None = None
         self._is_stopped = False
 
     def begin(self, file: IMappedFile, *, is_filled: bool) -> None:
         """Go on in the segment that is active from now on."""
         with self._lock:
-            self._file, self._claimed = file, 0
+            self._file, self._until = file, 0
             self._next = file.size if is_filled or file.size < FILL_SYNC_BYTES else 0
 
     def claim(self, stop: int, *, fills_ahead: bool = True) -> None:
@@ -61,8 +62,9 @@ class SegmentFill:
                 # A worker that runs goes on behind that, or else the next records would wait for it again.
                 lead = FILL_BYTES if self._running is not None else 0
                 self._next = max(self._next, min(stop + lead, file.size))
-        self._claimed, self._ahead = stop, FILL_AHEAD_BYTES if fills_ahead else 0
-        is_due = self._next < min(file.size, stop + self._ahead // 2)
+        ahead = FILL_AHEAD_BYTES if fills_ahead else 0
+        self._until = min(file.size, stop + ahead)
+        is_due = self._next < min(file.size, stop + ahead // 2)
         if is_due and self._running is None and not self._is_stopped:
             self._running = self._worker.run(self._fill)
             self._running.addCallbacks(self._done, self._failed)
@@ -77,7 +79,7 @@ class SegmentFill:
             with self._lock:
                 file = self._file
                 assert file is not None
-                if self._next >= min(file.size, self._claimed + self._ahead):
+                if self._next >= self._until:
                     return
                 self._next = end = _fill_piece(file, self._next)
             _sync_filled(file, end)

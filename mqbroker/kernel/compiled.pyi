@@ -79,6 +79,7 @@ class ResidentRange:
         first: int,
         begin: int,
         end: int,
+        file_end: int,
         log_base: int,
         low: int,
         high: int,

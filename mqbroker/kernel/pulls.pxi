@@ -148,25 +148,25 @@ cdef class ResidentRange:
 
     cdef readonly object queue
     cdef object corrupt_ranges, entries, log
-    cdef int64_t first, begin, end, log_base, low, high
+    cdef int64_t first, begin, end, file_end, log_base, low, high
     cdef Py_ssize_t count_max, window
     cdef int64_t bytes_max
     cdef double until
 
     def __init__(
-        self, queue, corrupt_ranges, entries, log, first, begin, end, log_base, low, high, count_max, bytes_max, window,
-        until,
+        self, queue, corrupt_ranges, entries, log, first, begin, end, file_end, log_base, low, high, count_max,
+        bytes_max, window, until,
     ):
         """
         :param queue: with `min_offset` and `max_offset`. `corrupt_ranges`: with `intact_from`, below which none is used.
         :param entries: weak reference to the bytes of a file of the queue, whose first entry has the offset `first`.
         :param log: weak reference to the bytes of a segment, the first of which is at `log_base`.
-        :param begin: of the offsets for which this may be used, up to `end`.
+        :param begin: of the offsets for which this may be used, up to `end`; the file has entries up to `file_end`.
         :param low: of the bytes of the log for which this may be used, up to `high`.
         :param count_max: messages of a pull, `bytes_max` of several, and `window` of entries where some are skipped.
         """
         self.queue, self.corrupt_ranges, self.entries, self.log = queue, corrupt_ranges, entries, log
-        self.first, self.begin, self.end = first, begin, end
+        self.first, self.begin, self.end, self.file_end = first, begin, end, file_end
         self.log_base, self.low, self.high = log_base, low, high
         self.count_max, self.bytes_max, self.window, self.until = count_max, bytes_max, window, until
 
@@ -179,7 +179,10 @@ cdef class ResidentRange:
             return None
         place.at = (offset - self.first) * ENTRY
         place.room = max(1, min(most, <int64_t> self.count_max))
-        place.count = min(min(self.end, place.high) - offset, <int64_t> (self.window if is_filtered else place.room))
+        place.count = self.window if is_filtered else place.room
+        place.count = min(<int64_t> place.count, min(self.file_end, place.high) - offset)
+        if place.count > self.end - offset:
+            return None
         place.bytes_limit = self.bytes_max
         return self.entries()
 
@@ -316,9 +319,9 @@ def take_pulls(
         version of the subscription, subscription and expression type, each behind a NUL; what the pull does not have is
         the byte 1.
     :param queues: the queues that there are, by their names in plans. `ranges`: of some, their `ResidentRange`.
-    :param locate: where that does not do: returns for (queue, offset, messages at most, whether they are filtered) arguments of
-        `pick_messages`: (entries, at, count, room, bytes_limit, read, origin), and the first and next offset of the
-        queue; None where that takes more.
+    :param locate: where that does not do: returns for (queue, offset, messages at most, whether they are filtered)
+        arguments of `pick_messages`: (entries, at, count, room, bytes_limit, read, origin), and the first and next
+        offset of the queue; None where that takes more.
     :param commit: called with the plan and the offset that comes with a pull.
     :param counts: lists of the number of pulls, messages and bytes, and ms.
     :param tail: of a response: what stands behind the opaque.

@@ -211,6 +211,7 @@ class Reader:
             return
         low, high, log_until = part
         end, entries_until = self.resident_pages.entries_end(queue)
+        file_end = first + file.size // ENTRY_BYTES
         segment, at = self._log.place(start)
         if len(self.resident_ranges) >= _RANGES_MAX:
             self.resident_ranges.clear()
@@ -221,7 +222,8 @@ class Reader:
             ref(segment.view),
             first,
             offset,
-            min(end, first + file.size // ENTRY_BYTES),
+            min(end, file_end),
+            file_end,
             start - at,
             max(low, self._corrupt_ranges.intact_from),
             high,

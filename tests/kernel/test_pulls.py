@@ -406,6 +406,19 @@ def test_a_queue_that_took_the_place_of_another_is_looked_at(tmp_path: Path, mon
     bench.close()
 
 
+def test_a_pull_of_more_entries_than_were_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets as many messages as the general path finds for it."""
+    bench, client = filled(tmp_path / "store")
+    pages = bench.store._reader.resident_pages
+    monkeypatch.setattr(pages, "entries_end", lambda queue: (20, 1e12))
+    bench.store.resident_ranges.clear()
+    looks = CountedLooks(bench, monkeypatch)
+    for at, count in [(0, 1), (8, 1), (12, 1), (13, 2), (96, 3)]:
+        assert pulled(bench, client, at) == (True, [*range(at, min(at + 8, 100))], min(at + 8, 100))
+        assert looks.count == count
+    bench.close()
+
+
 def test_a_pull_of_more_than_what_counts_as_resident(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The range ends in the midst of what it finds."""
     bench, client = filled(tmp_path / "store")
@@ -429,7 +442,7 @@ def test_files_shorter_than_they_were_said_to_be(entries: bytes, log: bytes) -> 
     assert compiled is not None
     kept = compiled.ResidentRange(
         SimpleNamespace(min_offset=0, max_offset=1), SimpleNamespace(intact_from=0), lambda: memoryview(entries),
-        lambda: memoryview(log), 0, 0, 1, 0, 0, 1000, 32, 1000, 800, 1e12,
+        lambda: memoryview(log), 0, 0, 1, 1, 0, 0, 1000, 32, 1000, 800, 1e12,
     )  # fmt: skip
     header = {"code": 11, "extFields": BASE, "flag": 0, "opaque": 5}
     data = encode_frame(0, json.dumps(header, separators=(",", ":")).encode(), b"")

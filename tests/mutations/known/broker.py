@@ -124,10 +124,10 @@ MISTAKES = [
         with_compiled=True,
     ),
     Mutation(
-        "keep a part of a queue that is resident beyond where its entries were looked at",
+        "keep a part of a queue that is resident beyond the file",
         "store/message_reader.py",
-        "min(end, first + file.size // ENTRY_BYTES),",
-        "first + 2 * file.size // ENTRY_BYTES,",
+        "file_end = first + file.size // ENTRY_BYTES",
+        "file_end = first + 2 * file.size // ENTRY_BYTES",
         ("tests/kernel/test_pulls.py",),
         with_compiled=True,
     ),

@@ -77,10 +77,11 @@ class _LiveBroker(Generic[C]):
 
 @attrs.define
 class _BrokerSet:
-    """The brokers of one name: the master (id 0) and its slaves."""
+    """The brokers of one name: the master (id 0) and its slaves. `former` had ids that others have now."""
 
     cluster: str
     addrs: dict[int, str] = attrs.field(factory=dict)
+    former: dict[int, str] = attrs.field(factory=dict)
 
 
 def each(topic_queues: TopicQueues) -> bool:
@@ -173,11 +174,24 @@ class RouteTable(Generic[C]):
         former = brokers.addrs.get(broker_id, addr)
         if former != addr:
             _discard(self._names_of, former, name)
+            brokers.former[broker_id] = former
         kept = {key: value for key, value in brokers.addrs.items() if value != addr} | {broker_id: addr}
         if kept != brokers.addrs:
             brokers.addrs = kept
             self.brokers_version += 1
+            self._restore(name, brokers)
         return brokers
+
+    def _restore(self, name: str, brokers: _BrokerSet) -> None:
+        """Let brokers have ids again that others have given up, if they are still registered with these: the
+        registration of a former master may arrive late, after that of the one that was elected."""
+        for broker_id in brokers.former.keys() - brokers.addrs.keys():
+            addr = brokers.former.pop(broker_id)
+            life = self._live.get(addr)
+            own = None if life is None else (life.registration.broker_name, life.registration.broker_id)
+            if own == (name, broker_id):
+                brokers.addrs[broker_id] = addr
+                self._names_of.setdefault(addr, set()).add(name)
 
     def _set_filter_servers(self, addr: str, servers: list[str]) -> None:
         if servers == self._filter_servers.get(addr, []):
@@ -201,6 +215,8 @@ class RouteTable(Generic[C]):
         Java compares only the id, and so removes a broker that has since registered that id from another address.
         """
         brokers = self._brokers.get(broker_name)
+        if brokers is not None and brokers.former.get(broker_id) == broker_addr:
+            del brokers.former[broker_id]
         if brokers is None or brokers.addrs.get(broker_id) != broker_addr:
             return False
         self._drop([broker_addr])
@@ -228,6 +244,7 @@ class RouteTable(Generic[C]):
             for name in self._names_of.pop(addr, ()):
                 brokers = self._brokers[name]
                 brokers.addrs = {key: value for key, value in brokers.addrs.items() if value != addr}
+                self._restore(name, brokers)
                 if not brokers.addrs:
                     names.append(name)
         for name in names:

@@ -101,6 +101,55 @@ def test_a_broker_that_changes_its_address(table: RouteTable) -> None:
     assert addrs(table) == {"broker-a": {0: B}}
 
 
+def elected_with_a_late_registration(table: RouteTable) -> None:
+    """B was elected, and then the registration of A comes, which was the master before."""
+    table.register(registration(A, broker_id=1), "x", 0)
+    table.register(registration(B, broker_id=0), "y", 0)
+    assert table.register(registration(A, broker_id=0), "x", 0).replaced == B
+    assert addrs(table) == {"broker-a": {0: A}}
+
+
+def test_the_elected_master_has_its_id_again_when_the_former_one_goes(table: RouteTable) -> None:
+    elected_with_a_late_registration(table)
+    version = table.brokers_version
+    assert table.drop_connection("x") == [A]
+    assert addrs(table) == {"broker-a": {0: B}}
+    assert table.brokers_version > version
+    # It goes as any other.
+    assert table.drop_connection("y") == [B]
+    assert table.route("T") is None
+
+
+def test_the_elected_master_has_its_id_again_when_the_former_one_is_its_slave(table: RouteTable) -> None:
+    elected_with_a_late_registration(table)
+    registered = table.register(registration(A, broker_id=1), "x", 0)
+    assert registered.master_addr == B
+    assert addrs(table) == {"broker-a": {0: B, 1: A}}
+
+
+def test_a_broker_that_has_gone_or_has_another_id_is_not_a_master_again(table: RouteTable) -> None:
+    elected_with_a_late_registration(table)
+    assert not table.unregister("broker-a", B, 0)
+    table.drop_connection("x")
+    assert table.route("T") is None
+    elected_with_a_late_registration(table)
+    table.register(registration(B, broker_id=2), "y", 0)
+    table.drop_connection("x")
+    assert addrs(table) == {"broker-a": {2: B}}
+    elected_with_a_late_registration(table)
+    table.drop_connection("y")
+    table.drop_connection("x")
+    assert table.route("T") is None
+    assert not table._brokers
+
+
+def test_who_had_ids_before_is_not_kept_for_ever(table: RouteTable) -> None:
+    for broker_id in range(100):
+        table.register(registration(A, broker_id=broker_id), "x", 0)
+        table.register(registration(B, broker_id=broker_id), "y", 0)
+    assert len(table._brokers["broker-a"].former) <= 2
+
+
 def test_a_slave_that_becomes_the_master_has_one_id(table: RouteTable) -> None:
     table.register(registration(A), "x", 0)
     table.register(registration(B, broker_id=1), "y", 0)

@@ -15,6 +15,20 @@ _TRUNCATION = "tests/store/test_truncation.py"
 
 MISTAKES = [
     Mutation(
+        "leave the id of a master to nobody when a former one that registered late goes",
+        "namesrv/route_table.py",
+        "                self._restore(name, brokers)\n",
+        "",
+        ("tests/namesrv/test_route_table.py",),
+    ),
+    Mutation(
+        "let a broker have an id again that it has given up itself",
+        "namesrv/route_table.py",
+        "            if own == (name, broker_id):\n",
+        "            if life is not None:\n",
+        ("tests/namesrv/test_route_table.py",),
+    ),
+    Mutation(
         "renew a lease while etcd's answers are lost",
         "ha/election.py",
         "if self._lease and self._renewing is None and not self._is_silent:",

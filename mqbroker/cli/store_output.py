@@ -96,7 +96,7 @@ def report_as_dict(report: Report, holder: str) -> dict[str, Any]:
         "messages_lost": report.findings.messages_lost,
         "counts": {str(severity): count for severity, count in report.findings.counts.items()},
         "kinds": dict(report.findings.kinds),
-        "totals": report.totals.as_dict(),
+        "totals": attrs.asdict(report.totals),
         "findings": [attrs.asdict(finding) for finding in report.findings.kept],
         "findings_left_out": report.findings.left_out,
     }
@@ -284,7 +284,7 @@ def print_heads(directory: str, given: Given, selection: Selection, what: str, a
     layout = _layout(disk, directory, given)
     rows: Iterator[dict[str, Any]]
     if what == "queues":
-        rows = (attrs.asdict(queue) for queue in read_queues(disk, layout, selection))
+        rows = read_queues(disk, layout, selection)
     elif what == "index":
         rows = ({"path": path, **attrs.asdict(header)} for path, header in read_index_headers(disk, layout))
     else:

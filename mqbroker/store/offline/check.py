@@ -117,10 +117,8 @@ def check_checkpoint(
         if offset is not None and offset > log_end:
             what = f"it says that the {name} is on the disk up to {offset}, and the log ends at {log_end}"
             advice = "messages that were on the disk are gone: restore the log from a copy or a slave"
-            if name == "log":
-                findings.lost("checkpoint ahead", path, 32 + 8 * at, what, advice)
-            else:
-                findings.broken("checkpoint ahead", path, 32 + 8 * at, what, advice)
+            report = findings.lost if name == "log" else findings.broken
+            report("checkpoint ahead", path, 32 + 8 * at, what, advice)
 
 
 def check_tally(path: str, noted: tuple[int, int] | None, found: tuple[int, int], findings: Findings) -> None:
@@ -147,12 +145,11 @@ def _check_tables(disk: IDisk, directory: str, findings: Findings) -> frozenset[
         content, why = _read_table(disk, path)
         if why:
             content, why_backup = _read_table(disk, path + ".bak")
+            what = f"{why}; its .bak{f': {why_backup}' if why_backup else ' can be read, and brokers use that'}"
+            advice = f"cp {name}.bak {name}, or let the broker do it"
             if why_backup:
-                what = f"{why}; its .bak: {why_backup}"
-                findings.broken("table unreadable", path, 0, what, "restore it from a copy; brokers start without it")
-            else:
-                what = f"{why}; its .bak can be read, and brokers use that"
-                findings.broken("table unreadable", path, 0, what, f"cp {name}.bak {name}, or let the broker do it")
+                advice = "restore it from a copy; brokers start without it"
+            findings.broken("table unreadable", path, 0, what, advice)
         if name == "topics.json" and isinstance(content, dict):
             found = content.get("topicConfigTable")
             topics = frozenset(str(topic) for topic in found) if isinstance(found, dict) else None
@@ -295,11 +292,11 @@ def check_store(
         )
     cache = files_to_read(disk)
     queue_root, ext_root = layout.path("consumequeue"), layout.path("consumequeue_ext")
-    files = load_queues(disk, queue_root, cache, layout.queue_file_bytes, findings, layout.foreign)
+    files = load_queues(disk, queue_root, cache, layout.queue_file_bytes, findings)
     levels_ms = parse_delay_levels(layout.delay_levels) if layout.delay_levels else []
-    ext = load_extensions(disk, ext_root, cache, layout.ext_file_bytes, files.keys(), findings, layout.foreign)
+    ext, bad_ext = load_extensions(disk, ext_root, cache, layout.ext_file_bytes, files.keys(), findings)
     queues = QueueCheck(
-        files, ext.by_queue, lambda name: QueueFiles(cache, layout.queue_file_bytes, name, ""), layout.log_first,
+        files, ext, lambda name: QueueFiles(cache, layout.queue_file_bytes, name, ""), layout.log_first,
         levels_ms, small.removed, findings,
     )  # fmt: skip
     queues.expects_named = given.multi_dispatch
@@ -333,7 +330,7 @@ def check_store(
             check_tally(path, small.checkpoint.tally, queues.tally, findings)
     return Report(
         layout, small, findings, totals, log.newest_ms, log.corrupt_ranges, log.tails, queues.live(),
-        queues.has_extra(), ext.bad,
+        queues.has_extra(), bad_ext,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from math import gcd
 
 import attrs
@@ -26,15 +27,7 @@ DEFAULT_SLOTS = 5_000_000
 _QUEUES_TO_SIZE = 1000
 _FILES_TO_SIZE = 3
 _TRIES = 10_000
-#: Advice for files that prevent a broker's start.
-FOREIGN_ADVICE = "the broker does not start with it; `mq store repair --move-foreign` moves it away"
 _MISSIZED = "name the broker's settings with -c; if this size is wrong, restore the file from a copy"
-
-
-def tell_foreign(path: str, why: str, findings: Findings, foreign: list[str]) -> None:
-    """Report a foreign path."""
-    foreign.append(path)
-    findings.broken("foreign file", path, 0, why, FOREIGN_ADVICE)
 
 
 @attrs.frozen
@@ -65,8 +58,8 @@ class SegmentFile:
 class Layout:
     """`segments` in order, possibly with gaps. Sizes are 0 if unknown.
 
-    foreign: paths that no store has. delay_levels: as in messageDelayLevel, None if unknown. ext_file_bytes: of the
-    extension of consume queues, 0 if there is none.
+    delay_levels: as in messageDelayLevel, None if unknown. ext_file_bytes: of the extension of consume queues, 0 if
+    there is none.
     """
 
     root: str
@@ -77,7 +70,6 @@ class Layout:
     slots: int
     capacity: int
     index_files: list[str]
-    foreign: list[str]
     delay_levels: str | None
     ext_file_bytes: int
 
@@ -99,19 +91,18 @@ def read_layout(disk: IDisk, root: str, given: Given, findings: Findings) -> Lay
         why = f"there is no {commit_log}/; name the storePathRootDir, and the log with --commitlog if it is elsewhere"
     if why:
         raise StoreUnknown(root, why)
-    foreign: list[str] = []
-    segments, segment_bytes = _segments(disk, commit_log, given.segment_bytes, findings, foreign)
+    segments, segment_bytes = _segments(disk, commit_log, given.segment_bytes, findings)
     queue_bytes = given.queue_file_bytes or _queue_file_bytes(disk, os.path.join(root, "consumequeue"))
     ext_bytes = given.ext_file_bytes or _queue_file_bytes(disk, os.path.join(root, "consumequeue_ext"), 1)
     index_files, slots, capacity = _index(disk, os.path.join(root, "index"), given, findings)
     return Layout(
-        root, commit_log, segments, segment_bytes, queue_bytes, slots, capacity, index_files, foreign,
-        given.delay_levels, ext_bytes,
+        root, commit_log, segments, segment_bytes, queue_bytes, slots, capacity, index_files, given.delay_levels,
+        ext_bytes,
     )  # fmt: skip
 
 
 def _segments(
-    disk: IDisk, directory: str, given_bytes: int | None, findings: Findings, foreign: list[str]
+    disk: IDisk, directory: str, given_bytes: int | None, findings: Findings
 ) -> tuple[list[SegmentFile], int]:
     found: list[SegmentFile] = []
     for name in disk.names(directory):
@@ -119,7 +110,7 @@ def _segments(
         if SEGMENT_NAME.fullmatch(name) and int(name) < 1 << 63 and not disk.is_directory(path):
             found.append(SegmentFile(path, int(name), disk.file_size(path)))
         else:
-            tell_foreign(path, "not a segment of the log", findings, foreign)
+            findings.foreign_file(path, "not a segment of the log")
     if found and not found[-1].size:
         path = found.pop().path
         findings.note("unfinished file", path, 0, "made by a broker that was killed; the next start takes it up")
@@ -127,7 +118,7 @@ def _segments(
     segments = []
     for file in found:
         if size and file.offset % size:
-            tell_foreign(file.path, f"no segment of {size} bytes starts there", findings, foreign)
+            findings.foreign_file(file.path, f"no segment of {size} bytes starts there")
             continue
         if file.size != size:
             what = f"{file.size} bytes where a segment has {size or 'none known'}"
@@ -150,10 +141,15 @@ def _segment_bytes(files: list[SegmentFile]) -> int:
     """The most frequent size that fits the names; 0 if none does."""
     counts = Counter(file.size for file in files if file.size > RECORD_BYTES_MIN and not file.offset % file.size)
     if counts:
-        return max(counts, key=lambda size: (counts[size], size))
+        return _most_frequent(counts)
     # The names of consecutive files tell the size.
     steps = gcd(*(file.offset for file in files)) if len(files) > 1 else 0
     return steps if steps <= 1 << 31 else 0
+
+
+def _most_frequent(counts: Counter[int]) -> int:
+    """The largest of the most frequent sizes; 0 if there is none."""
+    return max(counts, key=lambda size: (counts[size], size), default=0)
 
 
 def listed(disk: IDisk, path: str) -> list[str]:
@@ -171,8 +167,7 @@ def _queue_file_bytes(disk: IDisk, directory: str, entry_bytes: int = QUEUE_ENTR
             counts.update(disk.file_size(file) for file in files[:_FILES_TO_SIZE] if not disk.is_directory(file))
         if counts.total() >= _QUEUES_TO_SIZE:
             break
-    sizes = [size for size in counts if size and size % entry_bytes == 0]
-    return max(sizes, key=lambda size: (counts[size], size), default=0)
+    return _most_frequent(Counter({size: n for size, n in counts.items() if size and size % entry_bytes == 0}))
 
 
 def _index(disk: IDisk, directory: str, given: Given, findings: Findings) -> tuple[list[str], int, int]:
@@ -184,8 +179,7 @@ def _index(disk: IDisk, directory: str, given: Given, findings: Findings) -> tup
             paths.append(path)
         else:
             findings.note("foreign file", path, 0, "not an index file; brokers pass over it")
-    sizes = Counter(disk.file_size(path) for path in paths)
-    size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    size = _most_frequent(Counter(map(disk.file_size, paths)))
     slots = given.slots or DEFAULT_SLOTS
     capacity = given.capacity or (size - HEADER_BYTES - slots * SLOT_BYTES) // INDEX_ENTRY_BYTES
     if not size or (capacity > 1 and size == HEADER_BYTES + slots * SLOT_BYTES + capacity * INDEX_ENTRY_BYTES):
@@ -203,8 +197,7 @@ def _slots_by_content(disk: IDisk, path: str, size: int) -> int:
     found."""
     if size < HEADER_BYTES + SLOT_BYTES + 2 * INDEX_ENTRY_BYTES:
         return 0
-    file = disk.open_mapped(path, size, read_only=True)
-    try:
+    with closing(disk.open_mapped(path, size, read_only=True)) as file:
         header = read_header(file.view)
         count = header.count
         if not 1 < count <= size // INDEX_ENTRY_BYTES:
@@ -219,9 +212,7 @@ def _slots_by_content(disk: IDisk, path: str, size: int) -> int:
                 is_newest = offset == header.end_offset and 0 <= older < count - 1
                 if is_newest and SLOT.unpack_from(file.view, slot_at)[0] == count - 1:
                     return slots
-        return 0
-    finally:
-        file.close()
+    return 0
 
 
 def _newest_entries(file: IMappedFile, end_offset: int, before: int) -> Iterator[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import attrs
 
@@ -10,10 +11,9 @@ from mqbroker.store.disk import IDisk
 from mqbroker.store.index import record_keys
 from mqbroker.store.index_file import HEADER_BYTES, IndexHeader, read_header
 from mqbroker.store.logscan import Damage, Scanned, scan_at
-from mqbroker.store.offline.detected_layout import Layout, SegmentFile
-from mqbroker.store.offline.findings import Findings
+from mqbroker.store.offline.detected_layout import Layout
 from mqbroker.store.offline.log_walk import walk_segment
-from mqbroker.store.offline.queue_files import files_to_read, load_queues
+from mqbroker.store.offline.queue_files import queues_of
 from mqbroker.wire.record import Record, decode_record
 
 
@@ -53,33 +53,19 @@ def read_messages(
         if size <= 0 or segment.offset + size <= start or (end is not None and segment.offset >= end):
             on_progress(max(size, 0))
             continue
-        yield from _of_segment(disk, segment, size, max(start - segment.offset, 0), end, selection, on_progress)
-
-
-def _of_segment(
-    disk: IDisk,
-    segment: SegmentFile,
-    size: int,
-    at: int,
-    end: int | None,
-    selection: Selection,
-    on_progress: Callable[[int], None],
-) -> Iterator[Record | Damage]:
-    file = disk.open_mapped(segment.path, size, read_only=True)
-    try:
-        if not isinstance(scan_at(file.view, at, segment.offset + at), Scanned):
-            at = 0  # in the middle of a record
-        on_progress(at)
-        for item in walk_segment(file, segment, at, on_progress):
-            if isinstance(item, Scanned):
-                if end is not None and item.physical_offset >= end:
-                    return
-                if selection.selects(item):
-                    yield decode_record(file.view, item.physical_offset - segment.offset)
-            elif isinstance(item, Damage) and item.why:
-                yield item
-    finally:
-        file.close()
+        at = max(start - segment.offset, 0)
+        with closing(disk.open_mapped(segment.path, size, read_only=True)) as file:
+            if not isinstance(scan_at(file.view, at, segment.offset + at), Scanned):
+                at = 0  # in the middle of a record
+            on_progress(at)
+            for item in walk_segment(file, segment, at, on_progress):
+                if isinstance(item, Scanned):
+                    if end is not None and item.physical_offset >= end:
+                        break
+                    if selection.selects(item):
+                        yield decode_record(file.view, item.physical_offset - segment.offset)
+                elif isinstance(item, Damage) and item.why:
+                    yield item
 
 
 def _log_range(disk: IDisk, layout: Layout, selection: Selection) -> tuple[int, int | None]:
@@ -89,47 +75,27 @@ def _log_range(disk: IDisk, layout: Layout, selection: Selection) -> tuple[int, 
         return start, selection.end
     if not start:
         return 0, None
-    cache = files_to_read(disk)
-    queues = load_queues(disk, layout.path("consumequeue"), cache, layout.queue_file_bytes, Findings(), [])
-    try:
+    with queues_of(disk, layout, layout.queue_file_bytes) as queues:
         queue = queues.get(((selection.topic or "").encode("utf-8", "replace"), selection.queue_id or 0))
         entry = queue.entry(start) if queue is not None else None
-        # Only a hint where to begin: the log decides which messages there are.
-        return (entry[0] if entry is not None and 0 < entry[1] < 0x7FFFFFFF else 0), None
-    finally:
-        cache.close()
+    # Only a hint where to begin: the log decides which messages there are.
+    return (entry[0] if entry is not None and 0 < entry[1] < 0x7FFFFFFF else 0), None
 
 
-@attrs.frozen
-class QueueHead:
-    """A consume queue and its offsets."""
-
-    topic: str
-    queue_id: int
-    min_offset: int
-    max_offset: int
-
-
-def read_queues(disk: IDisk, layout: Layout, selection: Selection) -> Iterator[QueueHead]:
-    """The consume queues, by topic and queue."""
-    cache = files_to_read(disk)
-    queues = load_queues(disk, layout.path("consumequeue"), cache, layout.queue_file_bytes, Findings(), [])
-    try:
+def read_queues(disk: IDisk, layout: Layout, selection: Selection) -> Iterator[dict[str, str | int]]:
+    """The consume queues and their offsets, by topic and queue."""
+    with queues_of(disk, layout, layout.queue_file_bytes) as queues:
         for (topic, queue_id), queue in sorted(queues.items()):
             name = topic.decode()
             if selection.topic in (None, name) and selection.queue_id in (None, queue_id):
-                yield QueueHead(name, queue_id, *queue.bounds(layout.log_first))
-    finally:
-        cache.close()
+                low, high = queue.bounds(layout.log_first)
+                yield {"topic": name, "queue_id": queue_id, "min_offset": low, "max_offset": high}
 
 
 def read_index_headers(disk: IDisk, layout: Layout) -> Iterator[tuple[str, IndexHeader]]:
     """Path and header of each index file with a header."""
     for path in layout.index_files:
         if disk.file_size(path) >= HEADER_BYTES:
-            file = disk.open_mapped(path, HEADER_BYTES, read_only=True)
-            try:
+            with closing(disk.open_mapped(path, HEADER_BYTES, read_only=True)) as file:
                 header = read_header(file.view)
-            finally:
-                file.close()
             yield path, header

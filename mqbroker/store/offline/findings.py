@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
 
 import attrs
 
 #: Maximum number of findings that are kept; the others are counted.
 FINDINGS_MAX = 1000
+#: Advice for files that prevent a broker's start.
+FOREIGN_ADVICE = "the broker does not start with it; `mq store repair --move-foreign` moves it away"
 
 
 def when(timestamp_ms: int) -> str:
@@ -47,10 +48,11 @@ class Finding:
 
 
 class Findings:
-    """Collects findings; `count` counts all, `kept` has the first of each severity."""
+    """Collects findings; `counts` has all, `kept` the first of each severity. `foreign`: paths that no store has."""
 
     def __init__(self) -> None:
         self.kept: list[Finding] = []
+        self.foreign: list[str] = []
         self.counts = dict.fromkeys(Severity, 0)
         self.kinds: Counter[str] = Counter()
         self.messages_lost = 0
@@ -76,6 +78,10 @@ class Findings:
 
     def lost(self, kind: str, path: str, offset: int, what: str, advice: str, messages_lost: int = 0) -> None:
         self.add(Finding(Severity.LOST, kind, path, offset, what, advice, messages_lost))
+
+    def foreign_file(self, path: str, why: str) -> None:
+        self.foreign.append(path)
+        self.broken("foreign file", path, 0, why, FOREIGN_ADVICE)
 
     @property
     def is_clean(self) -> bool:
@@ -103,6 +109,3 @@ class Totals:
     queue_entries: int = 0
     index_files: int = 0
     index_entries: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        return attrs.asdict(self)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -57,26 +58,23 @@ class IndexReader:
                 what = f"{found} bytes where an index file has {size if self.slots else 'none known'}"
                 self.findings.broken("index size", path, min(found, size), what, _RESIZE)
                 continue
-            file = self.disk.open_mapped(path, size, read_only=True)
-            try:
+            with closing(self.disk.open_mapped(path, size, read_only=True)) as file:
                 yield from _FileReader(self, path, file.view, path == self.paths[-1]).entries()
-            finally:
-                file.close()
 
     def broken(self, kind: str, path: str, offset: int, what: str) -> None:
         self.findings.broken(kind, path, offset, what, _REBUILD)
 
 
+@attrs.frozen
 class _FileReader:
-    def __init__(self, reader: IndexReader, path: str, view: memoryview, is_last: bool) -> None:
-        self._reader = reader
-        self._path = path
-        self._view = view
-        self._is_last = is_last
-        self._entries_at = HEADER_BYTES + reader.slots * SLOT_BYTES
-        self._bad_entries = 0
-        self._first_bad = 0
-        self._slots_used = 0
+    _reader: IndexReader
+    _path: str
+    _view: memoryview
+    _is_last: bool
+
+    @property
+    def _entries_at(self) -> int:
+        return HEADER_BYTES + self._reader.slots * SLOT_BYTES
 
     def entries(self) -> Generator[IndexEntry, None, None]:
         """Entries that are not in the order of the log are left out, and reported."""
@@ -92,6 +90,7 @@ class _FileReader:
         count = max(header.count, 1)
         newest = array("i", bytes(4 * reader.slots))
         begin_ms = header.begin_ms
+        bad_entries = first_bad = slots_used = 0
         if count > 1:
             reader.times[header.begin_offset] = (begin_ms, self._path, 0)
             reader.times[header.end_offset] = (header.end_ms, self._path, 8)
@@ -107,19 +106,20 @@ class _FileReader:
                 or seconds < 0
                 or older != newest[slot]
             ):
-                self._add_bad(number)
+                bad_entries += 1
+                first_bad = first_bad or number
             if key_hash >= 0:
                 if not newest[slot]:
-                    self._slots_used += 1
+                    slots_used += 1
                 newest[slot] = number
             if last.physical_offset <= physical_offset <= header.end_offset:
                 last = entry
                 yield entry
-        self._check_header(header, first, last)
+        self._check_header(header, first, last, slots_used)
         self._check_slots(newest, count)
-        if self._bad_entries:
-            at = self._entries_at + self._first_bad * ENTRY_BYTES
-            what = f"{self._bad_entries} entries from number {self._first_bad} on are not linked as they must be"
+        if bad_entries:
+            at = self._entries_at + first_bad * ENTRY_BYTES
+            what = f"{bad_entries} entries from number {first_bad} on are not linked as they must be"
             reader.broken("index entries wrong", self._path, at, what)
 
     def _rows(self, count: int) -> Iterator[tuple[int, int, int, int, int]]:
@@ -130,12 +130,7 @@ class _FileReader:
             for number, (key_hash, physical_offset, seconds, older) in enumerate(ENTRY.iter_unpack(piece), start):
                 yield number, key_hash, physical_offset, seconds, older
 
-    def _add_bad(self, number: int) -> None:
-        if not self._bad_entries:
-            self._first_bad = number
-        self._bad_entries += 1
-
-    def _check_header(self, header: IndexHeader, first: IndexEntry | None, last: IndexEntry) -> None:
+    def _check_header(self, header: IndexHeader, first: IndexEntry | None, last: IndexEntry, slots_used: int) -> None:
         if first is None:
             return
         wrong = []
@@ -143,15 +138,13 @@ class _FileReader:
             wrong.append(f"times from {header.begin_ms} to {header.end_ms}")
         if (header.begin_offset, header.end_offset) != (first.physical_offset, last.physical_offset):
             wrong.append(f"offsets from {header.begin_offset} to {header.end_offset}")
-        if header.slots_used != self._slots_used:
-            wrong.append(f"{header.slots_used} slots used where {self._slots_used} are")
+        if header.slots_used != slots_used:
+            wrong.append(f"{header.slots_used} slots used where {slots_used} are")
         if wrong:
             self._reader.broken("index header wrong", self._path, 0, f"the header says {', '.join(wrong)}")
 
     def _check_slots(self, newest: array[int], count: int) -> None:
         """Each slot must name its newest entry. Brokers write entries before the header: the last file may be ahead."""
-        if newest.itemsize != SLOT_BYTES:  # pragma: no cover
-            raise AssertionError("an int has four bytes wherever the store runs")
         bad = first_bad = 0
         newest.byteswap()
         wanted = memoryview(newest).cast("B")
@@ -163,19 +156,15 @@ class _FileReader:
                 if found[at : at + SLOT_BYTES] != wanted[start + at : start + at + SLOT_BYTES]:
                     first_bad = first_bad or HEADER_BYTES + start + at
                     bad += 1
-        if bad and self._reader.is_open_ended and self._is_last and self._has_more(count):
+        behind = self._entries_at + count * ENTRY_BYTES
+        if bad and self._reader.is_open_ended and self._is_last and any(self._view[behind : behind + ENTRY_BYTES]):
             what = f"{bad} slots name entries the header does not count yet; the next start takes them back"
             self._reader.findings.note("index ahead of its header", self._path, 32, what)
         elif bad:
             self._reader.broken("index slots wrong", self._path, first_bad, f"{bad} slots name another entry")
 
-    def _has_more(self, count: int) -> bool:
-        at = self._entries_at + count * ENTRY_BYTES
-        return any(self._view[at : at + ENTRY_BYTES])
-
 
 _TOPICS_MAX = 10_000
-_REBUILD = "`mq store repair` builds the index anew from the log"
 
 
 class IndexCheck:
@@ -270,12 +259,11 @@ class IndexCheck:
         if self._wrong_times:
             what = f"{self._wrong_times} entries say another time than their messages"
             findings.broken("index times wrong", self._directory, 0, what, _REBUILD)
+        what = f"{ahead} entries point beyond the end of the log"
         if ahead and is_open_ended:
-            findings.note("index ahead", self._directory, 0, f"{ahead} entries point beyond the end of the log")
+            findings.note("index ahead", self._directory, 0, what)
         elif ahead:
-            findings.broken(
-                "index ahead", self._directory, 0, f"{ahead} entries point beyond the end of the log", _REBUILD
-            )
+            findings.broken("index ahead", self._directory, 0, what, _REBUILD)
         return self.count
 
     def close(self) -> None:

@@ -8,8 +8,8 @@ all that follows.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 from mqbroker.store.disk import IDisk, IMappedFile, Unreadable
@@ -32,7 +32,6 @@ _STEP = 4 * 1024 * 1024
 class Fence(NamedTuple):
     """Bytes start..end were corrupt, and are fenced so that every broker skips them."""
 
-    path: str
     start: int
     end: int
 
@@ -54,32 +53,24 @@ def walk(
     `on_progress` is called with the number of bytes since its last call.
     """
     waiting: Damage | None = None  # no record after it yet: it may be the tail
-    last: SegmentFile | None = None
     for segment in segments:
         size = min(segment.size, segment_bytes)
-        last = segment
         if size <= 0:
             continue
-        file = disk.open_mapped(segment.path, size, read_only=True)
-        try:
+        with closing(disk.open_mapped(segment.path, size, read_only=True)) as file:
             for item in walk_segment(file, segment, 0, on_progress):
                 if isinstance(item, Damage) and item.end == segment.offset + size:
-                    waiting = item if waiting is None else _joined(waiting, item)
+                    waiting = waiting._replace(end=item.end, why=waiting.why or item.why) if waiting else item
                     continue
                 if waiting is not None:
                     yield waiting
                     waiting = None
                 yield item
-        finally:
-            file.close()
     if waiting is not None:
         yield from _tails(disk, segments, segment_bytes, waiting)
-    elif last is not None:
-        yield Tail(last.path, last.offset + segment_bytes, last.offset + segment_bytes, "")
-
-
-def _joined(first: Damage, second: Damage) -> Damage:
-    return first._replace(end=second.end, why=first.why or second.why)
+    elif segments:
+        end = segments[-1].offset + segment_bytes
+        yield Tail(segments[-1].path, end, end, "")
 
 
 def walk_segment(
@@ -97,7 +88,7 @@ def walk_segment(
         for row in run.rows:
             item = Scanned._make(row)
             if item.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK and _is_fence(item):
-                yield Fence(segment.path, item.physical_offset, item.physical_offset + item.size)
+                yield Fence(item.physical_offset, item.physical_offset + item.size)
             else:
                 yield item
         at = run.end - base
@@ -124,9 +115,9 @@ def walk_segment(
 
 def _run_at(file: IMappedFile, at: int, base: int) -> Run:
     """The records from `at` of a segment on; a single one if the disk cannot read the whole chunk."""
-    with contextlib.suppress(Unreadable):
+    with suppress(Unreadable):
         return scan_run(file, at, base, file.size)
-    with contextlib.suppress(Unreadable):
+    with suppress(Unreadable):
         found = scan_file(file, at, base + at)
         if isinstance(found, Scanned):
             return Run.of_rows([found], base + at)
@@ -146,11 +137,8 @@ def _tails(disk: IDisk, segments: list[SegmentFile], segment_bytes: int, waiting
         if segment.offset + size <= waiting.start or size <= 0:
             continue
         start = max(waiting.start, segment.offset)
-        file = disk.open_mapped(segment.path, size, read_only=True)
-        try:
+        with closing(disk.open_mapped(segment.path, size, read_only=True)) as file:
             dirty_end = segment.offset + _end_of_dirt(file.view, start - segment.offset)
-        finally:
-            file.close()
         if is_first or dirty_end > start:
             yield Tail(segment.path, start, max(start, dirty_end), waiting.why if is_first else "no record before it")
         is_first = False

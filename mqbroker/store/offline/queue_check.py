@@ -7,12 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+import attrs
+
 from mqbroker.store.consumequeue_entry import BLANK_SIZE
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX
 from mqbroker.store.consumequeues import TOPIC_NAME, Removed
 from mqbroker.store.logscan import Scanned
 from mqbroker.store.offline.findings import Findings
-from mqbroker.store.offline.queue_files import ExtFiles, QueueFiles
+from mqbroker.store.offline.queue_files import Entry, ExtFiles, QueueFiles
 from mqbroker.store.tags_codes import TagsCodes, delay_level
 from mqbroker.wire.codes import SCHEDULE_TOPIC, is_system_topic
 from mqbroker.wire.names import LMQ_PREFIX, is_lmq
@@ -36,47 +38,39 @@ _RUN_TEXTS = {
 }
 
 
+@attrs.define
 class Run:
     """Consecutive queue offsets with the same fault."""
 
-    __slots__ = ("count", "first", "kind", "last")
-
-    def __init__(self, kind: str, offset: int) -> None:
-        self.kind = kind
-        self.first = self.last = offset
-        self.count = 1
+    kind: str
+    first: int
+    last: int
 
 
+@attrs.define
 class QueueState:
     """`next`: the next queue offset, -1 before the first record. `removed`: the record of its removal."""
 
-    __slots__ = (
-        "ext", "files", "first_ms", "gaps", "is_extra", "next", "records", "removed", "removed_records", "runs",
-        "runs_left_out", "topic",
-    )  # fmt: skip
-
-    def __init__(self, topic: bytes, files: QueueFiles, ext: ExtFiles | None, removed: Removed | None) -> None:
-        self.topic = topic
-        self.files = files
-        self.ext = ext
-        self.removed = removed
-        self.removed_records = 0
-        self.next = -1
-        self.records = 0
-        self.first_ms = 0
-        #: first offset, count, whether the queue itself has blanks there.
-        self.gaps: list[tuple[int, int, bool]] = []
-        self.runs: list[Run] = []
-        self.runs_left_out = 0
-        self.is_extra = False
+    topic: bytes
+    files: QueueFiles
+    ext: ExtFiles | None
+    removed: Removed | None
+    removed_records: int = 0
+    next: int = -1
+    records: int = 0
+    first_ms: int = 0
+    #: first offset, count, whether the queue itself has blanks there.
+    gaps: list[tuple[int, int, bool]] = attrs.field(factory=list)
+    runs: list[Run] = attrs.field(factory=list)
+    runs_left_out: int = 0
+    is_extra: bool = False
 
     def add(self, kind: str, offset: int) -> None:
         last = self.runs[-1] if self.runs else None
         if last is not None and last.kind == kind and offset == last.last + 1:
             last.last = offset
-            last.count += 1
         elif len(self.runs) < RUNS_MAX:
-            self.runs.append(Run(kind, offset))
+            self.runs.append(Run(kind, offset, offset))
         else:
             self.runs_left_out += 1
 
@@ -85,8 +79,7 @@ class QueueState:
         removed = self.removed
         if removed is None or offset >= removed.next_offset or physical_offset >= removed.until:
             return False
-        entry = self.files.entry(offset)
-        return entry is None or entry[:2] != (physical_offset, size)
+        return not self.files.leads_to(offset, physical_offset, size)
 
 
 def tell_queue(
@@ -118,15 +111,14 @@ def tell_queue(
 def _tell_run(queue: QueueState, run: Run, findings: Findings, is_open_ended: bool) -> None:
     path, at = queue.files.place(run.first)
     text = _RUN_TEXTS[run.kind].format(span=_span(run.first, run.last))
-    what = f"queue {queue.files.name}: {text} ({run.count})"
-    if run.kind == "entry orphaned":
-        findings.lost(run.kind, path, at, what, _RESTORE, 0 if queue.is_extra else run.count)
-    elif run.kind in ("entry missing", "unit missing") and is_open_ended and run.last == queue.next - 1:
+    count = run.last - run.first + 1
+    what = f"queue {queue.files.name}: {text} ({count})"
+    if run.kind in ("entry missing", "unit missing") and is_open_ended and run.last == queue.next - 1:
         findings.note("entries behind", path, at, f"{what}; the next start builds them")
     elif run.kind == "entry ahead" and is_open_ended:
         findings.note("entries ahead", path, at, f"{what}; the next start cuts them")
-    elif run.kind == "entry ahead":  # stopped cleanly: they were in the log
-        findings.lost(run.kind, path, at, what, _RESTORE, 0 if queue.is_extra else run.count)
+    elif run.kind in ("entry orphaned", "entry ahead"):  # stopped cleanly, so those ahead were in the log
+        findings.lost(run.kind, path, at, what, _RESTORE, 0 if queue.is_extra else count)
     else:
         findings.broken(run.kind, path, at, what, REBUILD)
 
@@ -194,7 +186,7 @@ class QueueCheck:
 
     def compare(self, item: Scanned) -> None:
         """Compare one record with its entry. Hot."""
-        topic, queue_id, offset, physical_offset, size, sys_flag, timestamp_ms, properties = item
+        topic, queue_id, offset, physical_offset, size, sys_flag, _, properties = item
         if sys_flag & 4:  # SysFlag.TRANSACTION_PREPARED, which _ROLLBACK includes
             return
         try:
@@ -206,7 +198,7 @@ class QueueCheck:
         if offset == queue.next and queue.files.entry(offset) == (physical_offset, size, code):
             queue.next = offset + 1
         else:
-            self._compare_slowly(queue, offset, physical_offset, size, code, timestamp_ms)
+            self._compare_slowly(queue, offset, item, code)
         if _MULTI_DISPATCH in properties:
             self._compare_multi(item, code)
 
@@ -222,36 +214,27 @@ class QueueCheck:
             return None
         return self._tags_codes.of(True, item.properties, item.store_timestamp_ms)
 
-    def _compare_slowly(
-        self, queue: QueueState, offset: int, physical_offset: int, size: int, code: int | None, timestamp_ms: int
-    ) -> None:
-        files = queue.files
-        if queue.is_removed(offset, physical_offset, size):
+    def _compare_slowly(self, queue: QueueState, offset: int, item: Scanned, code: int | None) -> None:
+        leads_to, record = queue.files.leads_to, (item.physical_offset, item.size)
+        if queue.is_removed(offset, *record):
             queue.removed_records += 1
             return
         if queue.next < 0:
-            queue.first_ms = timestamp_ms
+            queue.first_ms = item.store_timestamp_ms
             queue.next = self._first_expected(queue, offset)
-        if offset > queue.next:
-            following = files.entry(queue.next)
-            own = files.entry(offset)
-            is_own = own is not None and own[:2] == (physical_offset, size)
-            if not is_own and following is not None and following[:2] == (physical_offset, size):
+        if offset != queue.next:
+            if leads_to(queue.next, *record) and (offset < queue.next or not leads_to(offset, *record)):
                 queue.add("queue offset wrong", queue.next)
                 queue.next += 1
                 return
-            self._add_gap(queue, offset)
-        elif offset < queue.next:
-            following = files.entry(queue.next)
-            if following is not None and following[:2] == (physical_offset, size):
-                queue.add("queue offset wrong", queue.next)
-                queue.next += 1
-                return
-            if offset:
+            if offset > queue.next:
+                self._add_gap(queue, offset)
+            elif offset:
                 queue.add("queue offset twice", offset)
                 return
-            self._restart(queue, physical_offset)
-        self._compare(queue, offset, physical_offset, size, code, timestamp_ms)
+            else:
+                self._restart(queue, item.physical_offset)
+        self._compare(queue, offset, item, code)
 
     def _first_expected(self, queue: QueueState, offset: int) -> int:
         """The lowest queue offset below `offset` whose entry points into the log, which must have its record."""
@@ -260,7 +243,7 @@ class QueueCheck:
         begins_at = removed.next_offset if removed is not None and offset >= removed.next_offset else 0
         while expected > begins_at:
             entry = queue.files.entry(expected - 1)
-            if entry is None or entry[1] <= 0 or entry[1] == BLANK_SIZE or entry[0] < self._log_first:
+            if entry is None or _is_blank(entry) or entry[0] < self._log_first:
                 break
             expected -= 1
         return begins_at if not self._log_first else expected
@@ -275,13 +258,12 @@ class QueueCheck:
         queue.runs_left_out = 0
         queue.next = 0
 
-    def _compare(
-        self, queue: QueueState, offset: int, physical_offset: int, size: int, code: int | None, timestamp_ms: int
-    ) -> None:
+    def _compare(self, queue: QueueState, offset: int, item: Scanned, code: int | None) -> None:
         entry = queue.files.entry(offset)
-        if entry is None or entry[1] <= 0 or entry[1] == BLANK_SIZE:
+        timestamp_ms = item.store_timestamp_ms
+        if entry is None or _is_blank(entry):
             queue.add("entry missing", offset)
-        elif entry[:2] != (physical_offset, size):
+        elif entry[:2] != (item.physical_offset, item.size):
             queue.add("entry wrong", offset)
         elif entry[2] <= ADDRESS_MAX:
             unit = queue.ext.unit(entry[2]) if queue.ext is not None else None
@@ -323,12 +305,11 @@ class QueueCheck:
                 self._named_absent += 1
                 continue
             offset = int(text)
-            entry = queue.files.entry(offset) if offset < queue.next else None
-            if entry is not None and entry[:2] == (item.physical_offset, item.size):  # named twice, or its own queue
-                continue
+            if offset < queue.next and queue.files.leads_to(offset, item.physical_offset, item.size):
+                continue  # named twice, or its own queue
             queue.is_extra = True
             queue.records += 1
-            self._compare_slowly(queue, offset, item.physical_offset, item.size, code, item.store_timestamp_ms)
+            self._compare_slowly(queue, offset, item, code)
 
     def _named_queue(self, name: bytes, queue_id: int) -> QueueState | None:
         """A queue that a message names; None if it does not exist, and need not."""
@@ -391,6 +372,10 @@ class QueueCheck:
                 "entries after the end", path, at, f"queue {files.name} has bytes after its end", REBUILD
             )
         return queue.records
+
+
+def _is_blank(entry: Entry) -> bool:
+    return entry[1] <= 0 or entry[1] == BLANK_SIZE
 
 
 def _is_name(topic: bytes) -> bool:

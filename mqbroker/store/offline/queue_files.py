@@ -5,7 +5,9 @@ rest is read.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
 
 import attrs
 
@@ -15,7 +17,7 @@ from mqbroker.store.consumequeues import TOPIC_NAME, TRASH
 from mqbroker.store.disk import IDisk
 from mqbroker.store.file_cache import CachedFile, FileCache
 from mqbroker.store.layout import SEGMENT_NAME
-from mqbroker.store.offline.detected_layout import listed, tell_foreign
+from mqbroker.store.offline.detected_layout import Layout, listed
 from mqbroker.store.offline.findings import Findings
 from mqbroker.wire.names import is_lmq
 
@@ -66,7 +68,7 @@ class _Files:
         at = place % self._file_bytes if self._file_bytes else place
         return self._files.get(place - at), at
 
-    def load(self, disk: IDisk, kind: _FileKind, findings: Findings, foreign: list[str]) -> bool:
+    def load(self, disk: IDisk, kind: _FileKind, findings: Findings) -> bool:
         """Find the files; returns whether all have the right size, without gaps."""
         is_good, expected, file_bytes = True, -1, self._file_bytes
         names = disk.names(self.directory)
@@ -74,7 +76,7 @@ class _Files:
         for name in names:
             path = os.path.join(self.directory, name)
             if not SEGMENT_NAME.fullmatch(name) or disk.is_directory(path) or int(name) >= 1 << 63:
-                tell_foreign(path, f"not {article} {kind.name}", findings, foreign)
+                findings.foreign_file(path, f"not {article} {kind.name}")
                 continue
             size = disk.file_size(path)
             if not size and name == names[-1]:
@@ -123,6 +125,11 @@ class QueueFiles(_Files):
         file, at = self._find(offset * ENTRY_BYTES)
         return None if file is None else ENTRY.unpack_from(file.view, at)
 
+    def leads_to(self, offset: int, physical_offset: int, size: int) -> bool:
+        """Whether an entry is that of this record."""
+        entry = self.entry(offset)
+        return entry is not None and entry[:2] == (physical_offset, size)
+
     def entries(self, start: int) -> Iterator[tuple[int, Entry]]:
         """The entries from `start` on up to the first unwritten one, with their offsets."""
         offset = start
@@ -152,14 +159,11 @@ class QueueFiles(_Files):
         return self._search(self.first, high, lambda entry: entry[1] > 0)
 
     def _search(self, low: int, high: int, is_below: Callable[[Entry], bool]) -> int:
-        while low < high:
-            middle = (low + high) // 2
-            entry = self.entry(middle)
-            if entry is not None and is_below(entry):
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        def is_reached(offset: int) -> bool:
+            entry = self.entry(offset)
+            return entry is None or not is_below(entry)
+
+        return low + bisect_left(range(low, high), True, key=is_reached)
 
     def dirt_after(self, offset: int, size: int) -> int:
         """Number of the next `size` bytes of the file, from entry `offset` on, that are not zero."""
@@ -184,49 +188,43 @@ def files_to_read(disk: IDisk) -> FileCache:
     return FileCache(disk, MAPPED_MAX, read_only=True)
 
 
+@contextmanager
+def queues_of(disk: IDisk, layout: Layout, file_bytes: int) -> Iterator[dict[QueueKey, QueueFiles]]:
+    """The queues of a store in files of `file_bytes`; faults are not told."""
+    with closing(files_to_read(disk)) as cache:
+        yield load_queues(disk, layout.path("consumequeue"), cache, file_bytes, Findings())
+
+
 def load_queues(
-    disk: IDisk, root: str, cache: FileCache, file_bytes: int, findings: Findings, foreign: list[str]
+    disk: IDisk, root: str, cache: FileCache, file_bytes: int, findings: Findings
 ) -> dict[QueueKey, QueueFiles]:
-    """Find the queues. A foreign file is a finding; its path is added to `foreign`."""
+    """Find the queues."""
     queues: dict[QueueKey, QueueFiles] = {}
     for topic in listed(disk, root):
         topic_path = os.path.join(root, topic)
         if topic == TRASH:  # queues that are being deleted
             continue
         if not disk.is_directory(topic_path):
-            tell_foreign(topic_path, "not a directory of a topic", findings, foreign)
+            findings.foreign_file(topic_path, "not a directory of a topic")
             continue
         is_topic = TOPIC_NAME.fullmatch(topic) or is_lmq(topic)
         for queue_id in disk.names(topic_path):
             path = os.path.join(topic_path, queue_id)
             if not _is_number(queue_id) or not is_topic or not disk.is_directory(path):
-                tell_foreign(path, "not a directory of a queue", findings, foreign)
+                findings.foreign_file(path, "not a directory of a queue")
                 continue
             queue = queues[topic.encode(), int(queue_id)] = QueueFiles(cache, file_bytes, f"{topic}/{queue_id}", path)
-            queue.load(disk, _QUEUE_FILE, findings, foreign)
+            queue.load(disk, _QUEUE_FILE, findings)
     return queues
 
 
-@attrs.frozen
-class Extensions:
-    """`bad`: extension directories with which an opening refuses the store, or that it cannot use."""
-
-    by_queue: dict[QueueKey, ExtFiles]
-    bad: list[str]
-
-
 def load_extensions(
-    disk: IDisk,
-    root: str,
-    cache: FileCache,
-    file_bytes: int,
-    queues: Collection[QueueKey],
-    findings: Findings,
-    foreign: list[str],
-) -> Extensions:
-    """The extensions of `queues`. A foreign file is a finding; its path is added to `foreign` if an opening would meet
-    it."""
-    found = Extensions({}, [])
+    disk: IDisk, root: str, cache: FileCache, file_bytes: int, queues: Collection[QueueKey], findings: Findings
+) -> tuple[dict[QueueKey, ExtFiles], list[str]]:
+    """The extensions of `queues`, and the directories with which an opening refuses the store, or that it cannot
+    use."""
+    found: dict[QueueKey, ExtFiles] = {}
+    bad: list[str] = []
     for topic in listed(disk, root):
         topic_path = os.path.join(root, topic)
         if topic == TRASH:
@@ -240,12 +238,12 @@ def load_extensions(
             if key is None or key not in queues:
                 findings.note("extension of no queue", path, 0, "there is no consume queue of this name")
             elif not disk.is_directory(path):
-                tell_foreign(path, "not a directory of an extension", findings, foreign)
+                findings.foreign_file(path, "not a directory of an extension")
             else:
-                ext = found.by_queue[key] = ExtFiles(cache, file_bytes, path)
-                if not ext.load(disk, _EXT_FILE, findings, foreign):
-                    found.bad.append(path)
-    return found
+                ext = found[key] = ExtFiles(cache, file_bytes, path)
+                if not ext.load(disk, _EXT_FILE, findings):
+                    bad.append(path)
+    return found, bad
 
 
 def _is_number(text: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import attrs
@@ -25,9 +26,8 @@ from mqbroker.store.logscan import Damage, Scanned, scan_at
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.offline.check import REMOVED_UNREADABLE, Report
 from mqbroker.store.offline.detected_layout import Layout, SegmentFile
-from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.log_walk import FENCE_BYTES_MIN, Tail, fences
-from mqbroker.store.offline.queue_files import QueueFiles, files_to_read, load_queues
+from mqbroker.store.offline.queue_files import QueueFiles, queues_of
 from mqbroker.store.opening import Opening
 from mqbroker.store.stepwise import Progress, run_at_once
 from mqbroker.store.syncs import WorkerSyncs
@@ -100,8 +100,9 @@ def make_plan(report: Report, *, fence: bool, move_foreign: bool) -> Plan:
     size = layout.segment_bytes
     if kinds["unknown sizes"] or not size:
         obstacles.append("the sizes of the files cannot be known: name the broker's settings with -c")
-    if layout.foreign and not move_foreign:
-        obstacles.append(f"{len(layout.foreign)} foreign files, {layout.foreign[0]} the first: add --move-foreign")
+    foreign = report.findings.foreign
+    if foreign and not move_foreign:
+        obstacles.append(f"{len(foreign)} foreign files, {foreign[0]} the first: add --move-foreign")
     missing = _missing(layout.segments, size)
     if missing and not fence:
         obstacles.append(f"segment {missing[0]:020d} is missing: restore it from a copy, or add --fence for a filler")
@@ -121,11 +122,10 @@ def make_plan(report: Report, *, fence: bool, move_foreign: bool) -> Plan:
     if rebuild_queues and kinds[REMOVED_UNREADABLE]:
         path = layout.path("removedQueues.json")
         obstacles.append(f"{path} is damaged: restore it from a copy, or move it away, and removed topics come back")
-    cut = [tail for tail in report.tails if tail.dirty_end > tail.start]
     return Plan(
-        move=layout.foreign if move_foreign else [],
+        move=foreign if move_foreign else [],
         extend=extend,
-        cut=cut,
+        cut=[tail for tail in report.tails if tail.dirty_end > tail.start],
         fence=fenced,
         fill=missing if fence else [],
         rebuild_queues=rebuild_queues,
@@ -234,18 +234,7 @@ class Repair:
         """Replace a segment that is too short by a copy of full size."""
         name = os.path.basename(file.path)
         path = os.path.join(self.folder, name + ".extended")
-        old = self.disk.open_mapped(file.path, file.size, read_only=True)
-        new = self.disk.create_mapped(path, self._layout.segment_bytes)
-        try:
-            new.allocate(0, file.size)
-            for at in range(0, file.size, _SAVE_BYTES):
-                piece = old.view[at : at + _SAVE_BYTES]
-                new.buffer[at : at + len(piece)] = piece
-                piece.release()
-            new.sync()
-        finally:
-            old.close()
-            new.close()
+        self._copy(file.path, 0, file.size, path, self._layout.segment_bytes)
         self._save(file.path, 0, file.size, name + ".short")
         self.disk.rename(path, file.path)
         self.disk.sync_directory(self._layout.commit_log)
@@ -256,19 +245,14 @@ class Repair:
         at = start % size
         stop = at + end - start
         self._save(path, at, stop, f"commitlog-{start}-{end}.{what}")
-        file = self.disk.open_mapped(path, size, keep_open=True)
-        try:
+        with closing(self.disk.open_mapped(path, size, keep_open=True)) as file:
             edit(file, at, stop)
             file.sync()
-        finally:
-            file.close()
 
     def _fence_of(self, damage: Damage) -> Callable[[IMappedFile, int, int], None]:
         def fence(file: IMappedFile, at: int, end: int) -> None:
             if end == file.size:
-                filler = encode_blank(end - at)
-                file.allocate(at, len(filler))
-                file.buffer[at : at + len(filler)] = filler
+                _put(file, at, encode_blank(end - at))
                 return
             following = scan_at(file.view, end, damage.end)
             timestamp_ms = following.store_timestamp_ms if isinstance(following, Scanned) else 0
@@ -283,33 +267,29 @@ class Repair:
 
     def _fill(self, offset: int) -> None:
         size = self._layout.segment_bytes
-        file = self.disk.create_mapped(os.path.join(self._layout.commit_log, f"{offset:020d}"), size)
-        try:
-            filler = encode_blank(size)
-            file.allocate(0, len(filler))
-            file.buffer[: len(filler)] = filler
+        path = os.path.join(self._layout.commit_log, f"{offset:020d}")
+        with closing(self.disk.create_mapped(path, size)) as file:
+            _put(file, 0, encode_blank(size))
             file.sync()
-        finally:
-            file.close()
         self.disk.sync_directory(self._layout.commit_log)
 
     def _save(self, path: str, at: int, end: int, name: str) -> None:
-        """Copy bytes at..end of a file into the folder, in pieces, and sync the copy."""
-        if end <= at:
-            return
-        copy = self.disk.create_mapped(os.path.join(self.folder, name), end - at)
-        file = self.disk.open_mapped(path, end, read_only=True)
-        try:
+        """Copy bytes at..end of a file into the folder."""
+        if end > at:
+            self._copy(path, at, end, os.path.join(self.folder, name), end - at)
+            self.disk.sync_directory(self.folder)
+
+    def _copy(self, path: str, at: int, end: int, target: str, size: int) -> None:
+        """Copy bytes at..end of a file to a new one of `size` bytes, in pieces, and sync that."""
+        with (
+            closing(self.disk.open_mapped(path, end, read_only=True)) as file,
+            closing(self.disk.create_mapped(target, size)) as copy,
+        ):
             copy.allocate(0, end - at)
             for start in range(at, end, _SAVE_BYTES):
-                piece = file.view[start : min(start + _SAVE_BYTES, end)]
-                copy.buffer[start - at : start - at + len(piece)] = piece
-                piece.release()
+                with file.view[start : start + _SAVE_BYTES] as piece:
+                    copy.buffer[start - at : start - at + len(piece)] = piece
             copy.sync()
-        finally:
-            file.close()
-            copy.close()
-        self.disk.sync_directory(self.folder)
 
     # Consume queues and index
 
@@ -378,20 +358,19 @@ class Repair:
 
         Java's brokers do not get past a blank entry; this way consumers get one message twice, and continue.
         """
-        layout = self._layout
-        cache = files_to_read(self.disk)
-        queue_root = layout.path("consumequeue")
-        queues = load_queues(self.disk, queue_root, cache, self.plan.queue_file_bytes, Findings(), [])
-        for key in self.report.live_queues & queues.keys():
-            for offset, following in _blanks(queues[key], layout.log_first):
-                path, at = queues[key].place(offset)
-                file = self.disk.open_mapped(path, self.plan.queue_file_bytes)
-                try:
-                    file.buffer[at : at + ENTRY_BYTES] = ENTRY.pack(*following)
-                    file.sync()
-                finally:
-                    file.close()
-        cache.close()
+        file_bytes = self.plan.queue_file_bytes
+        with queues_of(self.disk, self._layout, file_bytes) as queues:
+            for key in self.report.live_queues & queues.keys():
+                for offset, following in _blanks(queues[key], self._layout.log_first):
+                    path, at = queues[key].place(offset)
+                    with closing(self.disk.open_mapped(path, file_bytes)) as file:
+                        file.buffer[at : at + ENTRY_BYTES] = ENTRY.pack(*following)
+                        file.sync()
+
+
+def _put(file: IMappedFile, at: int, data: bytes) -> None:
+    file.allocate(at, len(data))
+    file.buffer[at : at + len(data)] = data
 
 
 def _blanks(queue: QueueFiles, log_first: int) -> list[tuple[int, tuple[int, int, int]]]:

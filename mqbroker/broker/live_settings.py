@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from twisted.logger import Logger
 
 from mqbroker.config import BrokerRole, BrokerSettings
-from mqbroker.config.changes import change_settings, differing_values, values_of
+from mqbroker.config.changes import change_settings, differing_values
+from mqbroker.config.load import values_of
 from mqbroker.errors import BadSetting, Refused
 from mqbroker.wire.bodies import DataVersion
 from mqbroker.wire.codes import ResponseCode

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import attrs
 
 from mqbroker.config.conf_file import UTF_8_MARK
-from mqbroker.config.fields import Setting, settings_of
-from mqbroker.config.load import show_settings
+from mqbroker.config.fields import Setting, check_range, settings_of
+from mqbroker.config.load import values_of
 from mqbroker.errors import BadSetting
 
 T = TypeVar("T")
@@ -55,11 +55,6 @@ def change_settings(settings: T, changes: Mapping[str, str], allowed: Collection
             why = f"it cannot be changed while the daemon runs; of those that can there are {may_be}"
             raise NotChangeable(key, _REQUEST, None, why)
     return _evolved(settings, changes)
-
-
-def values_of(settings: Any) -> dict[str, str]:
-    """All settings as text, by key."""
-    return dict(line.split("=", 1) for line in show_settings(settings))
 
 
 def differing_values(old: Any, new: Any) -> dict[str, str]:
@@ -126,10 +121,8 @@ def conf_with(text: str, changes: Mapping[str, str]) -> str:
 
 
 def _evolved(settings: T, changes: Mapping[str, str]) -> T:
-    values: dict[str, Any] = {}
-    for part, setting in _all(settings):
-        if part is settings and setting.key in changes:
-            values[setting.field] = _value(setting, changes[setting.key])
+    own = settings_of(type(settings))
+    values = {setting.field: _value(setting, changes[setting.key]) for setting in own if setting.key in changes}
     for field in attrs.fields(type(settings)):  # type: ignore[arg-type]
         part = getattr(settings, field.name)
         if attrs.has(type(part)):
@@ -137,21 +130,11 @@ def _evolved(settings: T, changes: Mapping[str, str]) -> T:
     return attrs.evolve(settings, **values)  # type: ignore[misc]
 
 
-def _all(settings: Any) -> list[tuple[Any, Setting]]:
-    found = [(settings, setting) for setting in settings_of(type(settings))]
-    for field in attrs.fields(type(settings)):
-        part = getattr(settings, field.name)
-        if attrs.has(type(part)):
-            found += _all(part)
-    return found
-
-
 def _value(setting: Setting, text: str) -> Any:
     try:
         value = setting.note.parse(text)
+        if setting.note.clamp is not None:
+            check_range(value, *setting.note.clamp)
     except ValueError as error:
         raise BadSetting(setting.key, _REQUEST, None, str(error)) from None
-    if setting.note.clamp is not None and not setting.note.clamp[0] <= value <= setting.note.clamp[1]:
-        low, high = setting.note.clamp
-        raise BadSetting(setting.key, _REQUEST, None, f"{value} is out of range: it goes from {low} to {high}")
     return value

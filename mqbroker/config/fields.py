@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import attrs
@@ -31,38 +31,34 @@ def parse_boolean(text: str) -> bool:
     return word == "true"
 
 
-@attrs.frozen
-class IntegerRange:
-    """A whole number from `low` to `high`."""
+def check_range(value: int, low: int, high: int) -> int:
+    """Return the value. Raises ValueError if it is out of the range."""
+    if not low <= value <= high:
+        raise ValueError(f"{value} is out of range: it goes from {low} to {high}")
+    return value
 
-    low: int
-    high: int
 
-    def __call__(self, text: str) -> int:
+def whole_number(low: int, high: int) -> Parser:
+    """The parser of a whole number from `low` to `high`."""
+
+    def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,19}", text):
-            raise ValueError(f"{text!r} is not a whole number: {self.range}")
-        value = int(text)
-        if not self.low <= value <= self.high:
-            raise ValueError(f"{value} is out of range: {self.range}")
-        return value
+            raise ValueError(f"{text!r} is not a whole number: it goes from {low} to {high}")
+        return check_range(int(text), low, high)
 
-    @property
-    def range(self) -> str:
-        return f"it goes from {self.low} to {self.high}"
+    return parse
 
 
-@attrs.frozen
-class OneOf:
-    """A member of `enum`, by name."""
+def one_of(enum: type[StrEnum], fold: Callable[[str], str] = str) -> Parser:
+    """The parser of a member of `enum`, after `fold`."""
 
-    enum: type[Enum]
-
-    def __call__(self, text: str) -> Enum:
+    def parse(text: str) -> StrEnum:
         try:
-            return self.enum[text]
-        except KeyError:
-            names = ", ".join(self.enum.__members__)
-            raise ValueError(f"{text!r} is not one of {names}") from None
+            return enum(fold(text))
+        except ValueError:
+            raise ValueError(f"{text!r} is not one of {', '.join(enum)}") from None
+
+    return parse
 
 
 def parse_text(text: str) -> str:
@@ -158,7 +154,7 @@ def _parse_address(text: str) -> str:
 
 def parse_hours(text: str) -> tuple[int, ...]:
     """Hours of the day: `04` or `04;16`."""
-    hour = IntegerRange(0, 23)
+    hour = whole_number(0, 23)
     try:
         return tuple(hour(part.strip()) for part in text.split(";"))
     except ValueError:
@@ -179,8 +175,6 @@ def show(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, Enum):
-        return value.name
     if isinstance(value, tuple):
         return ";".join(map(str, value))
     return str(value)
@@ -191,7 +185,7 @@ def show_hours(hours: tuple[int, ...]) -> str:
     return ";".join(f"{hour:02d}" for hour in hours)
 
 
-E = TypeVar("E", bound=Enum)
+E = TypeVar("E", bound=StrEnum)
 
 _NOTE = "setting"
 
@@ -241,7 +235,7 @@ def whole(
     clamp: tuple[int, int] | None = None,
 ) -> int:
     """A field of whole numbers from `low` to `high`; `unit` is shown with it."""
-    note = SettingSpec(IntegerRange(low, high), key=key, unit=unit, important=important, clamp=clamp)
+    note = SettingSpec(whole_number(low, high), key=key, unit=unit, important=important, clamp=clamp)
     return attrs.field(default=default, metadata={_NOTE: note})
 
 
@@ -257,7 +251,7 @@ def boolean(default: bool, *, key: str | None = None, important: bool = False) -
 
 def choice(default: E) -> E:
     """A field with a member of an enumeration."""
-    note = SettingSpec(OneOf(type(default)), important=True)
+    note = SettingSpec(one_of(type(default)), important=True)
     return attrs.field(default=default, metadata={_NOTE: note})
 
 

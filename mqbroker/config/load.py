@@ -75,9 +75,9 @@ def load_broker_settings(
     )
     faults.check(lambda: _check_ports(settings, given), "listenPort", "haListenPort")
     faults.check(lambda: _check_name_servers(settings, given), "namesrvAddr")
-    faults.check(lambda: _check_slave(settings, given), "brokerRole", "brokerId", "namesrvAddr", "haMasterAddress")
-    faults.check(lambda: _check_group(settings, given), *_GROUP_KEYS)
-    faults.check(lambda: _check_shards(settings, given), *_SHARD_KEYS)
+    faults.check(lambda: _refuse_if(settings.why_no_slave, given, "brokerRole"), *_SLAVE_KEYS)
+    faults.check(lambda: _refuse_if(settings.why_no_group, given, "etcdEndpoints"), *_GROUP_KEYS)
+    faults.check(lambda: _refuse_if(why_no_shards(settings), given, "shards"), *_SHARD_KEYS)
     faults.check(lambda: _check_accounts(settings, given), "aclEnable", "rocketmqHome")
     faults.raise_any(given)
     _warn_of_unused(given, warn)
@@ -138,6 +138,11 @@ def show_settings(settings: Any, *, important_only: bool = False) -> list[str]:
         if attrs.has(type(part)):
             lines += show_settings(part, important_only=important_only)
     return lines
+
+
+def values_of(settings: Any) -> dict[str, str]:
+    """All settings as text, by key."""
+    return dict(line.split("=", 1) for line in show_settings(settings))
 
 
 def _refuse_what_is_not_here(item: Given) -> None:
@@ -220,12 +225,9 @@ def _value(setting: Setting, item: Given, warn: Warn) -> Any:
         value = setting.note.parse(item.value)
     except ValueError as error:
         raise item.bad(str(error)) from None
-    return value if setting.note.clamp is None else _clamped(value, setting.note, item, warn)
-
-
-def _clamped(value: int, note: SettingSpec, item: Given, warn: Warn) -> int:
-    assert note.clamp is not None
-    low, high = note.clamp
+    if setting.note.clamp is None:
+        return value
+    low, high = setting.note.clamp
     kept = min(max(value, low), high)
     if kept != value:
         warn(f"{item.where}: {item.key}={value} is taken as {kept}: it goes from {low} to {high}")
@@ -251,28 +253,17 @@ def _check_name_servers(settings: BrokerSettings, given: Mapping[str, Given]) ->
         raise lookup.bad("no address server is asked, so the broker would register nowhere; set namesrvAddr")
 
 
-def _check_slave(settings: BrokerSettings, given: Mapping[str, Given]) -> None:
-    if why := settings.why_no_slave:
-        raise given["brokerRole"].bad(why)
-
-
+_SLAVE_KEYS = "brokerRole", "brokerId", "namesrvAddr", "haMasterAddress"
 _GROUP_KEYS = (
     *("etcdEndpoints", "brokerRole", "brokerId", "haMasterAddress", "haListenPort", "minInSyncReplicas"),
     *("replicationFactor", "aclEnable", "tls.server.mode", "haWhiteRemoteAddresses"),
 )
-
-
-def _check_group(settings: BrokerSettings, given: Mapping[str, Given]) -> None:
-    if why := settings.why_no_group:
-        raise given["etcdEndpoints"].bad(why)
-
-
 _SHARD_KEYS = "shards", "brokerName", "listenPort", "haListenPort", "namesrvAddr", "haMasterAddress"
 
 
-def _check_shards(settings: BrokerSettings, given: Mapping[str, Given]) -> None:
-    if why := why_no_shards(settings):
-        raise given["shards"].bad(why)
+def _refuse_if(why: str, given: Mapping[str, Given], key: str) -> None:
+    if why:
+        raise given[key].bad(why)
 
 
 def _check_accounts(settings: BrokerSettings, given: Mapping[str, Given]) -> None:
@@ -294,8 +285,7 @@ _is_secret = re.compile("password|secret|credential|accesskey|token", re.IGNOREC
 def java_properties(settings: Any) -> str:
     """All keys of the Java broker as sorted `key=value` lines, as its clients expect them: those without effect here
     have Java's default; secrets, and what Java shows only where it is set, are left out."""
-    shown = dict(line.split("=", 1) for line in show_settings(settings))
-    table = _DEFAULTS | shown
+    table = _DEFAULTS | values_of(settings)
     if not table.get("haMasterAddress"):
         table.pop("haMasterAddress", None)
     return "".join(f"{key}={table[key]}\n" for key in sorted(table) if not _is_secret(key))

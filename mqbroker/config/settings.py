@@ -17,6 +17,7 @@ from mqbroker.config.fields import (
     boolean,
     choice,
     long,
+    one_of,
     parse_addresses,
     parse_bind_address,
     parse_delays,
@@ -58,20 +59,6 @@ class ClientAuth(StrEnum):
     REQUIRE = "require"
 
 
-def _one_of(enum: type[StrEnum]) -> Callable[[str], StrEnum]:
-    def parse(given: str) -> StrEnum:
-        try:
-            return enum(given.lower())
-        except ValueError:
-            raise ValueError(f"{given!r} is not one of {', '.join(enum)}") from None
-
-    return parse
-
-
-def _value(member: StrEnum) -> str:
-    return member.value
-
-
 def _hidden(secret: str) -> str:
     return "***" if secret else ""
 
@@ -80,12 +67,12 @@ def _hidden(secret: str) -> str:
 class TlsSettings:
     """TLS of servers and of a daemon's own connections; files are PEM."""
 
-    mode: TlsMode = text(TlsMode.PERMISSIVE, _one_of(TlsMode), shown=_value, key="tls.server.mode")
+    mode: TlsMode = text(TlsMode.PERMISSIVE, one_of(TlsMode, str.lower), key="tls.server.mode")
     config_file: str = text(DEFAULT_FILE, parse_optional_path, key="tls.config.file")
     #: A certificate generated at the start, for trials; clients then accept any server.
     test_mode: bool = boolean(True, key="tls.test.mode.enable")
     server_need_client_auth: ClientAuth = text(
-        ClientAuth.NONE, _one_of(ClientAuth), shown=_value, key="tls.server.need.client.auth"
+        ClientAuth.NONE, one_of(ClientAuth, str.lower), key="tls.server.need.client.auth"
     )
     server_key_path: str = text("", parse_optional_path, key="tls.server.keyPath")
     server_key_password: str = text("", shown=_hidden, key="tls.server.keyPassword")
@@ -154,22 +141,6 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-def _parse_log_level(level: str) -> LogLevel:
-    try:
-        return LogLevel[level.upper()]
-    except KeyError:
-        raise ValueError(f"{level!r} is not one of debug, info, warn, error") from None
-
-
-def _show_log_level(level: LogLevel) -> str:
-    return level.value
-
-
-def _log_level() -> LogLevel:
-    level: LogLevel = text(LogLevel.INFO, _parse_log_level, shown=_show_log_level)
-    return level
-
-
 @attrs.frozen(kw_only=True)
 class NettySettings:
     """Server side of the protocol. Buffer sizes of 0 mean the operating system's default."""
@@ -209,7 +180,7 @@ class NamesrvSettings:
     cluster_test: bool = boolean(False)
     product_env_name: str = text("center", parse_name)
     namesrv_addr: tuple[str, ...] = text((), parse_addresses)
-    log_level: LogLevel = _log_level()
+    log_level: LogLevel = text(LogLevel.INFO, one_of(LogLevel, str.lower))
     server: NettySettings = attrs.field(factory=lambda: NettySettings(listen_port=NAMESRV_PORT))
     tls: TlsSettings = attrs.field(factory=TlsSettings)
 
@@ -370,7 +341,7 @@ class BrokerSettings:
     register_broker_timeout_ms: int = whole(6000, 1, key="registerBrokerTimeoutMills")
     compressed_register: bool = boolean(False)
     force_register: bool = boolean(True)
-    log_level: LogLevel = _log_level()
+    log_level: LogLevel = text(LogLevel.INFO, one_of(LogLevel, str.lower))
     #: The file they were read from.
     config_path: str | None = None
     #: Which of the shards they are for.

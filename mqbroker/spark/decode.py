@@ -9,6 +9,7 @@ UTF-8 by `decode_plain`. Runs in Spark's Python workers; knows nothing of PySpar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -151,20 +152,18 @@ def _hosts(rows: Rows, at: Ints, kind: Any) -> Any:
     if rows.any_v6:
         # The next field follows the born host at once; the store host has its own length.
         lengths = rows.store_bytes if at is rows.store_at else rows.store_time_at - rows.born_at
-        data, known = rows.chunk.records, _HostTexts()
-        return pa.array([known[data[s : s + n]] for s, n in zip(at.tolist(), lengths.tolist(), strict=True)], kind)
+        data, text_of = rows.chunk.records, cache(_host_text)
+        return pa.array([text_of(data[s : s + n]) for s, n in zip(at.tolist(), lengths.tolist(), strict=True)], kind)
     raw = rows.bytes[at[:, None] + np.arange(8)].view(">u8")[:, 0].astype(np.uint64)
     if len(raw) and (raw == raw[0]).all():  # as of one broker, or of one producer
-        return pa.repeat(pa.scalar(host_text(decode_host(int(raw[0]).to_bytes(8, "big"))), kind), len(rows))
+        return pa.repeat(pa.scalar(_host_text(int(raw[0]).to_bytes(8, "big")), kind), len(rows))
     distinct, inverse = np.unique(raw, return_inverse=True)
-    texts = [host_text(decode_host(int(host).to_bytes(8, "big"))) for host in distinct.tolist()]
+    texts = [_host_text(int(host).to_bytes(8, "big")) for host in distinct.tolist()]
     return pa.array(texts, kind).take(pa.array(inverse.reshape(-1)))
 
 
-class _HostTexts(dict[bytes, str]):
-    def __missing__(self, raw: bytes) -> str:
-        text = self[raw] = host_text(decode_host(raw))
-        return text
+def _host_text(raw: bytes) -> str:
+    return host_text(decode_host(raw))
 
 
 def _body(rows: Rows, kind: Any) -> Any:

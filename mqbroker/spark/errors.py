@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from enum import Enum
 
+import attrs
+
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 
 
+@attrs.define
 class BadOption(MQError):
     """An invalid option, or column of the requested schema."""
 
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(name, why)
-        self.name = name
-        self.why = why
+    name: str
+    why: str
 
     def __str__(self) -> str:
         return f"option {self.name}: {self.why}"
@@ -33,14 +34,13 @@ class Loss(Enum):
     NOT_DENSE = "the broker left messages out, or gave others than were asked for"
 
 
+@attrs.define
 class DataLoss(MQError):
     """Messages of `queue` that must be read are lost; `details` names the offsets."""
 
-    def __init__(self, loss: Loss, queue: MessageQueue, details: str) -> None:
-        super().__init__(loss, queue, details)
-        self.loss = loss
-        self.queue = queue
-        self.details = details
+    loss: Loss
+    queue: MessageQueue
+    details: str
 
     def __str__(self) -> str:
         q = self.queue
@@ -55,12 +55,11 @@ class NotReadable(MQError):
     """Brokers did not return the requested messages within `retryTimeoutMs`."""
 
 
+@attrs.define
 class PySparkTooOld(MQError):
     """The API of this version of PySpark does not give a stream its offsets."""
 
-    def __init__(self, version: str) -> None:
-        super().__init__(version)
-        self.version = version
+    version: str
 
     def __str__(self) -> str:
         return (

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
+import attrs
+
 from mqbroker.errors import MQError
 
 #: Spark 4 runs on this version of Java and later ones.
@@ -21,14 +23,13 @@ _TODO = (
 )
 
 
+@attrs.define
 class JavaMissing(MQError):
     """Spark has no Java to run on: `what` is wrong, `why`, and `todo` says what to do."""
 
-    def __init__(self, what: str, why: str, todo: str = _TODO) -> None:
-        super().__init__(what, why, todo)
-        self.what = what
-        self.why = why
-        self.todo = todo
+    what: str
+    why: str
+    todo: str = _TODO
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}. {self.todo}"

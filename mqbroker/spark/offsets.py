@@ -159,7 +159,7 @@ def plan_batch(starts: Positions, ends: Positions) -> list[QueueRange]:
     for queue, start in starts.items():
         if start > ends[queue]:
             raise BadOption("endingOffsets", f"{ends[queue]} is before the start, {start}, of {describe(queue)}")
-    return [QueueRange(queue, starts[queue], ends[queue]) for queue in sorted(starts) if starts[queue] < ends[queue]]
+    return _ranges(starts, ends)
 
 
 def plan_stream(start: Positions, end: Positions, initial: Positions | None) -> list[QueueRange]:
@@ -173,11 +173,12 @@ def plan_stream(start: Positions, end: Positions, initial: Positions | None) -> 
             raise DataLoss(Loss.QUEUE_GONE, queue, f"read up to {offset}")
         if end[queue] < offset:
             raise DataLoss(Loss.CUT_SHORT, queue, f"read up to {offset}, asked to read up to {end[queue]}")
-    return [
-        QueueRange(queue, start[queue], end[queue])
-        for queue in sorted(end)
-        if queue in start and start[queue] < end[queue]
-    ]
+    return _ranges(start, end)
+
+
+def _ranges(start: Positions, end: Positions) -> list[QueueRange]:
+    both = sorted(start.keys() & end.keys())
+    return [QueueRange(queue, start[queue], end[queue]) for queue in both if start[queue] < end[queue]]
 
 
 def advance(start: Positions, seen: TopicBounds) -> Positions:

@@ -9,8 +9,8 @@ GOOD = {"nameServer": "127.0.0.1:9876", "topic": "orders"}
 
 
 @pytest.fixture(autouse=True)
-def none_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_clients", {})
+def none_before() -> None:
+    connections._client.cache_clear()
 
 
 @pytest.mark.parametrize(

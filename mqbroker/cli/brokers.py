@@ -13,6 +13,7 @@ import click
 from mqbroker.cli.cluster import asked, broker_sets, number, runtime_info, shard_number, table_lines
 from mqbroker.cli.failures import FAILED, NoAnswer, failure_of, told
 from mqbroker.cli.servers import Servers, server_options
+from mqbroker.errors import MQError
 
 if TYPE_CHECKING:
     from mqbroker.client.net import Net
@@ -77,8 +78,6 @@ def brokers(each: bool, as_json: bool, servers: Servers) -> None:
 
 async def rows_of(net: Net, name_servers: Sequence[str]) -> list[BrokerRow]:
     """Ask all brokers; a row for each address, by cluster and name. Raises NameServerUnreachable, Refused."""
-    from mqbroker.errors import MQError
-
     rows = []
     for name, data in sorted((await broker_sets(net, name_servers)).items()):
         for broker_id, address in sorted(data.broker_addrs.items()):

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mqbroker.cli.lines import escape_controls
 from mqbroker.cli.servers import Servers
+from mqbroker.errors import Unreachable
+from mqbroker.wire.codes import RequestCode
 
 if TYPE_CHECKING:
     from mqbroker.client.net import Net
     from mqbroker.wire.bodies import BrokerData
+    from mqbroker.wire.command import RemotingCommand
 
 T = TypeVar("T")
 
@@ -30,36 +33,35 @@ def asked(servers: Servers, ask: Callable[[Net, Sequence[str]], Coroutine[Any, A
         run(net.close())
 
 
+async def request(net: Net, address: str, code: int, body: bytes = b"") -> RemotingCommand:
+    """The response of a broker or name server. Raises MQError."""
+    from mqbroker.remoting.client import succeeded
+    from mqbroker.wire.command import RemotingCommand
+
+    return succeeded(await net.invoke(address, RemotingCommand.request(code, None, body), TIMEOUT_MS))
+
+
 async def broker_sets(net: Net, name_servers: Iterable[str]) -> dict[str, BrokerData]:
     """The brokers that the first name server knows which answers. Raises NameServerUnreachable, Refused."""
     from mqbroker.client.errors import NameServerUnreachable
-    from mqbroker.errors import Unreachable
-    from mqbroker.remoting.client import succeeded
     from mqbroker.wire.bodies import ClusterInfo
-    from mqbroker.wire.codes import RequestCode
-    from mqbroker.wire.command import RemotingCommand
 
     causes = []
     for address in name_servers:
-        command = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
         try:
-            answer = await net.invoke(address, command, TIMEOUT_MS)
+            answer = await request(net, address, RequestCode.GET_BROKER_CLUSTER_INFO)
         except Unreachable as error:
             causes.append((address, str(error)))
             continue
-        return dict(ClusterInfo.from_json(succeeded(answer).body).broker_addr_table)
+        return dict(ClusterInfo.from_json(answer.body).broker_addr_table)
     raise NameServerUnreachable(causes)
 
 
 async def runtime_info(net: Net, address: str) -> dict[str, str]:
     """A broker's runtime information. Raises MQError."""
-    from mqbroker.remoting.client import succeeded
     from mqbroker.wire.bodies import KVTable
-    from mqbroker.wire.codes import RequestCode
-    from mqbroker.wire.command import RemotingCommand
 
-    answer = await net.invoke(address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO), TIMEOUT_MS)
-    return KVTable.from_json(succeeded(answer).body).table
+    return KVTable.from_json((await request(net, address, RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
 
 
 def number(text: str | None) -> int | None:

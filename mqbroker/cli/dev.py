@@ -53,15 +53,12 @@ def dev(port: int, broker_port: int, data: Path, memory: bool) -> None:
 
 @contextmanager
 def _directory(data: Path, memory: bool) -> Iterator[Path]:
-    if not memory:
+    if memory:
+        with tempfile.TemporaryDirectory(prefix="mq-dev-", dir=_memory(), ignore_cleanup_errors=True) as directory:
+            yield Path(directory)
+    else:
         data.mkdir(parents=True, exist_ok=True)
         yield data
-        return
-    directory = Path(tempfile.mkdtemp(prefix="mq-dev-", dir=_memory()))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _memory() -> Path | None:

@@ -13,19 +13,20 @@ from typing import Any
 
 import attrs
 import click
+from twisted.application.service import Service
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.logger import Logger, globalLogBeginner
 from twisted.python.failure import Failure as TwistedFailure
 
-from mqbroker.broker.broker_service import BrokerService, make_broker
+from mqbroker.broker.broker_service import make_broker
 from mqbroker.cli.failures import Failure
 from mqbroker.cli.names import DEFAULT_NAME_SERVER
 from mqbroker.config import BrokerSettings, LogLevel, NamesrvSettings, load_broker_settings, load_namesrv_settings
 from mqbroker.daemons.logs import LineObserver
 from mqbroker.daemons.process import install_reactor
 from mqbroker.errors import StoreLocked
-from mqbroker.namesrv.namesrv_service import Namesrv, make_namesrv
+from mqbroker.namesrv.namesrv_service import make_namesrv
 from mqbroker.store.layout import LockedFile, lock_file
 
 log = Logger()
@@ -142,27 +143,23 @@ class DevRun:
         self._place = place
         self._reactor = reactor
         self._began = began
-        self._namesrv: Namesrv | None = None
-        self._broker: BrokerService | None = None
+        self._started: list[Service] = []
 
     def until_stopped(self) -> None:
-        self._reactor.callWhenRunning(self._begin)
-        self._reactor.addSystemEventTrigger("before", "shutdown", self._stop)
+        self._reactor.callWhenRunning(lambda: Deferred.fromCoroutine(self._start()).addErrback(self._not_started))
+        self._reactor.addSystemEventTrigger("before", "shutdown", lambda: Deferred.fromCoroutine(self._stop()))
         # Twisted handles INT and TERM; a closed terminal must stop it in order, too.
         signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reactor.stop))
         self._reactor.run()
 
-    def _begin(self) -> None:
-        Deferred.fromCoroutine(self._start()).addErrback(self._not_started)
-
     async def _start(self) -> None:
         namesrv = make_namesrv(namesrv_settings(self._place), self._reactor)
         await maybeDeferred(namesrv.startService)
-        self._namesrv = namesrv
+        self._started.append(namesrv)
         port = namesrv.ports["remoting"]
         broker = make_broker(broker_settings(self._place, port), self._reactor, Random())
         await maybeDeferred(broker.startService)
-        self._broker = broker
+        self._started.append(broker)
         await broker.started
         seconds = time.monotonic() - self._began
         for line in welcome(self._place, port, broker.port, seconds):
@@ -178,13 +175,9 @@ class DevRun:
         if self._reactor.running:
             self._reactor.stop()
 
-    def _stop(self) -> Deferred[None]:
-        return Deferred.fromCoroutine(self._stop_both())
-
-    async def _stop_both(self) -> None:
-        for service in (self._broker, self._namesrv):
-            if service is not None:
-                await maybeDeferred(service.stopService)
+    async def _stop(self) -> None:
+        for service in reversed(self._started):
+            await maybeDeferred(service.stopService)
 
 
 def port_in_use(port: int, place: Place) -> Failure:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
-from mqbroker.cli.cluster import TIMEOUT_MS, asked, broker_sets, number, runtime_info, shard_number, table_lines
+from mqbroker.cli.cluster import asked, broker_sets, number, request, runtime_info, shard_number, table_lines
 from mqbroker.cli.failures import FAILED, Failure, NoAnswer, failure_of, told
 from mqbroker.cli.lines import escape_controls
 from mqbroker.cli.servers import Servers, server_options
+from mqbroker.errors import MQError
+from mqbroker.wire.codes import RequestCode
 
 if TYPE_CHECKING:
     from mqbroker.client.net import Net
@@ -135,20 +137,13 @@ def slave_to_promote(members: Sequence[Member], broker_id: int | None) -> Member
 
 async def change_role(net: Net, slave: Member, role: str) -> list[str]:
     """Have a slave start again as master; returns what it remarks. Raises MQError."""
-    from mqbroker.remoting.client import succeeded
-    from mqbroker.wire.codes import RequestCode
-    from mqbroker.wire.command import RemotingCommand
-
     body = f"brokerRole={role}\nbrokerId=0\n".encode()
-    command = RemotingCommand.request(RequestCode.UPDATE_BROKER_CONFIG, None, body)
-    remark = succeeded(await net.invoke(slave.address, command, TIMEOUT_MS)).remark
+    remark = (await request(net, slave.address, RequestCode.UPDATE_BROKER_CONFIG, body)).remark
     return [escape_controls(remark)] if remark else []
 
 
 async def wait_for_master(net: Net, name_servers: Sequence[str], slave: Member) -> Member:
     """Return the slave as master, once name servers have it as that. Raises NoAnswer."""
-    from mqbroker.errors import MQError
-
     deadline = net.now() + PROMOTED_SECONDS_MAX
     while net.now() < deadline:
         try:
@@ -202,8 +197,6 @@ async def members_of(net: Net, name_servers: Sequence[str], name: str | None) ->
 
 async def _members(net: Net, name: str, addresses: Mapping[int, str]) -> list[Member]:
     """Ask the brokers of one name, by their ids."""
-    from mqbroker.errors import MQError
-
     members: list[Member] = []
     master_end: int | None = None
     for broker_id, address in sorted(addresses.items()):

@@ -3,91 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+from mqbroker.errors import MQError
+from mqbroker.wire.names import GROUP_LENGTH_MAX, TOPIC_LENGTH_MAX, check_group, check_topic
 
 DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 
 _RIGHT = "use 1 to {} of the characters a-z A-Z 0-9 _ - % |"
 
 
-def _checked_topic(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    from mqbroker.errors import Refused
-    from mqbroker.wire.names import TOPIC_LENGTH_MAX, check_topic
+def _checked(check: Callable[[str], str], wrong: str) -> Callable[[click.Context, click.Parameter, str], str]:
+    """The callback that returns what `check` does; its MQError is a BadParameter with the text `wrong`."""
 
-    try:
-        return check_topic(value)
-    except Refused:
-        raise click.BadParameter(f"{value!r} cannot be a topic: {_RIGHT.format(TOPIC_LENGTH_MAX)}") from None
+    def checked(ctx: click.Context, param: click.Parameter, value: str) -> str:
+        try:
+            return check(value)
+        except MQError as error:
+            raise click.BadParameter(wrong.format(value=value, error=error)) from None
 
-
-def _checked_group(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    from mqbroker.errors import Refused
-    from mqbroker.wire.names import GROUP_LENGTH_MAX, check_group
-
-    try:
-        return check_group(value)
-    except Refused:
-        raise click.BadParameter(f"{value!r} cannot be a group: {_RIGHT.format(GROUP_LENGTH_MAX)}") from None
+    return checked
 
 
-def _checked_name_servers(ctx: click.Context, param: click.Parameter, value: str) -> str:
+def _check_name_servers(text: str) -> str:
     from mqbroker.client.options import parse_name_servers
-    from mqbroker.errors import MQError
 
-    try:
-        return ";".join(parse_name_servers(value))
-    except MQError as error:
-        raise click.BadParameter(f"{error}; right is 127.0.0.1:9876, or several joined by ';'") from None
+    return ";".join(parse_name_servers(text))
 
 
-def _checked_tags(ctx: click.Context, param: click.Parameter, value: str) -> str:
+def _check_tags(text: str) -> str:
     from mqbroker.client.subscription import subscribe_to
-    from mqbroker.errors import MQError
 
-    try:
-        subscribe_to("topic", value, 0)
-    except MQError:
-        raise click.BadParameter(f"{value!r} names no tag: right is 'paid', 'paid || refund', or '*'") from None
-    return value
+    subscribe_to("topic", text, 0)
+    return text
 
 
-def topic_argument(command: F) -> F:
-    """The argument TOPIC."""
-    return click.argument("topic", callback=_checked_topic)(command)
-
-
-def group_option(command: F) -> F:
-    """The option -g of consumers."""
-    return click.option(
-        "-g", "--group", callback=_checked_group, required=True, help="Members of one group share the messages."
-    )(command)
-
-
-def tags_option(command: F) -> F:
-    """The option --tags of consumers."""
-    return click.option(
-        "--tags",
-        callback=_checked_tags,
-        default="*",
-        show_default=True,
-        help="Only messages with one of these tags, such as 'paid || refund'.",
-    )(command)
-
-
-def name_server_option(command: F) -> F:
-    """The option -n that all clients have."""
-    return click.option(
-        "-n",
-        "--namesrv",
-        metavar="HOST:PORT",
-        callback=_checked_name_servers,
-        envvar="NAMESRV_ADDR",
-        default=DEFAULT_NAME_SERVER,
-        show_default=True,
-        show_envvar=True,
-        help="The name server, or several joined by ';'.",
-    )(command)
+topic_argument = click.argument(
+    "topic", callback=_checked(check_topic, f"{{value!r}} cannot be a topic: {_RIGHT.format(TOPIC_LENGTH_MAX)}")
+)
+group_option = click.option(
+    "-g",
+    "--group",
+    callback=_checked(check_group, f"{{value!r}} cannot be a group: {_RIGHT.format(GROUP_LENGTH_MAX)}"),
+    required=True,
+    help="Members of one group share the messages.",
+)
+tags_option = click.option(
+    "--tags",
+    callback=_checked(_check_tags, "{value!r} names no tag: right is 'paid', 'paid || refund', or '*'"),
+    default="*",
+    show_default=True,
+    help="Only messages with one of these tags, such as 'paid || refund'.",
+)
+name_server_option = click.option(
+    "-n",
+    "--namesrv",
+    metavar="HOST:PORT",
+    callback=_checked(_check_name_servers, "{error}; right is 127.0.0.1:9876, or several joined by ';'"),
+    envvar="NAMESRV_ADDR",
+    default=DEFAULT_NAME_SERVER,
+    show_default=True,
+    show_envvar=True,
+    help="The name server, or several joined by ';'.",
+)

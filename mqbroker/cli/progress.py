@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TextIO
 
 _TERMINAL_S = 0.1
 _PLAIN_S = 5.0
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size_text(size: float) -> str:
     """Bytes in a unit that fits: 73.4 MiB."""
-    for unit in _UNITS:
-        if size < 1024 or unit == _UNITS[-1]:
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+    unit = min(4, (max(int(size), 1).bit_length() - 1) // 10)
+    return f"{size / 1024**unit:.1f} {'KMGT'[unit - 1]}iB" if unit else f"{size:.0f} B"
 
 
 class ProgressLine:
-    """`at` may be called at any rate; `close` removes the line."""
+    """`at` may be called at any rate; `close`, or the end of a `with`, removes the line."""
 
-    def __init__(self, what: str, stream: TextIO) -> None:
+    def __init__(self, what: str, stream: TextIO | None = None) -> None:
+        stream = stream or sys.stderr
         self._what = what
         self._stream = stream
         self._is_terminal = stream.isatty()
         self._began = self._shown = time.monotonic()
         self._is_open = False
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def at(self, done: int, total: int) -> None:
         now = time.monotonic()

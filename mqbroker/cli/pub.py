@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
 from typing import TYPE_CHECKING, cast
 
+import attrs
 import click
 
 from mqbroker.cli.failures import FAILED, told
@@ -51,16 +52,16 @@ def pub(topic: str, text: str | None, tag: str | None, keys: tuple[str, ...], se
                 sender.send_lines(cast(BufferedReader, sys.stdin.buffer).read1)
 
 
+@attrs.define
 class Sender:
     """Sends bodies to one topic and prints where each was stored."""
 
-    def __init__(self, producer: Producer, topic: str, tag: str | None, keys: tuple[str, ...]) -> None:
-        self._producer = producer
-        self._topic = topic
-        self._tag = tag
-        self._keys = keys
-        self.sent = 0
-        self.empty = 0
+    _producer: Producer
+    _topic: str
+    _tag: str | None
+    _keys: tuple[str, ...]
+    sent: int = 0
+    empty: int = 0
 
     def send(self, bodies: Sequence[bytes]) -> None:
         """Send one message, or several as a batch, to one queue. Raises MQError."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from mqbroker.cli.names import name_server_option
@@ -23,13 +24,13 @@ TLS_KEY_PASSWORD = "MQ_TLS_KEY_PASSWORD"
 _FILE = click.Path(exists=True, dir_okay=False)
 
 
+@attrs.frozen
 class Servers:
     """Connection options of a client."""
 
-    def __init__(self, name_servers: str, credentials: Credentials | None, tls: ClientTls | None) -> None:
-        self.name_servers = name_servers
-        self.credentials = credentials
-        self.tls = tls
+    name_servers: str
+    credentials: Credentials | None
+    tls: ClientTls | None
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,6 +54,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option(
         "--tls-ca",
+        "ca_file",
         type=_FILE,
         envvar="MQ_TLS_CA",
         show_envvar=True,
@@ -60,6 +62,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option(
         "--tls-cert",
+        "cert_file",
         type=_FILE,
         envvar="MQ_TLS_CERT",
         show_envvar=True,
@@ -67,6 +70,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option(
         "--tls-key",
+        "key_file",
         type=_FILE,
         envvar="MQ_TLS_KEY",
         show_envvar=True,
@@ -74,31 +78,21 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option(
         "--tls-server-name",
+        "server_name",
         metavar="NAME",
         envvar="MQ_TLS_SERVER_NAME",
         show_envvar=True,
         help="What servers' certificates must be for, in place of the addresses that they are reached by.",
     )
-    @click.option("--tls-insecure", is_flag=True, help="Encrypt, and take any server for the right one. For trials.")
+    @click.option(
+        "--tls-insecure", "insecure", is_flag=True, help="Encrypt, and take any server for the right one. For trials."
+    )
     @wraps(command)
-    def with_servers(
-        namesrv: str,
-        account_file: str | None,
-        tls: bool,
-        tls_ca: str | None,
-        tls_cert: str | None,
-        tls_key: str | None,
-        tls_server_name: str | None,
-        tls_insecure: bool,
-        **rest: Any,
-    ) -> Any:
-        files = {"ca_file": tls_ca, "cert_file": tls_cert, "key_file": tls_key}
-        given = {**files, "server_name": tls_server_name, "insecure": tls_insecure}
-        is_encrypted = tls or any(given.values())
-        servers = Servers(
-            namesrv, account(account_file, os.environ), encryption(given, os.environ) if is_encrypted else None
-        )
-        return command(servers=servers, **rest)
+    def with_servers(namesrv: str, account_file: str | None, tls: bool, **rest: Any) -> Any:
+        given = {name: rest.pop(name) for name in ("ca_file", "cert_file", "key_file", "server_name", "insecure")}
+        credentials = account(account_file, os.environ)
+        encrypted = encryption(given, os.environ) if tls or any(given.values()) else None
+        return command(servers=Servers(namesrv, credentials, encrypted), **rest)
 
     return with_servers
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -49,6 +48,7 @@ def check(directory: str, config: str | None, commitlog: str | None, live: bool,
     or created.
     """
     with told():
+        from mqbroker.cli.progress import ProgressLine
         from mqbroker.cli.store_output import report_as_dict, report_lines
         from mqbroker.daemons.shard_stores import shards_in
         from mqbroker.store.layout import lock_holder
@@ -59,11 +59,8 @@ def check(directory: str, config: str | None, commitlog: str | None, live: bool,
         holder = lock_holder(os.path.join(directory, "lock")) if os.path.isdir(directory) else ""
         if holder and not live:
             raise Failure(f"{directory}: {holder}; stop it first, or check with --live what it has written so far")
-        progress = _progress("checking")
-        try:
+        with ProgressLine("checking") as progress:
             report = check_store(OsDisk(), directory, given, progress.at, is_live=bool(holder))
-        finally:
-            progress.close()
         others = [os.path.join(directory, f"shard-{shard}") for shard in shards_in(directory)]
         if as_json:
             click.echo(json.dumps({**report_as_dict(report, holder), "other_shards": others}))
@@ -157,16 +154,9 @@ def dump(  # noqa: PLR0913 - an option each
         selection = Selection(topic, queue_id, start, end, key)
         given = _given(directory, config, commitlog)
         if what is None:
-            progress = None if sys.stdout.isatty() else _progress("reading")
-            store_output.print_messages(directory, given, selection, count, as_json, progress)
+            store_output.print_messages(directory, given, selection, count, as_json)
         else:
             store_output.print_heads(directory, given, selection, what, as_json)
-
-
-def _progress(what: str) -> Any:
-    from mqbroker.cli.progress import ProgressLine
-
-    return ProgressLine(what, sys.stderr)
 
 
 def _given(directory: str, config: str | None, commit_log: str | None) -> Given:

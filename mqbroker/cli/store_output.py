@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -48,7 +47,7 @@ def report_lines(report: Report, holder: str) -> Iterator[str]:
 def _finding_lines(finding: Finding, root: str) -> Iterator[str]:
     name = click.style(f"{finding.severity:<6}", fg=_COLORS[finding.severity])
     place = os.path.relpath(finding.path, root) if finding.path else "commitlog"
-    yield escape_controls(f"{place} @ {finding.offset}: {finding.kind}: {finding.what}").join((f"{name} ", ""))
+    yield f"{name} " + escape_controls(f"{place} @ {finding.offset}: {finding.kind}: {finding.what}")
     if finding.advice:
         yield f"       {finding.advice}"
 
@@ -130,7 +129,7 @@ def run_repair(directory: str, given: Given, *, write: bool, fence: bool, move_f
     folder = os.path.join(directory, time.strftime("repair-%Y%m%d-%H%M%S"))
     clock = Clock()
     clock.advance(time.time())
-    with _progress("building") as progress:
+    with ProgressLine("building") as progress:
         Repair(disk, clock, report, plan, folder, lock).run(lambda step: progress.at(step.done, step.total))
     after = _check(disk, directory, given)
     rest = make_plan(after, fence=fence, move_foreign=move_foreign)
@@ -141,17 +140,8 @@ def run_repair(directory: str, given: Given, *, write: bool, fence: bool, move_f
     return rest.is_empty and not rest.obstacles
 
 
-@contextmanager
-def _progress(what: str) -> Iterator[ProgressLine]:
-    progress = ProgressLine(what, sys.stderr)
-    try:
-        yield progress
-    finally:
-        progress.close()
-
-
 def _check(disk: OsDisk, directory: str, given: Given) -> Report:
-    with _progress("checking") as progress:
+    with ProgressLine("checking") as progress:
         return check_store(disk, directory, given, progress.at)
 
 
@@ -182,9 +172,7 @@ def _say(report: Report, plan: Plan, folder: str, as_json: bool) -> None:
 _BODY_CHARACTERS = 80
 
 
-def print_messages(
-    directory: str, given: Given, selection: Selection, count: int | None, as_json: bool, progress: ProgressLine | None
-) -> None:
+def print_messages(directory: str, given: Given, selection: Selection, count: int | None, as_json: bool) -> None:
     """Print the selected messages of a store, `count` at most."""
     disk = OsDisk()
     layout = _layout(disk, directory, given)
@@ -194,17 +182,14 @@ def print_messages(
     def passed(size: int) -> None:
         nonlocal done
         done += size
-        if progress is not None:
+        if not sys.stdout.isatty():
             progress.at(done, total)
 
     found = False
-    try:
+    with ProgressLine("reading") as progress:
         for record in islice(_whole(read_messages(disk, layout, selection, passed)), count):
             found = True
             click.echo(json.dumps(as_dict(record), ensure_ascii=True) if as_json else line_of(record))
-    finally:
-        if progress is not None:
-            progress.close()
     if not found:
         click.echo("no such message is there; --queues lists the topics and the offsets of their queues", err=True)
 

@@ -11,6 +11,7 @@ import stat
 import sys
 from typing import IO
 
+import attrs
 import click
 
 from mqbroker.cli.lines import plain_line, terminal_line
@@ -44,16 +45,16 @@ def _options(servers: Servers, *, from_first: bool) -> PushOptions:
     )
 
 
+@attrs.define
 class Printer:
     """Prints up to `count` messages; later ones are left for the group's next member."""
 
-    def __init__(self, out: IO[bytes], count: int | None, *, coloured: bool) -> None:
-        self.printed = 0
-        self.reader_left = False
-        self.ended = asyncio.Event()
-        self._out = out
-        self._count = count
-        self._coloured = coloured
+    _out: IO[bytes]
+    _count: int | None
+    _coloured: bool = attrs.field(kw_only=True)
+    printed: int = 0
+    reader_left: bool = False
+    ended: asyncio.Event = attrs.field(factory=asyncio.Event)
 
     def reader_closed(self) -> None:
         """Called when the reader of the output has gone."""

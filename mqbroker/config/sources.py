@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 
+import attrs
+
 from mqbroker.config.conf_file import Given, read_conf
 from mqbroker.errors import BadSetting, BadSettings
 
@@ -51,17 +53,19 @@ class Faults:
             raise found[0] if len(found) == 1 else BadSettings(found)
 
 
+@attrs.define
 class Sources:
-    """The given values of each key, in ascending precedence."""
+    """The given values of each key, in ascending precedence.
 
-    def __init__(self, own: Collection[str], known: Collection[str], all_known: Collection[str], warn: Warn) -> None:
-        """`own`: a daemon's settings; `known`: with those that have no effect; `all_known`: with those of the other
-        daemon, as one file and one environment may serve both."""
-        self._own = own
-        self._known = known
-        self._all_known = all_known
-        self._warn = warn
-        self._given: dict[str, list[Given]] = {}
+    `own`: a daemon's settings; `known`: with those that have no effect; `all_known`: with those of the other daemon, as
+    one file and one environment may serve both.
+    """
+
+    _own: Collection[str]
+    _known: Collection[str]
+    _all_known: Collection[str]
+    _warn: Warn
+    _given: dict[str, list[Given]] = attrs.field(factory=dict, init=False)
 
     def add(self, item: Given) -> None:
         """Add a value, which overrides the earlier ones of its key."""

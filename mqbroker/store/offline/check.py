@@ -199,16 +199,16 @@ class Report:
     bad_extensions: list[str]
 
 
+@attrs.define
 class _LogCheck:
     """Walks the log, reports what is wrong with the log itself, and passes records on."""
 
-    def __init__(self, findings: Findings, totals: Totals, is_live: bool) -> None:
-        self._is_live = is_live
-        self._findings = findings
-        self._totals = totals
-        self.newest_ms = 0
-        self.corrupt_ranges: list[Damage] = []
-        self.tails: list[Tail] = []
+    _findings: Findings
+    _totals: Totals
+    _is_live: bool
+    newest_ms: int = 0
+    corrupt_ranges: list[Damage] = attrs.field(factory=list)
+    tails: list[Tail] = attrs.field(factory=list)
 
     def records(self, items: Iterator[Scanned | Damage | Fence | Tail]) -> Iterator[Scanned]:
         totals = self._totals
@@ -296,7 +296,7 @@ def check_store(
     levels_ms = parse_delay_levels(layout.delay_levels) if layout.delay_levels else []
     ext, bad_ext = load_extensions(disk, ext_root, cache, layout.ext_file_bytes, files.keys(), findings)
     queues = QueueCheck(
-        files, ext, lambda name: QueueFiles(cache, layout.queue_file_bytes, name, ""), layout.log_first,
+        files, ext, lambda name: QueueFiles(cache, layout.queue_file_bytes, "", name=name), layout.log_first,
         levels_ms, small.removed, findings,
     )  # fmt: skip
     queues.expects_named = given.multi_dispatch

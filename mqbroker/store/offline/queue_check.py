@@ -243,7 +243,7 @@ class QueueCheck:
         begins_at = removed.next_offset if removed is not None and offset >= removed.next_offset else 0
         while expected > begins_at:
             entry = queue.files.entry(expected - 1)
-            if entry is None or _is_blank(entry) or entry[0] < self._log_first:
+            if entry is None or _lacks_message(entry) or entry[0] < self._log_first:
                 break
             expected -= 1
         return begins_at if not self._log_first else expected
@@ -261,7 +261,7 @@ class QueueCheck:
     def _compare(self, queue: QueueState, offset: int, item: Scanned, code: int | None) -> None:
         entry = queue.files.entry(offset)
         timestamp_ms = item.store_timestamp_ms
-        if entry is None or _is_blank(entry):
+        if entry is None or _lacks_message(entry):
             queue.add("entry missing", offset)
         elif entry[:2] != (item.physical_offset, item.size):
             queue.add("entry wrong", offset)
@@ -374,7 +374,8 @@ class QueueCheck:
         return queue.records
 
 
-def _is_blank(entry: Entry) -> bool:
+def _lacks_message(entry: Entry) -> bool:
+    """Whether an entry is unwritten, or a blank."""
     return entry[1] <= 0 or entry[1] == BLANK_SIZE
 
 

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 
 import attrs
 
-from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY, ENTRY_BYTES, entries_struct
+from mqbroker.store.consumequeue_entry import ENTRY, ENTRY_BYTES, entries_struct, is_blank
 from mqbroker.store.consumequeue_ext import END_BYTES, ExtUnit, is_address, parse_unit, undecorate
 from mqbroker.store.consumequeues import TOPIC_NAME, TRASH
 from mqbroker.store.disk import IDisk
@@ -51,17 +51,15 @@ _EXT_FILE = _FileKind(
 )  # fmt: skip
 
 
+@attrs.define
 class _Files:
     """Files of `file_bytes` each in one directory; some may be missing."""
 
-    __slots__ = ("_cache", "_file_bytes", "_files", "directory")
-
-    def __init__(self, cache: FileCache, file_bytes: int, directory: str) -> None:
-        self._cache = cache
-        self._file_bytes = file_bytes
-        #: By their start offset.
-        self._files: dict[int, CachedFile] = {}
-        self.directory = directory
+    _cache: FileCache
+    _file_bytes: int
+    directory: str
+    #: By their start offset.
+    _files: dict[int, CachedFile] = attrs.field(factory=dict, init=False)
 
     def _find(self, place: int) -> tuple[CachedFile | None, int]:
         """The file with the byte at `place` (None if it is missing), and the position in it."""
@@ -97,14 +95,11 @@ class _Files:
         return is_good
 
 
+@attrs.define
 class QueueFiles(_Files):
     """The files of one queue, `name`d by topic and queue id."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, cache: FileCache, file_bytes: int, name: str, directory: str) -> None:
-        super().__init__(cache, file_bytes, directory)
-        self.name = name
+    name: str = attrs.field(kw_only=True)
 
     @property
     def first(self) -> int:
@@ -148,9 +143,7 @@ class QueueFiles(_Files):
     def bounds(self, log_first: int) -> tuple[int, int]:
         """Min offset, of the first message that may be in the log, which starts at `log_first`; and max offset."""
         top = self.max_offset()
-        low = self._search(
-            self.first, top, lambda entry: entry[0] < log_first or (entry[1] == BLANK_SIZE and not entry[0])
-        )
+        low = self._search(self.first, top, lambda entry: entry[0] < log_first or is_blank(entry[0], entry[1]))
         return low, top
 
     def max_offset(self) -> int:
@@ -172,10 +165,9 @@ class QueueFiles(_Files):
         return len(piece) - piece.count(0)
 
 
+@attrs.define
 class ExtFiles(_Files):
     """The files of one queue's extension."""
-
-    __slots__ = ()
 
     def unit(self, address: int) -> ExtUnit | None:
         """The unit at an address; None if there is no whole one."""
@@ -213,7 +205,8 @@ def load_queues(
             if not _is_number(queue_id) or not is_topic or not disk.is_directory(path):
                 findings.foreign_file(path, "not a directory of a queue")
                 continue
-            queue = queues[topic.encode(), int(queue_id)] = QueueFiles(cache, file_bytes, f"{topic}/{queue_id}", path)
+            queue = QueueFiles(cache, file_bytes, path, name=f"{topic}/{queue_id}")
+            queues[topic.encode(), int(queue_id)] = queue
             queue.load(disk, _QUEUE_FILE, findings)
     return queues
 

@@ -67,7 +67,7 @@ class Printer:
             # Neither consumed nor sent back: its offset is not committed.
             raise NotHandled("as many as were wanted are printed")
         try:
-            self._out.write(self._line(message))
+            self._out.write(terminal_line(message).encode() + b"\n" if self._coloured else plain_line(message.body))
             # The offset may be committed when this returns, so the output must be flushed.
             self._out.flush()
         except BrokenPipeError:
@@ -76,9 +76,6 @@ class Printer:
         self.printed += 1
         if self.printed == self._count:
             self.ended.set()
-
-    def _line(self, message: ReceivedMessage) -> bytes:
-        return terminal_line(message).encode() + b"\n" if self._coloured else plain_line(message.body)
 
 
 async def _consume(consumer: PushConsumer, printer: Printer, topic: str, tags: str, group: str) -> None:

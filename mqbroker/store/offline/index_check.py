@@ -6,7 +6,7 @@ time; their layout is in `mqbroker.store.index_file`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,7 +20,6 @@ from mqbroker.store.logscan import Scanned
 from mqbroker.store.offline.findings import Findings, when
 from mqbroker.wire.names import java_hash
 
-_CHUNK = 1024
 _SLOTS_CHUNK = 65536
 _REBUILD = "`mq store repair` builds the index anew from the log"
 _RESIZE = "name the broker's settings with -c, or let `mq store repair` build the index anew"
@@ -96,7 +95,8 @@ class _FileReader:
             reader.times[header.end_offset] = (header.end_ms, self._path, 8)
         last = IndexEntry(-1, 0, -1, begin_ms)
         first: IndexEntry | None = None
-        for number, key_hash, physical_offset, seconds, older in self._rows(count):
+        rows = ENTRY.iter_unpack(self._view[self._entries_at + ENTRY_BYTES : self._entries_at + count * ENTRY_BYTES])
+        for number, (key_hash, physical_offset, seconds, older) in enumerate(rows, 1):  # number 0 is not used
             entry = IndexEntry(physical_offset, key_hash, seconds if number > 1 else -1, begin_ms)
             first = first or entry
             slot = key_hash % reader.slots
@@ -121,14 +121,6 @@ class _FileReader:
             at = self._entries_at + first_bad * ENTRY_BYTES
             what = f"{bad_entries} entries from number {first_bad} on are not linked as they must be"
             reader.broken("index entries wrong", self._path, at, what)
-
-    def _rows(self, count: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """Number, hash, physical offset, seconds and next older number of each entry; number 0 is not used."""
-        for start in range(1, count, _CHUNK):
-            stop = min(count, start + _CHUNK)
-            piece = self._view[self._entries_at + start * ENTRY_BYTES : self._entries_at + stop * ENTRY_BYTES]
-            for number, (key_hash, physical_offset, seconds, older) in enumerate(ENTRY.iter_unpack(piece), start):
-                yield number, key_hash, physical_offset, seconds, older
 
     def _check_header(self, header: IndexHeader, first: IndexEntry | None, last: IndexEntry, slots_used: int) -> None:
         if first is None:

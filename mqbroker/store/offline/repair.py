@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import attrs
@@ -226,7 +227,7 @@ class Repair:
         for tail in self.plan.cut:
             self._edit(tail.path, tail.start, tail.dirty_end, "cut", lambda file, at, end: file.clear_from(at))
         for damage in self.plan.fence:
-            self._edit(damage.path, damage.start, damage.end, "fenced", self._fence_of(damage))
+            self._edit(damage.path, damage.start, damage.end, "fenced", partial(_fence, damage))
         for offset in self.plan.fill:
             self._fill(offset)
 
@@ -248,22 +249,6 @@ class Repair:
         with closing(self.disk.open_mapped(path, size, keep_open=True)) as file:
             edit(file, at, stop)
             file.sync()
-
-    def _fence_of(self, damage: Damage) -> Callable[[IMappedFile, int, int], None]:
-        def fence(file: IMappedFile, at: int, end: int) -> None:
-            if end == file.size:
-                _put(file, at, encode_blank(end - at))
-                return
-            following = scan_at(file.view, end, damage.end)
-            timestamp_ms = following.store_timestamp_ms if isinstance(following, Scanned) else 0
-            file.allocate(at, end - at)
-            damaged = file.view[at:end]
-            pieces = list(fences(damaged, damage.start, timestamp_ms))
-            damaged.release()
-            for place, data in pieces:
-                file.buffer[at + place : at + place + len(data)] = data
-
-        return fence
 
     def _fill(self, offset: int) -> None:
         size = self._layout.segment_bytes
@@ -366,6 +351,19 @@ class Repair:
                     with closing(self.disk.open_mapped(path, file_bytes)) as file:
                         file.buffer[at : at + ENTRY_BYTES] = ENTRY.pack(*following)
                         file.sync()
+
+
+def _fence(damage: Damage, file: IMappedFile, at: int, end: int) -> None:
+    if end == file.size:
+        _put(file, at, encode_blank(end - at))
+        return
+    following = scan_at(file.view, end, damage.end)
+    timestamp_ms = following.store_timestamp_ms if isinstance(following, Scanned) else 0
+    file.allocate(at, end - at)
+    with file.view[at:end] as damaged:
+        pieces = list(fences(damaged, damage.start, timestamp_ms))
+    for place, data in pieces:
+        file.buffer[at + place : at + place + len(data)] = data
 
 
 def _put(file: IMappedFile, at: int, data: bytes) -> None:

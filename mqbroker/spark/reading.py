@@ -133,7 +133,10 @@ def read_chunks(
             _take(wants, ahead, pieces, deadline)
             pace.learn(wants, pieces)
             end = _cut(pieces, wants[-1][1] + wants[-1][2], at + pace.window())
-            _fill(source, todo.queue, at, end, pace.step, pieces, deadline)
+            while gaps := _gaps(pieces, at, end):
+                wants = [want for low, high in gaps for want in _split(todo.queue, low, high, pace.step)]
+                ahead = _send(source, wants, deadline)
+                _take(wants, ahead, pieces, deadline)
             chunk = Chunk(todo.queue, at, end, b"".join(pieces[n].records for n in sorted(pieces)))
             at = end
             wants = _split(todo.queue, at, min(todo.end, at + pace.window()), pace.step)
@@ -163,25 +166,6 @@ def _cut(pieces: dict[int, _Piece], end: int, bound: int) -> int:
     for at in [at for at in pieces if at >= bound]:
         del pieces[at]
     return max([bound, *(piece.end for piece in pieces.values())])
-
-
-def _fill(
-    source: PullSource,
-    queue: MessageQueue,
-    start: int,
-    end: int,
-    step: int,
-    pieces: dict[int, _Piece],
-    deadline: RetryDeadline,
-) -> None:
-    """Pull missing messages between `start` and `end` until all are there."""
-    while gaps := _gaps(pieces, start, end):
-        wants = [want for low, high in gaps for want in _split(queue, low, high, step)]
-        ahead = _send(source, wants, deadline)
-        try:
-            _take(wants, ahead, pieces, deadline)
-        finally:
-            ahead.abandon()
 
 
 def _gaps(pieces: Mapping[int, _Piece], start: int, end: int) -> list[tuple[int, int]]:

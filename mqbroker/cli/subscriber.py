@@ -25,14 +25,7 @@ def print_messages(topic: str, group: str, tags: str, servers: Servers, *, from_
     """Print until a signal, or `count` messages; False if a signal came first. Raises MQError."""
     logging.basicConfig(format="mq: %(message)s", level=logging.WARNING)
     printer = Printer(sys.stdout.buffer, count, coloured=sys.stdout.isatty())
-    options = _options(servers, from_first=from_first)
-    consumer = PushConsumer(servers.name_servers, group, printer.print_message, options=options)
-    asyncio.run(_consume(consumer, printer, topic, tags, group))
-    return count is None or printer.printed == count or printer.reader_left
-
-
-def _options(servers: Servers, *, from_first: bool) -> PushOptions:
-    return PushOptions(
+    options = PushOptions(
         credentials=servers.credentials,
         tls=servers.tls,
         # One at a time: each queue's messages are printed in their order.
@@ -43,6 +36,9 @@ def _options(servers: Servers, *, from_first: bool) -> PushOptions:
         route_age_s=2.0,
         commit_s=1.0,
     )
+    consumer = PushConsumer(servers.name_servers, group, printer.print_message, options=options)
+    asyncio.run(_consume(consumer, printer, topic, tags, group))
+    return count is None or printer.printed == count or printer.reader_left
 
 
 @attrs.define

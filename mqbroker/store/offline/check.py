@@ -251,14 +251,14 @@ class _LogCheck:
         self._totals.log_end = max(self._totals.log_end, item.end)
         if len(self.corrupt_ranges) < 100_000:
             self.corrupt_ranges.append(item)
-        at = item.start % self._totals.segment_bytes if self._totals.segment_bytes else 0
+        at = item.start % self._totals.segment_bytes
         what = f"bytes {item.start} to {item.end} of the log hold no record: {item.why or 'zeros'}"
         self._findings.lost("damaged log", item.path, at, what, _DAMAGED)
 
     def _tell_tail(self, item: Tail) -> None:
         self.tails.append(item)
         if item.dirty_end > item.start:
-            at = item.start % self._totals.segment_bytes if self._totals.segment_bytes else 0
+            at = item.start % self._totals.segment_bytes
             why = f" ({item.why})" if item.why else ""
             what = (
                 f"{item.dirty_end - item.start} bytes after the last record, at {item.start} of the log, are none{why}"

@@ -17,6 +17,7 @@ import attrs
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.store.get_message_result import GetMessageResult
 from mqbroker.store.message_store import MessageStore
+from mqbroker.wire.bodies import BrokerStatsData, BrokerStatsItem
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_OP_HALF_TOPIC
 from mqbroker.wire.names import LMQ_PREFIX
 
@@ -25,15 +26,6 @@ KEYS_MAX = 20_000
 _Sample = tuple[int, list[int]]
 #: The group under which the Java broker counts the delivery of delayed messages.
 SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
-
-
-@attrs.frozen
-class Growth:
-    """Growth of a count in a window: in total, per second, and per event."""
-
-    sum: int = 0
-    tps: float = 0.0
-    avgpt: float = 0.0
 
 
 class Counts:
@@ -64,13 +56,6 @@ class Window:
         #: Counts that changed since the last sample.
         self.waiting: dict[Counts, None] = {}
 
-    def changed(self, counts: Counts) -> None:
-        """Note that `counts` changed since the last sample."""
-        self.waiting[counts] = None
-
-    def forget(self, counts: Counts) -> None:
-        self.waiting.pop(counts, None)
-
     def sample(self, now: float) -> None:
         """Take a sample of the counts that changed. `now` is in seconds."""
         self._last += 1
@@ -84,18 +69,18 @@ class Window:
             while samples[1][0] <= self._last - self._steps:
                 del samples[0]
 
-    def growth(self, counts: Counts, amount: int) -> Growth:
+    def growth(self, counts: Counts, amount: int) -> BrokerStatsItem:
         """The growth of an amount (1 is the first); zero before the first sample."""
         samples = counts.samples[self._number]
         if not samples:
-            return Growth()
+            return BrokerStatsItem()
         first = max(samples[0][0], self._last - self._steps)
         before = next(numbers for sample, numbers in reversed(samples) if sample <= first)
         numbers = samples[-1][1]
         total = numbers[amount] - before[amount]
         times = numbers[0] - before[0]
         seconds = self._seconds_since(first)
-        return Growth(total, total / seconds if seconds > 0 else 0.0, total / times if times > 0 else 0.0)
+        return BrokerStatsItem(total, total / seconds if seconds > 0 else 0.0, total / times if times > 0 else 0.0)
 
     def _seconds_since(self, sample: int) -> float:
         steps = self._last - sample
@@ -112,26 +97,26 @@ class Windows:
         self.minute = Window(0, 10.0, 7)
         self.hour = Window(1, 600.0, 7)
         self.day = Window(2, 3600.0, 25)
-        self._all = (self.minute, self.hour, self.day)
+        self.all = (self.minute, self.hour, self.day)
         began = now()
-        self._next = [began + window.step_s for window in self._all]
+        self._next = [began + window.step_s for window in self.all]
 
     def tick(self) -> None:
         """Sample the windows whose step is over."""
         now = self._now()
-        for i, window in enumerate(self._all):
+        for i, window in enumerate(self.all):
             if now >= self._next[i]:
                 window.sample(now)
                 missed = (now - self._next[i]) // window.step_s
                 self._next[i] += (missed + 1) * window.step_s
 
     def changed(self, counts: Counts) -> None:
-        for window in self._all:
-            window.changed(counts)
+        for window in self.all:
+            window.waiting[counts] = None
 
     def forget(self, counts: Counts) -> None:
-        for window in self._all:
-            window.forget(counts)
+        for window in self.all:
+            window.waiting.pop(counts, None)
 
 
 class CountTable:
@@ -206,15 +191,6 @@ class DayTotals:
     got_today: int = 0
     put_yesterday: int = 0
     got_yesterday: int = 0
-
-
-@attrs.frozen
-class StatsView:
-    """Growth of a count in the last minute, hour and day."""
-
-    minute: Growth
-    hour: Growth
-    day: Growth
 
 
 class BrokerStats:
@@ -353,14 +329,13 @@ class BrokerStats:
 
     # Asking
 
-    def view(self, name: str, key: str) -> StatsView | None:
+    def view(self, name: str, key: str) -> BrokerStatsData | None:
         """The growth of a count; None if nothing was counted."""
         table, amount = self._by_name.get(name, (None, 0))
         counts = table.get(key) if table is not None else None
         if counts is None:
             return None
-        windows = self._windows
-        return StatsView(*(each.growth(counts, amount) for each in (windows.minute, windows.hour, windows.day)))
+        return BrokerStatsData(*(window.growth(counts, amount) for window in self._windows.all))
 
     def group_get_tps(self, group: str, topic: str) -> float:
         """Messages of a topic delivered to a group per second, in the last minute."""

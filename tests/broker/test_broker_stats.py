@@ -3,7 +3,8 @@
 import pytest
 from twisted.internet.task import Clock
 
-from mqbroker.broker.broker_stats import CountTable, Growth, Windows
+from mqbroker.broker.broker_stats import CountTable, Windows
+from mqbroker.wire.bodies import BrokerStatsItem as Growth
 
 
 @pytest.fixture

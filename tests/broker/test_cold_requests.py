@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from mqbroker.broker.broker_stats import Growth
 from mqbroker.broker.delay import DelayService
 from mqbroker.broker.requests import pull_message
 from mqbroker.broker.transactions.half_message import put_back
@@ -15,7 +14,7 @@ from mqbroker.store import page_loader
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
-from mqbroker.wire.bodies import SubscriptionGroupConfig
+from mqbroker.wire.bodies import BrokerStatsItem, SubscriptionGroupConfig
 from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
 from mqbroker.wire.headers import (
@@ -287,8 +286,8 @@ def test_how_long_the_disk_took_is_counted_as_latency(cold_bench: ColdBench, cli
     stats = cold_bench.parts.stats
     cold_bench.clock.advance(9.75)
     stats.tick()
-    assert stats.view("GROUP_GET_LATENCY", "0@T@CG").minute == Growth(250, 25.0, 125.0)
-    assert stats.view("GROUP_GET_NUMS", "T@CG").minute.sum == 9
+    assert stats.view("GROUP_GET_LATENCY", "0@T@CG").stats_minute == BrokerStatsItem(250, 25.0, 125.0)
+    assert stats.view("GROUP_GET_NUMS", "T@CG").stats_minute.sum == 9
     assert cold_bench.store.statistics.longest_get_ms == 250
 
 

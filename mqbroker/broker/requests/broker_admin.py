@@ -17,7 +17,7 @@ from mqbroker.config.load import java_properties
 from mqbroker.errors import BadSetting, Refused
 from mqbroker.remoting.handlers import Call, answers
 from mqbroker.store.message_store import MessageStore
-from mqbroker.wire.bodies import BrokerStatsData, BrokerStatsItem, KVTable
+from mqbroker.wire.bodies import BrokerStatsData, KVTable
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.fastjson import dumps
@@ -93,8 +93,7 @@ class StatsRequests:
         view = self.stats.view(name, key)
         if view is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"The stats <{name[:255]}> <{key[:512]}> not exist")
-        items = [BrokerStatsItem(each.sum, each.tps, each.avgpt) for each in (view.minute, view.hour, view.day)]
-        return BrokerStatsData(*items)
+        return view
 
     @answers(RequestCode.DELETE_EXPIRED_COMMITLOG)
     def delete_expired_files(self, call: Call[None]) -> None:

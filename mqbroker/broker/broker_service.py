@@ -306,7 +306,7 @@ class BrokerService(Service):
             tables,
             parts.topics,
             self.settings.ha_master_address,
-            lambda: registration.refresh() if registration is not None and self._group is None else None,
+            lambda: registration.register_all(force=True) if registration is not None and self._group is None else None,
         )
         store.on_dispatch.append(lambda topic, *_: slave.arrived(topic))
         slave.start()
@@ -375,7 +375,7 @@ class BrokerService(Service):
         if not self.settings.store.kernel_sync_enable:
             return syncs
         try:
-            expect = getattr(self._reactor, "expect", _expect_nothing)
+            expect = getattr(self._reactor, "expect", lambda seconds: None)  # without busy polling
             queue = LinuxAio(self._reactor, self._reactor.seconds, expect, self._reactor.callLater)
         except OSError as error:
             log.info("the log is synced by a thread: Linux AIO is not available: {error}", error=error)
@@ -573,10 +573,6 @@ class BrokerService(Service):
         done: Deferred[None] = Deferred()
         self._stopping.addCallback(lambda _: done.callback(None))
         return done
-
-
-def _expect_nothing(seconds: float) -> None:
-    """Stand in for `expect` of a reactor without busy polling."""
 
 
 def _expect_cancelled(failure: Failure) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall
@@ -35,45 +36,40 @@ REPORT_SECONDS = 60.0
 UNKNOWN_MAX = 10_000
 
 
+@attrs.define(eq=False)
 class BrokerSlave:
     """Runs a slave's link and tables.
 
     :param refresh: registers at the name servers again, to hear who the master is.
     """
 
-    def __init__(
-        self,
-        clock: IReactorTime,
-        service: SlaveService,
-        comparison: LogComparison,
-        tables: SlaveSynchronize,
-        topics: TopicTable,
-        ha_master_address: str,
-        refresh: Callable[[], object],
-    ) -> None:
-        self._clock = clock
-        self._service, self._comparison, self._tables, self._topics = service, comparison, tables, topics
-        self._ha_master_address = ha_master_address
-        self._refresh = refresh
-        self._fetching: Deferred[None] | None = None
-        self._soon: IDelayedCall | None = None
-        self._unknown: set[str] = set()
-        self._why_not = ""
-        self._find_at, self._find_s = 0.0, LOOK_SECONDS
-        loops = [(self._fetch, FETCH_SECONDS), (self._look, LOOK_SECONDS), (self._report, REPORT_SECONDS)]
-        self._loops = [(LoopingCall(act), seconds) for act, seconds in loops]
-        for loop, _ in self._loops:
-            loop.clock = clock
+    _clock: IReactorTime
+    _service: SlaveService
+    _comparison: LogComparison
+    _tables: SlaveSynchronize
+    _topics: TopicTable
+    _ha_master_address: str
+    _refresh: Callable[[], object]
+    _fetching: Deferred[None] | None = attrs.field(init=False, default=None)
+    _soon: IDelayedCall | None = attrs.field(init=False, default=None)
+    _unknown: set[str] = attrs.field(init=False, factory=set)
+    _why_not: str = attrs.field(init=False, default="")
+    _find_at: float = attrs.field(init=False, default=0.0)
+    _find_s: float = attrs.field(init=False, default=LOOK_SECONDS)
+    _loops: list[LoopingCall] = attrs.field(init=False, factory=list)
 
     def start(self) -> None:
         self._service.follow(self._ha_master_address)
         self._service.startService()
-        for loop, seconds in self._loops:
+        for act, seconds in ((self._fetch, FETCH_SECONDS), (self._look, LOOK_SECONDS), (self._report, REPORT_SECONDS)):
+            loop = LoopingCall(act)
+            loop.clock = self._clock
             loop.start(seconds, now=False)
+            self._loops.append(loop)
 
     def stop(self) -> Deferred[None]:
         """Fires when the connection to the master is closed."""
-        for loop, _ in self._loops:
+        for loop in self._loops:
             loop.stop()
         if self._soon is not None:
             self._soon.cancel()

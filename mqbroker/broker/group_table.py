@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import attrs
 from twisted.logger import Logger
 
 from mqbroker.broker.client_registry import ConsumerRegistry
@@ -107,25 +108,20 @@ class GroupTable(VersionedTable[SubscriptionGroupConfig]):
         return SubscriptionGroupWrapper(dict(self._values), self.data_version)
 
 
+@attrs.define(eq=False)
 class UnusedGroupEviction:
     """Evicts unused groups and their retry topics when a table is full, searching a part of the table at a time."""
 
-    def __init__(
-        self,
-        groups: GroupTable,
-        topics: TopicTable,
-        offsets: OffsetTable,
-        consumers: ConsumerRegistry,
-        store: MessageStore,
-    ) -> None:
-        self._groups = groups
-        self._topics = topics
-        self._offsets = offsets
-        self._consumers = consumers
-        self._store = store
-        self._names: Iterator[str] = iter(())
-        groups.on_full.append(self.make_room_for_group)
-        topics.on_full.append(self.make_room_for_topic)
+    _groups: GroupTable
+    _topics: TopicTable
+    _offsets: OffsetTable
+    _consumers: ConsumerRegistry
+    _store: MessageStore
+    _names: Iterator[str] = attrs.field(init=False, factory=lambda: iter(()))
+
+    def __attrs_post_init__(self) -> None:
+        self._groups.on_full.append(self.make_room_for_group)
+        self._topics.on_full.append(self.make_room_for_topic)
 
     def make_room_for_group(self) -> None:
         """Evict an unused group with its retry topic, if the next SEARCHED_MAX groups include one."""

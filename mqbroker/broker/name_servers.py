@@ -66,27 +66,18 @@ class _Body:
     data: bytes
 
 
+@attrs.define(eq=False)
 class RegistrationRequests:
-    """Builds a broker's registration requests: once for all name servers, the long ones in steps."""
+    """Builds a broker's registration requests: once for all name servers, the long ones by `runner` in steps."""
 
-    def __init__(
-        self,
-        identity: BrokerIdentity,
-        topics: TopicTable,
-        live: LiveSettings,
-        clock: IReactorTime,
-        ha_server_addr: str,
-    ) -> None:
-        self._identity = attrs.asdict(identity)
-        self._ha_server_addr = ha_server_addr
-        self._topics = topics
-        self._live = live
-        self._clock = clock
-        self._compressed = live.current.compressed_register
-        self._runner = StepRunner(clock)
-        self._one_by_one = DeferredLock()
-        #: The last body of all topics, with its version and permission as the cache key.
-        self._made: tuple[tuple[DataVersion, int], _Body] | None = None
+    _identity: BrokerIdentity
+    _topics: TopicTable
+    _live: LiveSettings
+    _runner: StepRunner
+    _ha_server_addr: str
+    _one_by_one: DeferredLock = attrs.field(init=False, factory=DeferredLock)
+    #: The last body of all topics, with its version and permission as the cache key.
+    _made: tuple[tuple[DataVersion, int], _Body] | None = attrs.field(init=False, default=None)
 
     async def register(self, changes: set[str] | None) -> tuple[RemotingCommand, DataVersion]:
         """A registration of all topics, or of `changes` alone, and the version a name server has once it accepts it."""
@@ -96,7 +87,7 @@ class RegistrationRequests:
         else:
             body = self._some(topics, changes)
         header = h.RegisterBrokerRequestHeader(
-            **self._identity,
+            **attrs.asdict(self._identity),
             ha_server_addr=self._ha_server_addr,
             compressed=body.compressed,
             body_crc32=body_crc32(body.data),
@@ -106,18 +97,20 @@ class RegistrationRequests:
     def query(self) -> tuple[RemotingCommand, DataVersion]:
         """A query whether a name server has the current version of the topics, and that version."""
         version = self._topics.snapshot().data_version
-        header = h.QueryDataVersionRequestHeader(**self._identity)
+        header = h.QueryDataVersionRequestHeader(**attrs.asdict(self._identity))
         return RemotingCommand.request(RequestCode.QUERY_DATA_VERSION, header, version.to_json()), version
 
     def unregistration(self) -> RemotingCommand:
-        return RemotingCommand.request(RequestCode.UNREGISTER_BROKER, h.UnRegisterBrokerRequestHeader(**self._identity))
+        header = h.UnRegisterBrokerRequestHeader(**attrs.asdict(self._identity))
+        return RemotingCommand.request(RequestCode.UNREGISTER_BROKER, header)
 
     async def _all(self, topics: TopicConfigSerializeWrapper) -> _Body:
         """The body of all topics, cached until they or the permission change."""
         key = topics.data_version, self._live.current.broker_permission
         if self._made is not None and self._made[0] == key:
             return self._made[1]
-        data, compressed = await self._written(topics, self._compressed), self._compressed
+        compressed = self._live.current.compressed_register
+        data = await self._written(topics, compressed)
         if len(data) > BODY_BYTES_MAX and not compressed:
             log.warn(
                 "{n} topics are {size} bytes, more than name servers accept: they are registered compressed, as with "
@@ -140,8 +133,9 @@ class RegistrationRequests:
         table = topics.topic_config_table
         some = {name: table[name] for name in sorted(names) if name in table}
         body = RegisterBrokerBody(attrs.evolve(topics, topic_config_table=some))
-        data = encode_registration(body, compressed=self._compressed, permission=self._permission())
-        return _Body(topics.data_version, self._compressed, data)
+        compressed = self._live.current.compressed_register
+        data = encode_registration(body, compressed=compressed, permission=self._permission())
+        return _Body(topics.data_version, compressed, data)
 
     def _permission(self) -> int | None:
         """The permission that limits all topics, if the broker is not both readable and writable; else None."""
@@ -166,6 +160,7 @@ class _Due(IntEnum):
     ALL = 2
 
 
+@attrs.define(eq=False)
 class NameServer:
     """Keeps one broker registered with the name server at `address`.
 
@@ -174,35 +169,24 @@ class NameServer:
     :param may_register: says no while another broker may have been elected master, whose entry must stay.
     """
 
-    def __init__(
-        self,
-        address: str,
-        client: RemotingClient,
-        requests: RegistrationRequests,
-        timeout_ms: int,
-        clock: IReactorTime,
-        on_order_topics: Callable[[NameServer, frozenset[str]], None],
-        on_master: OnMaster,
-        may_register: Callable[[], bool],
-    ) -> None:
-        self._may_register = may_register
-        self.address = address
-        self.is_reachable: bool | None = None
-        self._client = client
-        self._requests = requests
-        self._timeout_ms = timeout_ms
-        self._clock = clock
-        self._on_order_topics = on_order_topics
-        self._on_master = on_master
-        #: The version of the topics that the name server has; None if unknown.
-        self._known: DataVersion | None = None
-        self._due = _Due.NOTHING
-        self._changes: set[str] = set()
-        self._working: Deferred[None] | None = None
-        #: Fired when the requests in progress have ended.
-        self._waiters: list[Deferred[None]] = []
-        self._retry: IDelayedCall | None = None
-        self._is_stopped = False
+    address: str
+    _client: RemotingClient
+    _requests: RegistrationRequests
+    _timeout_ms: int
+    _clock: IReactorTime
+    _on_order_topics: Callable[[NameServer, frozenset[str]], None]
+    _on_master: OnMaster
+    _may_register: Callable[[], bool]
+    is_reachable: bool | None = attrs.field(init=False, default=None)
+    #: The version of the topics that the name server has; None if unknown.
+    _known: DataVersion | None = attrs.field(init=False, default=None)
+    _due: _Due = attrs.field(init=False, default=_Due.NOTHING)
+    _changes: set[str] = attrs.field(init=False, factory=set)
+    _working: Deferred[None] | None = attrs.field(init=False, default=None)
+    #: Fired when the requests in progress have ended.
+    _waiters: list[Deferred[None]] = attrs.field(init=False, factory=list)
+    _retry: IDelayedCall | None = attrs.field(init=False, default=None)
+    _is_stopped: bool = attrs.field(init=False, default=False)
 
     def register_all(self, *, force: bool) -> Deferred[None]:
         """Register all topics; without `force`, only if the name server does not have the current version.
@@ -358,7 +342,7 @@ class Registration:
         self._is_scheduled = False
         self._loop = LoopingCall(self._tick)
         self._loop.clock = clock
-        requests = RegistrationRequests(identity, topics, live, clock, ha_server_addr)
+        requests = RegistrationRequests(identity, topics, live, StepRunner(clock), ha_server_addr)
         timeout_ms = live.current.register_broker_timeout_ms
         self._servers = [
             NameServer(address, client, requests, timeout_ms, clock, self._set_order_topics, on_master, may_register)
@@ -369,7 +353,7 @@ class Registration:
     def start(self) -> Deferred[None]:
         """Register now; fires when every name server has answered or failed."""
         self._loop.start(self._live.current.register_name_server_period_ms / 1000, now=False)
-        return self._register_all(force=True)
+        return self.register_all(force=True)
 
     def stop(self) -> Deferred[None]:
         """Unregister from all name servers; fires when all have answered or failed."""
@@ -377,10 +361,6 @@ class Registration:
             self._loop.stop()
         gone = [Deferred.fromCoroutine(server.unregister()) for server in self._servers]
         return gatherResults(gone).addCallback(lambda _: None)
-
-    def refresh(self) -> Deferred[None]:
-        """Register now; fires when every name server has answered or failed."""
-        return self._register_all(force=True)
 
     def changed(self, topic: str) -> None:
         """Schedule the registration of a changed topic, together with the other changes of this reactor turn."""
@@ -414,12 +394,13 @@ class Registration:
     def _permission_changed(self, _: object) -> None:
         """Register the changed broker permission; the version of the topics has been incremented already."""
         if self._loop.running:
-            self._register_all(force=True)
+            self.register_all(force=True)
 
     def _tick(self) -> None:
-        self._register_all(force=self._live.current.force_register)
+        self.register_all(force=self._live.current.force_register)
 
-    def _register_all(self, *, force: bool) -> Deferred[None]:
+    def register_all(self, *, force: bool) -> Deferred[None]:
+        """Register now; fires when every name server has answered or failed. `force`: see `NameServer`."""
         told = [server.register_all(force=force) for server in self._servers]
         return gatherResults(told).addCallback(lambda _: None)
 

@@ -33,40 +33,28 @@ B = TypeVar("B", bound=Body)
 TIMEOUT_MS = 5_000
 
 
-@attrs.frozen
-class _Fetched:
-    """Offsets that refer to messages below `log_end`."""
-
-    offsets: Offsets
-    delay: DelayOffsets
-    log_end: int
-
-
+@attrs.define(eq=False)
 class SlaveSynchronize:
     """Copies a master's tables.
 
     :param flushed: returns the offset below which the slave's log is on disk.
     """
 
-    def __init__(
-        self,
-        client: RemotingClient,
-        topics: TopicTable,
-        groups: GroupTable,
-        offsets: OffsetTable,
-        delay: DelayService,
-        flushed: Callable[[], int],
-    ) -> None:
-        self._client = client
-        self._topics, self._groups, self._offsets, self._delay = topics, groups, offsets, delay
-        self._flushed = flushed
-        self._waiting: _Fetched | None = None
-        #: The offsets taken over last from `_master`, as it runs since `_booted`. What is lower after it was started
-        #: again was not moved back: it had not been written.
-        self._before: Offsets = {}
-        self._master = self._booted = ""
-        #: Of the tables fetched last, by request: a large one takes long to decode.
-        self._digests: dict[RequestCode, bytes] = {}
+    _client: RemotingClient
+    _topics: TopicTable
+    _groups: GroupTable
+    _offsets: OffsetTable
+    _delay: DelayService
+    _flushed: Callable[[], int]
+    #: Offsets that were fetched, and the end in the log of the messages that they refer to.
+    _waiting: tuple[Offsets, DelayOffsets, int] | None = attrs.field(init=False, default=None)
+    #: The offsets taken over last from `_master`, as it runs since `_booted`. What is lower after it was started
+    #: again was not moved back: it had not been written.
+    _before: Offsets = attrs.field(init=False, factory=dict)
+    _master: str = attrs.field(init=False, default="")
+    _booted: str = attrs.field(init=False, default="")
+    #: Of the tables fetched last, by request: a large one takes long to decode.
+    _digests: dict[RequestCode, bytes] = attrs.field(init=False, factory=dict)
 
     async def fetch(self, address: str) -> int:
         """Fetch all tables of the master at `address`; returns where its log ends. Raises MQError."""
@@ -86,20 +74,19 @@ class SlaveSynchronize:
         self.look()  # what was fetched before may not wait for longer
         if booted != self._booted:
             self._booted, self._before = booted, {}
-        self._waiting = _Fetched(offsets, delay, bounds.end)
+        self._waiting = offsets, delay, bounds.end
         self.look()
         return bounds.end
 
     def look(self) -> None:
         """Take over the offsets fetched last, if the log is on disk so far."""
-        fetched = self._waiting
-        if fetched is None or self._flushed() < fetched.log_end:
+        if self._waiting is None or self._flushed() < self._waiting[2]:
             return
-        self._waiting = None
-        self._offsets.follow(fetched.offsets, self._before)
-        self._before = fetched.offsets
+        (offsets, delay, _), self._waiting = self._waiting, None
+        self._offsets.follow(offsets, self._before)
+        self._before = offsets
         self._offsets.persist()
-        self._delay.follow(fetched.delay)
+        self._delay.follow(delay)
         self._delay.persist()
 
     async def _copy(self, code: RequestCode, kind: type[B], follow: Callable[[B], None]) -> None:

@@ -155,6 +155,7 @@ class KvRequests:
             raise Refused(ResponseCode.SYSTEM_ERROR, "the key-value configuration could not be written to the disk")
 
 
+@attrs.define(eq=False)
 class SettingsRequests:
     """GET and UPDATE_NAMESRV_CONFIG.
 
@@ -162,15 +163,9 @@ class SettingsRequests:
     :param save: writes changes into the settings' file, and fires True, or False if that failed.
     """
 
-    def __init__(
-        self,
-        settings: NamesrvSettings,
-        apply: Callable[[NamesrvSettings], None],
-        save: Callable[[Mapping[str, str]], Deferred[bool]],
-    ) -> None:
-        self._settings = settings
-        self._apply = apply
-        self._save = save
+    _settings: NamesrvSettings
+    _apply: Callable[[NamesrvSettings], None]
+    _save: Callable[[Mapping[str, str]], Deferred[bool]]
 
     def adopt(self, settings: NamesrvSettings) -> list[str]:
         """Apply re-read settings that may be changed; returns the other keys that differ."""

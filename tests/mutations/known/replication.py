@@ -265,8 +265,8 @@ MISTAKES = [
     Mutation(
         "take offsets over before the messages below them",
         "broker/slave_synchronize.py",
-        "if fetched is None or self._flushed() < fetched.log_end:",
-        "if fetched is None:",
+        "if self._waiting is None or self._flushed() < self._waiting[2]:",
+        "if self._waiting is None:",
         (_PAIR,),
     ),
     Mutation(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 from mqbroker.errors import NotEvaluable
 
@@ -19,8 +20,7 @@ class Long(int):
 
 Value = str | bool | int | float | None
 
-INTEGER_MIN, INTEGER_MAX = -(2**31), 2**31 - 1
-LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
+INTEGER_MAX, LONG_MAX = 2**31 - 1, 2**63 - 1
 _DIGITS_MAX = 19
 #: Fewer digits than these are a number of 32 bits.
 _SURE_DIGITS = 10
@@ -34,29 +34,25 @@ _DOUBLE = re.compile(
 _BLANKS = "".join(map(chr, range(0x21)))
 
 
-def _parse_whole(text: str, low: int, high: int) -> int:
-    match = _WHOLE.fullmatch(text)
-    if match is None or max(text) > "\uffff":  # Java checks UTF-16 code units, of which none beyond is a digit
-        raise NotEvaluable(f"{text[:80]!r} is no whole number")
-    digits = match[2].lstrip("0") or "0"
-    number = int(match[1] + digits) if len(digits) <= _DIGITS_MAX else high + 1
-    if not low <= number <= high:
-        raise NotEvaluable(f"{text[:80]!r} is not within {low}..{high}")
-    return number
+def _parser_within(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if len(text) < _SURE_DIGITS and text.isdigit() and text.isascii():  # as most are
+            return int(text)
+        match = _WHOLE.fullmatch(text)
+        if match is None or max(text) > "\uffff":  # Java checks UTF-16 code units, of which none beyond is a digit
+            raise NotEvaluable(f"{text[:80]!r} is no whole number")
+        digits = match[2].lstrip("0") or "0"
+        number = int(match[1] + digits) if len(digits) <= _DIGITS_MAX else high + 1
+        if not low <= number <= high:
+            raise NotEvaluable(f"{text[:80]!r} is not within {low}..{high}")
+        return number
+
+    return parse
 
 
-def parse_integer(text: str) -> int:
-    """Read a string as Java's `Integer.valueOf`. Raises NotEvaluable."""
-    if len(text) < _SURE_DIGITS and text.isdigit() and text.isascii():  # as most are
-        return int(text)
-    return _parse_whole(text, INTEGER_MIN, INTEGER_MAX)
-
-
-def parse_long(text: str) -> int:
-    """Read a string as Java's `Long.valueOf`. Raises NotEvaluable."""
-    if len(text) < _SURE_DIGITS and text.isdigit() and text.isascii():  # as most are
-        return int(text)
-    return _parse_whole(text, LONG_MIN, LONG_MAX)
+#: Read a string as Java's `Integer.valueOf` and `Long.valueOf`. Raise NotEvaluable.
+parse_integer = _parser_within(-(2**31), INTEGER_MAX)
+parse_long = _parser_within(-(2**63), LONG_MAX)
 
 
 def parse_double(text: str) -> float:
@@ -78,10 +74,6 @@ def parse_double(text: str) -> float:
     if text[-1] in "fFdD":
         text = text[:-1]
     return float(text)
-
-
-def _parse_boolean(text: str) -> bool:
-    return text.lower() == "true"
 
 
 def compare_doubles(left: float, right: float) -> int:
@@ -106,32 +98,24 @@ def compare(left: Value, right: Value) -> int:
     Raises NotEvaluable if a string cannot be parsed as the other's type, and for a boolean on the left of a string, on
     which Java brokers fail.
     """
-    if isinstance(left, str):
-        return _compare_string(left, right)
     if isinstance(left, bool) or isinstance(right, bool):
         return _compare_boolean(left, right)
     assert left is not None
-    if isinstance(right, str):
-        right = _read_as(left, right)
     assert right is not None
+    if isinstance(left, str):
+        if isinstance(right, str):
+            return (left > right) - (left < right)  # only equality matters here
+        left = _read_as(right, left)
+    elif isinstance(right, str):
+        right = _read_as(left, right)
     if isinstance(left, float) or isinstance(right, float):
         return compare_doubles(float(left), float(right))
     return (left > right) - (left < right)
 
 
-def _compare_string(left: str, right: Value) -> int:
-    if isinstance(right, str):
-        return (left > right) - (left < right)  # only equality matters here
-    if isinstance(right, bool):
-        return _parse_boolean(left) - right
-    assert right is not None
-    number = _read_as(right, left)
-    if isinstance(number, float):
-        return compare_doubles(number, right)
-    return (number > right) - (number < right)
-
-
 def _compare_boolean(left: Value, right: Value) -> int:
+    if isinstance(left, str):
+        left = left.lower() == "true"
     if isinstance(left, bool) and isinstance(right, bool):
         return left - right
     if isinstance(right, str):

@@ -40,8 +40,6 @@ log = Logger()
 #: Java's interval.
 WATCH_SECONDS = 5.0
 
-#: Advice on permissions: a reader of the file can sign as any of its accounts.
-
 #: Identifies a file's version: modified time in ns, size, inode.
 _Stamps = Mapping[str, FileStamp]
 

@@ -127,9 +127,6 @@ class MessageFilter(NamedTuple):
     property_filter: IPropertyFilter | None
 
 
-EVERYTHING = MessageFilter(None, None)
-
-
 def not_supported(kind: str | None) -> Refused:
     """Return the error for expressions that the broker does not support."""
     remark = f"The broker does not support consumer to filter message by {str(kind)[:80]}"
@@ -152,19 +149,13 @@ class SubscriptionResolver:
         if header.sys_flag & PullSysFlag.SUBSCRIPTION:
             if header.expression_type not in TAG_KINDS:
                 return MessageFilter(None, self._brought(header, connection))
-            if header.subscription == ALL:
-                return (
-                    MessageFilter(None, self._retries(header, connection))
-                    if self._live.current.filter_support_retry
-                    else EVERYTHING
-                )
-            subscription = _parsed(header)
+            subscription = None if header.subscription == ALL else _parsed(header)
         else:
             subscription = self._registered(header, group)
             if subscription.expression_type not in TAG_KINDS:
                 return MessageFilter(None, self._filter(header, subscription))
         property_filter = self._retries(header, connection) if self._live.current.filter_support_retry else None
-        if subscription.sub_string == ALL or subscription.class_filter_mode:
+        if subscription is None or subscription.sub_string == ALL or subscription.class_filter_mode:
             return MessageFilter(None, property_filter)
         return MessageFilter(subscription.code_set, property_filter)
 

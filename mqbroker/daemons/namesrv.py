@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from twisted.application.service import IService
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import succeed
 
 from mqbroker.config import NamesrvSettings, load_namesrv_settings
 from mqbroker.daemons.daemon import Served
@@ -39,10 +39,7 @@ def serve(settings: NamesrvSettings, reactor: Any) -> Served:
 
     namesrv = make_namesrv(settings, reactor, files_max=files_for_connections())
 
-    def ready() -> Deferred[None]:
-        return succeed(None)
-
-    return Served(namesrv, ready, lambda: BOOT_LINE, lambda: namesrv.ports, namesrv.adopt)
+    return Served(namesrv, lambda: succeed(None), lambda: BOOT_LINE, lambda: namesrv.ports, namesrv.adopt)
 
 
 def makeService(options: Options) -> IService:

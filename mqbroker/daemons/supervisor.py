@@ -11,7 +11,6 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import ProcessTerminated
@@ -36,14 +35,6 @@ STOP_SECONDS_MAX = 80.0
 PIECE_BYTES = 64 * 1024
 
 Spawn = Callable[[ProcessProtocol, int], IProcessTransport]
-
-
-@attrs.frozen
-class ShardStatus:
-    """What a shard says when it serves: the line that a broker prints then, and its ports."""
-
-    boot_line: str
-    ports: dict[str, int]
 
 
 class _Process(ProcessProtocol):
@@ -86,7 +77,8 @@ class _Shard:
     def __init__(self, number: int) -> None:
         self.number = number
         self.process: _Process | None = None
-        self.status: ShardStatus | None = None
+        #: What its process says when it serves: the line that a broker prints then, and its ports.
+        self.status: dict[str, Any] | None = None
         #: Why its process said that it cannot start.
         self.why_not = ""
         self.serves_since = 0.0
@@ -113,12 +105,12 @@ class ShardSupervisor(Service):
     @property
     def boot_lines(self) -> str:
         """The lines of all shards, once they serve."""
-        return "\n".join(shard.status.boot_line for shard in self._shards if shard.status is not None)
+        return "\n".join(shard.status["boot_line"] for shard in self._shards if shard.status is not None)
 
     @property
     def ports(self) -> dict[str, Any]:
         """The ports of the first shard, and those of each under `shards`."""
-        ports = [shard.status.ports for shard in self._shards if shard.status is not None]
+        ports = [shard.status["ports"] for shard in self._shards if shard.status is not None]
         return {**(ports[0] if ports else {}), "shards": ports}
 
     def startService(self) -> None:
@@ -167,7 +159,7 @@ class ShardSupervisor(Service):
         if "why_not" in status:
             shard.why_not = status["why_not"]
             return
-        shard.status = ShardStatus(status["boot_line"], status["ports"])
+        shard.status = status
         shard.serves_since = self._clock.seconds()
         if self._is_up:
             log.info("shard {shard} serves again", shard=shard.number)

@@ -184,44 +184,33 @@ class BrokerRequests:
 
         return self._after_others(call, answer)
 
-    @answers(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
-    def wipe_write_permission(
-        self, call: Call[h.WipeWritePermOfBrokerRequestHeader]
+    @answers(RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER)
+    def set_write_permission(
+        self, call: Call[h.WipeWritePermOfBrokerRequestHeader | h.AddWritePermOfBrokerRequestHeader]
     ) -> RemotingCommand | Deferred[RemotingCommand]:
+        """Change the topics in steps, at once if these are few; never interleaved with those of other requests, as a
+        broker's topics could end with some of both."""
         name, peer = call.header.broker_name, call.connection.remote_addr
 
         def steps() -> Steps[RemotingCommand]:
-            count = yield from self._routes.wipe_write_permission(name)
-            log.info("{peer} wiped write permission of {n} topics on {name}", peer=peer, n=count, name=name)
-            return answered(call.request, h.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
+            header: h.Header
+            if call.request.code == RequestCode.WIPE_WRITE_PERM_OF_BROKER:
+                count = yield from self._routes.wipe_write_permission(name)
+                log.info("{peer} wiped write permission of {n} topics on {name}", peer=peer, n=count, name=name)
+                header = h.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
+            else:
+                count = yield from self._routes.add_write_permission(name)
+                log.info("{peer} gave write permission to {n} topics on {name}", peer=peer, n=count, name=name)
+                header = h.AddWritePermOfBrokerResponseHeader(add_topic_count=count)
+            return answered(call.request, header)
 
-        return self._set_permission(call, name, steps())
-
-    @answers(RequestCode.ADD_WRITE_PERM_OF_BROKER)
-    def add_write_permission(
-        self, call: Call[h.AddWritePermOfBrokerRequestHeader]
-    ) -> RemotingCommand | Deferred[RemotingCommand]:
-        name, peer = call.header.broker_name, call.connection.remote_addr
-
-        def steps() -> Steps[RemotingCommand]:
-            count = yield from self._routes.add_write_permission(name)
-            log.info("{peer} gave write permission to {n} topics on {name}", peer=peer, n=count, name=name)
-            return answered(call.request, h.AddWritePermOfBrokerResponseHeader(add_topic_count=count))
-
-        return self._set_permission(call, name, steps())
-
-    def _set_permission(
-        self, call: Call[Any], broker_name: str, steps: Steps[RemotingCommand]
-    ) -> RemotingCommand | Deferred[RemotingCommand]:
-        """Run the steps, at once if they are few; never interleaved with those of other requests, as a broker's topics
-        could end with some of both."""
-        is_short = self._routes.queues_beside(broker_name) <= SHORT_QUEUES
+        is_short = self._routes.queues_beside(name) <= SHORT_QUEUES
         if is_short and not self._permissions.locked and not self._sequencer.is_busy(call.connection):
-            return run_at_once(steps)
+            return run_at_once(steps())
 
         async def in_turns() -> RemotingCommand:
             async with self._permissions:
-                return await self._runner.run(steps)
+                return await self._runner.run(steps())
 
         return self._sequencer.run(call.connection, in_turns, max(len(call.request.body), PERMISSION_BYTES))
 

@@ -135,7 +135,7 @@ def make_namesrv(
     # A name server for cluster tests always returns ordered topics, as in Java.
     order_message_enable = settings.order_message_enable or settings.cluster_test
     tasks = CooperativeTasks(reactor)
-    route_processor = RouteRequests(routes, kv, tasks, order_message_enable=order_message_enable, elsewhere=elsewhere)
+    route_processor = RouteRequests(routes, kv, tasks, order_message_enable, elsewhere)
     route_processor.register_on(table)
 
     def apply(changed: NamesrvSettings) -> None:

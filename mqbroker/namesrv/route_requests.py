@@ -71,29 +71,24 @@ _BY_CODE: Mapping[int, Which] = {
 }
 
 
+@attrs.define(eq=False)
 class RouteRequests:
     """Handlers of requests for routes and lists.
 
     :param elsewhere: is asked about topics that no broker here has.
     """
 
-    def __init__(
-        self,
-        routes: RouteTable[IConnection],
-        kv: KvConfig,
-        tasks: CooperativeTasks,
-        *,
-        order_message_enable: bool,
-        elsewhere: ProductEnvironment | None = None,
-    ) -> None:
-        self._elsewhere = elsewhere
-        self.order_message_enable = order_message_enable
-        self._routes = routes
-        self._bodies = RouteBodies(routes)
-        self._kv = kv
-        self._tasks = tasks
-        self._long: dict[object, bytes] = {}
-        self._versions = (-1, -1)
+    _routes: RouteTable[IConnection]
+    _kv: KvConfig
+    _tasks: CooperativeTasks
+    order_message_enable: bool
+    _elsewhere: ProductEnvironment | None
+    _bodies: RouteBodies = attrs.field(init=False)
+    _long: dict[object, bytes] = attrs.field(init=False, factory=dict)
+    _versions: tuple[int, int] = attrs.field(init=False, default=(-1, -1))
+
+    def __attrs_post_init__(self) -> None:
+        self._bodies = RouteBodies(self._routes)
 
     def register_on(self, table: HandlerTable) -> None:
         table.serve(self)
@@ -155,11 +150,13 @@ class RouteRequests:
 
     @answers(RequestCode.GET_BROKER_CLUSTER_INFO)
     def cluster_info(self, call: Call[None]) -> bytes | Answer:
-        def in_steps() -> Awaitable[bytes]:
-            return self._tasks.written(self._routes.cluster_info())
-
-        is_short = self._routes.brokers_count <= BROKERS_AT_ONCE_MAX
-        return self._table(call, call.request.code, is_short, lambda: self._routes.cluster_info().to_json(), in_steps)
+        return self._table(
+            call,
+            call.request.code,
+            self._routes.brokers_count <= BROKERS_AT_ONCE_MAX,
+            lambda: self._routes.cluster_info().to_json(),
+            lambda: self._tasks.written(self._routes.cluster_info()),
+        )
 
     @answers(*_BY_CODE)
     def topics(self, call: Call[None]) -> bytes | Answer:

@@ -67,10 +67,10 @@ class Registered:
 
 @attrs.frozen
 class _LiveBroker(Generic[C]):
-    """A registered broker address: time of the last registration (ms), version of its topics, connection."""
+    """A registered broker address: time of the last registration (ms), connection, what it registered without the
+    queues."""
 
     last_ms: int
-    version: DataVersion
     connection: C
     registration: Registration
 
@@ -126,7 +126,7 @@ class RouteTable(Generic[C]):
             self._topics.put(name, registration.topics.queues)
         brokers = self._set_address(registration)
         kept = attrs.evolve(registration, topics=attrs.evolve(registration.topics, queues={}))
-        self._set_live(addr, _LiveBroker(now_ms, registration.topics.data_version, connection, kept))
+        self._set_live(addr, _LiveBroker(now_ms, connection, kept))
         if registration.has_filter_servers:
             self._set_filter_servers(addr, registration.topics.filter_servers)
         replaced = former if former not in (None, addr) else None
@@ -259,7 +259,7 @@ class RouteTable(Generic[C]):
     def version_of(self, broker_addr: str) -> DataVersion | None:
         """The version of the topics that the broker registered with last."""
         life = self._live.get(broker_addr)
-        return life.version if life is not None else None
+        return life.registration.topics.data_version if life is not None else None
 
     def changed(self, broker_addr: str, version: DataVersion) -> bool:
         """Whether a broker with topics of `version` must register."""
@@ -298,11 +298,6 @@ class RouteTable(Generic[C]):
     def topic_queues(self, topic: str) -> TopicQueues | None:
         """The queues of `topic`; None if no broker has it."""
         return self._topics.get(topic)
-
-    def route(self, topic: str) -> TopicRouteData | None:
-        """The route of `topic`; None if no broker has it."""
-        topic_queues = self._topics.get(topic)
-        return None if topic_queues is None else self.route_by(topic_queues)
 
     def route_by(self, topic_queues: TopicQueues) -> TopicRouteData:
         """The route of topics with these queues."""

@@ -68,12 +68,6 @@ class TopicQueueTable:
     def __len__(self) -> int:
         return len(self._topics) - self._dead
 
-    def __iter__(self) -> Iterator[tuple[str, TopicQueues]]:
-        for topic in self._topics:
-            topic_queues = self._group_of(topic).topic_queues
-            if topic_queues is not None:
-                yield topic, topic_queues
-
     def get(self, topic: str) -> TopicQueues | None:
         group = self._topics.get(topic)
         if group is None or group.merged_into is None:

@@ -23,6 +23,10 @@ def table() -> TopicQueueTable:
     return table
 
 
+def whole(table: TopicQueueTable) -> list[Any]:
+    return [(topic, queues) for topic in table._topics if (queues := table.get(topic)) is not None]
+
+
 def test_topics_that_lie_alike_share_one(table: TopicQueueTable) -> None:
     assert table.get("T") is table.get("U")
     assert table.get("T") is not table.get("V")
@@ -55,7 +59,7 @@ def test_removing(table: TopicQueueTable) -> None:
     assert table.get("T") is None
     table.remove("U")
     table.remove("U")
-    assert {topic for topic, _ in table} == {"V"}
+    assert {topic for topic, _ in whole(table)} == {"V"}
     table.remove_brokers(["b"])
     table.remove_brokers(["a"])
     assert len(table) == 0
@@ -64,7 +68,7 @@ def test_removing(table: TopicQueueTable) -> None:
 def test_permissions(table: TopicQueueTable) -> None:
     table.put("b", {"W": FOUR})
     assert finish(table.set_permission("a", lambda perm: perm & 4)) == 3
-    assert {topic: [queues.perm for queues in topic_queues.queues] for topic, topic_queues in table} == {
+    assert {topic: [queues.perm for queues in topic_queues.queues] for topic, topic_queues in whole(table)} == {
         "T": [4], "U": [4], "V": [4], "W": [6],
     }  # fmt: skip
     assert finish(table.set_permission("a", lambda perm: perm & 4)) == 3
@@ -78,7 +82,7 @@ def test_what_a_broker_registers_between_the_steps_of_a_permission_gets_it_too(t
     table.put("a", {"T": EIGHT, "U": FOUR, "V": FOUR, "W": EIGHT})
     table.remove_from("V", ["a"])
     finish(steps)
-    perms = {topic: {queues.broker_name: queues.perm for queues in each.queues} for topic, each in table}
+    perms = {topic: {queues.broker_name: queues.perm for queues in each.queues} for topic, each in whole(table)}
     assert perms == {"T": {"a": 4, "b": 6}, "U": {"a": 4}, "V": {"b": 6}, "W": {"a": 4}}
     lay(table)
 
@@ -113,7 +117,7 @@ def lay(table: TopicQueueTable) -> dict[str, list[QueueData]]:
     assert {name: set(map(id, found)) for name, found in table._by_broker.items()} == {
         name: {id(group) for group in groups.values() if group.topic_queues.is_on([name])} for name in table._by_broker
     }
-    found = {topic: list(topic_queues.queues) for topic, topic_queues in table}
+    found = {topic: list(topic_queues.queues) for topic, topic_queues in whole(table)}
     assert len(table) == len(found)
     assert {topic for part in table.parts(2) for topic, _ in part} == found.keys()
     assert {topic: list(table.get(topic).queues) for topic in found} == found

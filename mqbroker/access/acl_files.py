@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from mqbroker.access.accounts import Account, Accounts
 from mqbroker.access.acl_yaml import (
@@ -105,7 +103,9 @@ class AclFiles:
 
     def look(self) -> Deferred[None]:
         """Read changed files again. Fires when that is done; never fails."""
-        return self._turn.run(self._look).addErrback(_log_check_failure)
+        return self._turn.run(self._look).addErrback(
+            lambda failure: log.failure("the ACL files could not be looked at", failure)
+        )
 
     def _look(self) -> Deferred[None]:
         former = self.content
@@ -237,15 +237,6 @@ def _say_what_was_found(content: AclContent, plain_file: str) -> None:
         log.warn("{warning}", warning=warning)
 
 
-def _log_check_failure(failure: Failure) -> None:
-    log.failure("the ACL files could not be looked at", failure)
-
-
 def acl_places(home: str, plain_file: str) -> AclPlaces:
     """The places below the directory `home`, as Java has them; `plain_file` is relative to it."""
     return AclPlaces(os.path.join(home, plain_file), os.path.join(home, "conf", "acl"))
-
-
-def describe_versions(content: AclContent) -> dict[str, Any]:
-    """Data versions by path, as in the response to code 52."""
-    return {path: file.version.to_value() for path, file in content.files.items()}

@@ -141,7 +141,10 @@ class Guard:
     def _check_message(
         self, code: int, fields: Fields, body: bytes, connection: IConnection, topics: list[str]
     ) -> None:
-        needs = _needs_of_message(code, topics)
+        permission = demand_of(code).of_message
+        if permission is None:
+            raise ValueError(f"nothing in mqbroker.wire.requests says what code {code} needs of a message")
+        needs = [Need.of_topic(topic, permission) for topic in topics]
         self._check_request(code, fields, body, connection, lambda account: account.check(needs))
 
     def _identify(self, fields: Fields, body: bytes, connection: IConnection) -> Account | None:
@@ -201,14 +204,6 @@ class Guard:
 
 def _host_of(connection: IConnection) -> str:
     return connection.remote_addr.rpartition(":")[0]
-
-
-def _needs_of_message(code: int, topics: list[str]) -> list[Need]:
-    """The permission that requests of `code` need on the topics of a stored message."""
-    permission = demand_of(code).of_message
-    if permission is None:
-        raise ValueError(f"nothing in mqbroker.wire.requests says what code {code} needs of a message")
-    return [Need.of_topic(topic, permission) for topic in topics]
 
 
 def _topics_of(record: Record) -> list[str]:

@@ -18,7 +18,7 @@ from mqbroker.broker.broker_slave import refuse_changes
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.client_registry import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService
-from mqbroker.broker.filter_table import BitMaps, CompileRateLimit, FilterTable
+from mqbroker.broker.filter_table import CompileRateLimit, FilterTable
 from mqbroker.broker.group_table import GroupTable, UnusedGroupEviction
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.long_polling import HeldPulls
@@ -124,7 +124,7 @@ class Assembly:
         clean_after_ms = settings.filter_data_clean_time_span_ms
         self.filters = FilterTable(open_file("consumerFilter.json"), now, bloom, clean_after_ms)
         if settings.enable_calc_filter_bit_map:
-            store.make_bit_maps(BitMaps(self.filters).of_topic)
+            store.make_bit_maps(self.filters.bit_maps_of)
         self.consumers = ConsumerRegistry(clock, live, self.filters.group_gone)
         self.producers = ProducerRegistry(now, live)
         UnusedGroupEviction(self.groups, self.topics, self.offsets, self.consumers, store)

@@ -72,6 +72,7 @@ FILE_RETRY_SECONDS = 5.0
 DRAIN_SECONDS_MAX = 5.0
 #: Makes producers try another broker, and consumers retry.
 STOPPING = Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now. The broker is stopping")
+#: For all disk access except syncs of the log.
 DISK_THREADS = 3
 
 
@@ -187,7 +188,7 @@ class BrokerService(Service):
         table = HandlerTable()
         tls = ServerTls(settings.tls, clock)
         factory, listening = self._listen(table, tls)
-        worker = self._worker or self._make_worker()
+        worker = self._worker or ThreadWorker(deferToThreadPool, self._reactor, self._make_threads(DISK_THREADS))
         if tls.has_files:
             self._read_tls = partial(tls.look, worker.run)
             self._every(TLS_WATCH_SECONDS, self._read_tls)
@@ -360,10 +361,6 @@ class BrokerService(Service):
         self.port, self._vip_port = listening.port, listening.other_port
         self._stops.append(listening.stopService)
         return factory, listening
-
-    def _make_worker(self) -> IWorker:
-        """Make the worker for all disk access except syncs of the log."""
-        return ThreadWorker(deferToThreadPool, self._reactor, self._make_threads(DISK_THREADS))
 
     def _make_log_syncs(self) -> ISyncs:
         """Make the syncs of the log: by Linux AIO where available, else by a dedicated thread."""

@@ -8,7 +8,7 @@ maps those of its CommitLogDispatcherCalcBitMap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -87,11 +87,6 @@ def compile_kind(kind: str | None, text: str, charge: Charge | None = None) -> E
     return compile_expression(text, charge)
 
 
-def _unread(text: str) -> Expression:
-    """Stand-in for an expression not compiled yet: it matches all messages."""
-    return Expression(text, lambda: True)
-
-
 @attrs.frozen
 class ConsumerFilter:
     """One group's filter of one topic. `is_read` is False while the expression is a stand-in that matches all."""
@@ -140,6 +135,23 @@ class FilterTable:
     def of_topic(self, topic: str) -> list[ConsumerFilter]:
         """All filters of a topic, dead or alive, compiled or not."""
         return list(self._filters.get(topic, {}).values())
+
+    def bit_maps_of(self, topic: str) -> Callable[[bytes], bytes] | None:
+        """Return the function from a message's property bytes to its bit map; None if no group filters the topic. Used
+        with `enableCalcFilterBitMap`."""
+        masks = [(one.expression.pick, one.bloom.mask) for one in self.of_topic(topic)]
+        if not masks:
+            return None
+        written = self.bloom.bit_map
+
+        def bit_map(properties: bytes) -> bytes:
+            bits, messages = 0, (properties,)
+            for pick, mask in masks:
+                if pick(messages, 1):
+                    bits |= mask
+            return written(bits)
+
+        return bit_map
 
     # Registration by clients
 
@@ -228,14 +240,10 @@ class FilterTable:
     def clean(self) -> None:
         """Remove filters that died longer ago than `filterDataCleanTimeSpan`."""
         long_ago = self._now_ms() - self._clean_after_ms
-        for one in list(self._all()):
+        for one in [one for of_topic in self._filters.values() for one in of_topic.values()]:
             if one.is_dead and one.dead_ms <= long_ago:
                 log.info("the filter of {group} for {topic} expired: removed", group=one.group, topic=one.topic)
                 self._remove(one)
-
-    def _all(self) -> Iterator[ConsumerFilter]:
-        for of_topic in self._filters.values():
-            yield from of_topic.values()
 
     def persist(self) -> Deferred[bool]:
         """Remove old dead filters, and write the file if anything changed; fires True when it is on the disk."""
@@ -274,7 +282,7 @@ class FilterTable:
         try:
             expression = compile_kind(data.expression_type, data.expression, self._charge_start)
         except _TooManyForAStart:
-            is_read, expression = False, _unread(data.expression)
+            is_read, expression = False, Expression(data.expression, lambda: True)
         except BadExpression as why:
             self._log_unreadable(data.topic, data.consumer_group, why)
             return None
@@ -322,27 +330,3 @@ def filter_data(one: ConsumerFilter) -> ConsumerFilterData:
         bloom_filter_data=BloomFilterData(list(one.bloom.positions), one.bloom.bit_count),
         dead=one.is_dead,
     )
-
-
-class BitMaps:
-    """Computes bit maps of messages; used with `enableCalcFilterBitMap`."""
-
-    def __init__(self, filters: FilterTable) -> None:
-        self._filters = filters
-
-    def of_topic(self, topic: str) -> Callable[[bytes], bytes] | None:
-        """Return the function from a message's property bytes to its bit map; None if no group filters the topic."""
-        filters = self._filters.of_topic(topic)
-        if not filters:
-            return None
-        masks = [(one.expression.pick, one.bloom.mask) for one in filters]
-        written = self._filters.bloom.bit_map
-
-        def bit_map(properties: bytes) -> bytes:
-            bits, messages = 0, (properties,)
-            for pick, mask in masks:
-                if pick(messages, 1):
-                    bits |= mask
-            return written(bits)
-
-        return bit_map

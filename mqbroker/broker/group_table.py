@@ -28,14 +28,12 @@ from mqbroker.wire.names import check_group, is_lmq
 
 log = Logger()
 
-_ONS_GROUPS = ("CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_ONS-HTTP-PROXY")
-_SYSTEM_GROUPS = (TOOLS_CONSUMER_GROUP, "FILTERSRV_CONSUMER", SELF_TEST_CONSUMER_GROUP, *_ONS_GROUPS)
+_SYSTEM_GROUPS = (
+    *(TOOLS_CONSUMER_GROUP, "FILTERSRV_CONSUMER", SELF_TEST_CONSUMER_GROUP),
+    *("CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_ONS-HTTP-PROXY"),
+)
 #: Groups examined for one eviction, at most.
 SEARCHED_MAX = 100
-
-
-def _system_group(name: str) -> SubscriptionGroupConfig:
-    return SubscriptionGroupConfig(name, consume_broadcast_enable=name in _ONS_GROUPS or name in _SYSTEM_GROUPS)
 
 
 class GroupTable(VersionedTable[SubscriptionGroupConfig]):
@@ -48,7 +46,7 @@ class GroupTable(VersionedTable[SubscriptionGroupConfig]):
     def __init__(self, file: JsonFile, now: Callable[[], float], live: LiveSettings) -> None:
         """Load the table. `now` returns seconds since the epoch. Raises StoreDamaged."""
         super().__init__(file, now, live, "subscription group")
-        self._values = {name: _system_group(name) for name in _SYSTEM_GROUPS}
+        self._values = {name: SubscriptionGroupConfig(name) for name in _SYSTEM_GROUPS}
         loaded = file.load(partial(SubscriptionGroupWrapper.from_json, dialect_bytes_max=None))
         if loaded is not None:
             self._load(loaded.data_version, loaded.subscription_group_table, check_group)

@@ -126,13 +126,11 @@ class TopicTable(VersionedTable[TopicConfig]):
             return
         known = self._values.get(topic.topic_name)
         if known is None:
-            self._make_room(lambda: self._has_room_for(topic.topic_name), "topicsMax")
+            is_system = self.is_system(topic.topic_name)
+            self._make_room(lambda: is_system or len(self._values) < self._live.current.topics_max, "topicsMax")
         log.info("{what} topic {topic}", what="update" if known else "create", topic=topic)
         self._values[topic.topic_name] = topic
         self._changed(topic.topic_name)
-
-    def _has_room_for(self, name: str) -> bool:
-        return len(self._values) < self._live.current.topics_max or self.is_system(name)
 
     def remove(self, name: str) -> None:
         """Remove a topic if it exists."""

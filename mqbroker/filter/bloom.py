@@ -28,10 +28,7 @@ class BloomData:
     @property
     def mask(self) -> int:
         """The bits in a map that is read as a little-endian number."""
-        mask = 0
-        for position in self.positions:
-            mask |= 1 << position
-        return mask
+        return sum({1 << position for position in self.positions})
 
 
 @attrs.frozen
@@ -62,9 +59,9 @@ class BloomFilter:
             positions.append((~combined if combined < 0 else combined) % self.bit_count)
         return BloomData(tuple(positions), self.bit_count)
 
-    def is_valid(self, data: BloomData | None) -> bool:
+    def is_valid(self, data: BloomData) -> bool:
         """Whether bits are for maps of these parameters."""
-        return data is not None and data.bit_count == self.bit_count and len(data.positions) == self.hash_count
+        return data.bit_count == self.bit_count and len(data.positions) == self.hash_count
 
     def bit_map(self, bits: int) -> bytes:
         """The map with the bits of a number, as it is stored."""

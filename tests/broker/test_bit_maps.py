@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mqbroker.broker.filter_table import BitMaps
+from mqbroker.broker.filter_table import FilterTable
 from mqbroker.broker.subscription_resolver import ExpressionFilter
 from mqbroker.filter import compile_expression
 from mqbroker.filter.bloom import BloomData
@@ -68,7 +68,7 @@ def test_a_message_that_cannot_be_evaluated_has_no_bits(bench: Bench, client: Cl
 def test_without_the_settings_nothing_is_computed(
     make_bench: Callable[..., Bench], off: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BitMaps, "of_topic", lambda *args: pytest.fail("bit maps are off"))
+    monkeypatch.setattr(FilterTable, "bit_maps_of", lambda *args: pytest.fail("bit maps are off"))
     on = {"store": {"enable_consume_queue_ext": True}, "enable_calc_filter_bit_map": True}
     bench = make_bench(enable_property_filter=True, **{**on, **off})
     client = bench.client()

@@ -8,7 +8,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.access.acl_files import AclFiles, describe_versions
+from mqbroker.access.acl_files import AclFiles
 from mqbroker.access.acl_yaml import AccountChange, BadAcl
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
@@ -74,11 +74,13 @@ class AclRequests:
     @answers(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
     def versions(self, call: Call[None]) -> GetBrokerAclConfigResponseHeader:
         """The data version of each file."""
-        files = self._need_files(ResponseCode.SYSTEM_ERROR)
-        plain = files.content.files.get(files.places.plain_file)
+        acl = self._need_files(ResponseCode.SYSTEM_ERROR)
+        files = acl.content.files
+        plain = files.get(acl.places.plain_file)
+        versions = {path: file.version.to_value() for path, file in files.items()}
         return GetBrokerAclConfigResponseHeader(
             version=(plain.version if plain is not None else DataVersion()).to_json().decode(),
-            all_acl_file_version=fastjson.dumps(describe_versions(files.content)).decode(),
+            all_acl_file_version=fastjson.dumps(versions).decode(),
             broker_name=self.settings.broker_name,
             broker_addr=self.own_addr,
             cluster_name=self.settings.broker_cluster_name,

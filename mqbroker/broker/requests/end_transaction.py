@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
 
 from mqbroker.access.accounts import IAccessControl
 from mqbroker.broker.requests.send_rules import message_refusal
@@ -181,7 +180,7 @@ class EndTransactionRequests:
             self._store.dispatch_now()
         found = self._store.get(TRANS_HALF_TOPIC, QUEUE_ID, max(0, end.offset), 1)
         if isinstance(found, Deferred):
-            found.addErrback(_ignore)  # `_find` reads it again
+            found.addErrback(lambda failure: None)  # `_find` reads it again
             return None
         record = _first(found)
         return record if record is not None and _mismatch(record, end) is None else None
@@ -327,10 +326,6 @@ def _mismatch(record: RawRecord, end: _End) -> str | None:
     if record.physical_offset != end.physical_offset:
         return "The commit log offset wrong"
     return None
-
-
-def _ignore(_: Failure) -> None:
-    """The failure is handled elsewhere."""
 
 
 def _as_refusal(error: Exception) -> Exception:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -152,13 +151,6 @@ class SettledState:
         self._op_at = at
 
 
-class _Progress(NamedTuple):
-    half: int
-    op: int
-    #: The end in the log of the messages that the progress depends on.
-    log_end: int
-
-
 class HalfQueue:
     """Tracks which half messages are settled, and settles them."""
 
@@ -174,9 +166,11 @@ class HalfQueue:
         op = self._start_of(TRANS_OP_HALF_TOPIC)
         self.settled = SettledState(half, op)
         self._saved = (half, op)
-        self._candidate: _Progress | None = None
+        #: Progress of both queues, and the end in the log of the messages that it depends on.
+        self._candidate: tuple[int, int, int] | None = None
         self._log_end = 0
-        self._is_loaded = False
+        #: Whether the op queue has been read.
+        self.is_ready = False
         self._is_stopped = False
         self._waiting: list[Deferred[None]] = []
         self._call: IDelayedCall | None = None
@@ -203,14 +197,9 @@ class HalfQueue:
         for waiter in waiting:
             waiter.errback(StoreError("the broker is stopping"))
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether the op queue has been read."""
-        return self._is_loaded
-
     async def ready(self) -> None:
         """Return when the op queue has been read. Raises StoreError if the broker stops before."""
-        if not self._is_loaded:
+        if not self.is_ready:
             waiter: Deferred[None] = Deferred()
             self._waiting.append(waiter)
             await waiter
@@ -234,7 +223,7 @@ class HalfQueue:
         if not is_over:
             self._call = self._clock.callLater(0, self._turn)
             return
-        self._is_loaded = True
+        self.is_ready = True
         self._log_end = self._store.log_end
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
@@ -305,18 +294,16 @@ class HalfQueue:
 
     def save_progress(self) -> None:
         """Commit the progress of both queues to the offset table, as far as it is settled."""
-        if self._is_loaded:
+        if self.is_ready:
             self._commit_candidate()
             if self._candidate is None:
-                self._candidate = _Progress(self.settled.progress, self.settled.op_progress, self._log_end)
+                self._candidate = self.settled.progress, self.settled.op_progress, self._log_end
             self._commit_candidate()
 
     def _commit_candidate(self) -> None:
-        candidate = self._candidate
-        if candidate is None or self._store.settled < candidate.log_end:
+        if self._candidate is None or self._store.settled < self._candidate[2]:
             return
-        self._candidate = None
-        half, op, _ = candidate
+        (half, op, _), self._candidate = self._candidate, None
         if (half, op) == self._saved:
             return
         self._saved = half, op

@@ -25,6 +25,7 @@ from mqbroker.broker.system_topics import (
     schedule_level,
     schedule_queue,
     stored_again,
+    without,
     without_delay,
 )
 from mqbroker.errors import MessageRefused, MultiDispatchRefused, StoreError
@@ -33,7 +34,6 @@ from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.body import Body
 from mqbroker.wire.codes import SCHEDULE_TOPIC, Prop
-from mqbroker.wire.properties import decode_properties, reencode_properties
 from mqbroker.wire.record import BadRecord, NewMessage, RawRecord, decode_raw
 
 T = TypeVar("T")
@@ -273,7 +273,7 @@ class DelayService:
                     self._append([message], level)
                 except MultiDispatchRefused as error:
                     log.error("a delayed message for {topic} goes there only: {why}", topic=message[0], why=str(error))
-                    self._append([_without_names(message)], level)
+                    self._append([(*message[:9], without(message[9], Prop.INNER_MULTI_DISPATCH))], level)
             except MessageRefused as error:
                 log.error("a delayed message for {topic} is left out: {why}", topic=message[0], why=str(error))
             except (StoreError, OSError) as error:
@@ -281,12 +281,6 @@ class DelayService:
                 return count
         self._is_refused = False
         return len(messages)
-
-
-def _without_names(message: NewMessage) -> NewMessage:
-    properties = decode_properties(message[9])
-    properties.pop(Prop.INNER_MULTI_DISPATCH, None)
-    return (*message[:9], reencode_properties(properties))
 
 
 def _real_message(record: RawRecord) -> NewMessage | None:

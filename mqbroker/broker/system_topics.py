@@ -120,10 +120,14 @@ def without_delay(properties: bytes) -> bytes:
     if is_plain and properties.find(_DELAY, at + 1) < 0 and _INNER_OFFSET not in properties:
         end = properties.find(b"\x02", at)
         return properties[: max(0, at - 1)] if end < 0 else properties[:at] + properties[end + 1 :]
+    # The latter: its offsets while it waited.
+    return without(properties, Prop.DELAY_TIME_LEVEL, Prop.INNER_MULTI_QUEUE_OFFSET)
+
+
+def without(properties: bytes, *names: str) -> bytes:
+    """The properties without those of these names."""
     found = decode_properties(properties)
-    found.pop(Prop.DELAY_TIME_LEVEL, None)
-    found.pop(Prop.INNER_MULTI_QUEUE_OFFSET, None)  # its offsets while it waited
-    return reencode_properties(found)
+    return reencode_properties({name: value for name, value in found.items() if name not in names})
 
 
 def stored_again(

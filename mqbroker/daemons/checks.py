@@ -7,6 +7,7 @@ import errno
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from mqbroker.access.acl_files import acl_places, read_at_start, warnings_of
 from mqbroker.config import BrokerSettings, NamesrvSettings
@@ -23,15 +24,9 @@ def check(settings: BrokerSettings | NamesrvSettings, own_files: Mapping[str, st
     faults: list[str] = []
     warnings = advice(settings)
     looks: list[Callable[[], list[str]]] = [lambda: _check_tls(settings), lambda: _check_accounts(settings)]
-    looks += [
-        lambda name=name, path=path: _check_directory(name, path)  # type: ignore[misc]
-        for name, path in _directories(settings)
-    ]
+    looks += [partial(_check_directory, name, path) for name, path in _directories(settings)]
     looks.append(lambda: _check_shards(settings))
-    looks += [
-        lambda name=name, path=path: _check_file(name, path)  # type: ignore[misc]
-        for name, path in own_files.items()
-    ]
+    looks += [partial(_check_file, name, path) for name, path in own_files.items()]
     for look in looks:
         try:
             warnings += look()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 from twisted.internet.defer import maybeDeferred
 from twisted.logger import Logger, globalLogBeginner
 from twisted.python import usage
@@ -112,18 +113,17 @@ def _run(
     return life.exit_code
 
 
+@attrs.define(eq=False)
 class _RunState:
-    """From the reactor's start to its stop."""
+    """From the reactor's start to its stop. `errors` returns the number of logged errors."""
 
-    def __init__(self, program: str, daemon: Daemon, reactor: Any, errors: Callable[[], int], front: Front) -> None:
-        """`errors`: returns the number of logged errors."""
-        self._front = front
-        self.exit_code = 0
-        self._errors = errors
-        self._program = program
-        self._daemon = daemon
-        self._reactor = reactor
-        self._stopping = False
+    _program: str
+    _daemon: Daemon
+    _reactor: Any
+    _errors: Callable[[], int]
+    _front: Front
+    exit_code: int = 0
+    _stopping: bool = False
 
     def start(self) -> None:
         maybeDeferred(self._daemon.startService).addCallback(lambda _: freeze_collector()).addErrback(self._failed)

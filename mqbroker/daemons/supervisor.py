@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import ProcessTerminated
@@ -71,20 +72,20 @@ class _Process(ProcessProtocol):
             relay_line(self._shard, line.decode(errors="backslashreplace"))
 
 
+@attrs.define(eq=False)
 class _Shard:
     """A shard, with the process that serves it, if there is one."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.process: _Process | None = None
-        #: What its process says when it serves: the line that a broker prints then, and its ports.
-        self.status: dict[str, Any] | None = None
-        #: Why its process said that it cannot start.
-        self.why_not = ""
-        self.serves_since = 0.0
-        self.wait = WAIT_SECONDS
-        self.start: IDelayedCall | None = None
-        self.kill: IDelayedCall | None = None
+    number: int
+    process: _Process | None = None
+    #: What its process says when it serves: the line that a broker prints then, and its ports.
+    status: dict[str, Any] | None = None
+    #: Why its process said that it cannot start.
+    why_not: str = ""
+    serves_since: float = 0.0
+    wait: float = WAIT_SECONDS
+    start: IDelayedCall | None = None
+    kill: IDelayedCall | None = None
 
 
 class ShardSupervisor(Service):

@@ -7,7 +7,6 @@ are valid tokens.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -64,7 +63,6 @@ GRAMMAR = r"""
     %ignore BLOCK_COMMENT
 """
 _WORDS = frozenset(["NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"])
-_ESCAPED = re.compile("''")
 
 
 def parse(text: str) -> Term:
@@ -115,7 +113,7 @@ def _word(token: Token) -> Token:
 
 
 def _text(literal: str) -> str:
-    return _ESCAPED.sub("'", literal[1:-1])
+    return literal[1:-1].replace("''", "'")
 
 
 _ACTIONS: dict[str, Callable[..., Term]] = {

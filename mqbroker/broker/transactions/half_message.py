@@ -95,10 +95,10 @@ def check_limit_exceeded(record: Record) -> NewMessage:
 
 
 def _again(record: Record, topic: bytes, properties: Mapping[str, str]) -> NewMessage:
-    if Prop.INNER_MULTI_QUEUE_OFFSET in properties:  # of where it stood while it waited
-        properties = {name: properties[name] for name in properties if name != Prop.INNER_MULTI_QUEUE_OFFSET}
+    # Without where it stood while it waited.
+    kept = {name: properties[name] for name in properties if name != Prop.INNER_MULTI_QUEUE_OFFSET}
     sys_flag = record.sys_flag & ~SysFlag.TRANSACTION_MASK
-    return stored_again(record, topic, QUEUE_ID, reencode_properties(properties), sys_flag=sys_flag)
+    return stored_again(record, topic, QUEUE_ID, reencode_properties(kept), sys_flag=sys_flag)
 
 
 def check_request(record: Record) -> RemotingCommand:

@@ -215,8 +215,6 @@ class TransactionChecks:
 
     def _put_back(self, backs: list[tuple[Record, NewMessage]]) -> dict[int, Appended | None]:
         """Put half messages back; returns the new place of each, None if it stays."""
-        if not backs:
-            return {}
         try:
             appended = self._half_queue.put_back({record.queue_offset: new for record, new in backs})
         except MessageRefused:

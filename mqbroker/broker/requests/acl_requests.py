@@ -14,14 +14,9 @@ from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import Call, answers
 from mqbroker.wire import fastjson
+from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import DataVersion
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.headers import (
-    CreateAccessConfigRequestHeader,
-    DeleteAccessConfigRequestHeader,
-    GetBrokerAclConfigResponseHeader,
-    UpdateGlobalWhiteAddrsConfigRequestHeader,
-)
 
 log = Logger()
 
@@ -41,7 +36,7 @@ class AclRequests:
     own_addr: str
 
     @answers(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG)
-    async def put_account(self, call: Call[CreateAccessConfigRequestHeader]) -> None:
+    async def put_account(self, call: Call[h.CreateAccessConfigRequestHeader]) -> None:
         header = call.header
         failed = ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED
         change = AccountChange(
@@ -58,27 +53,27 @@ class AclRequests:
         log.info("{peer} changed account {key}", peer=call.connection.remote_addr, key=header.access_key)
 
     @answers(RequestCode.DELETE_ACL_CONFIG)
-    async def delete_account(self, call: Call[DeleteAccessConfigRequestHeader]) -> None:
+    async def delete_account(self, call: Call[h.DeleteAccessConfigRequestHeader]) -> None:
         header = call.header
         failed = ResponseCode.DELETE_ACL_CONFIG_FAILED
         await self._done(self._need_files(failed).delete_account(header.access_key), failed)
         log.info("{peer} deleted account {key}", peer=call.connection.remote_addr, key=header.access_key)
 
     @answers(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG)
-    async def put_white(self, call: Call[UpdateGlobalWhiteAddrsConfigRequestHeader]) -> None:
+    async def put_white(self, call: Call[h.UpdateGlobalWhiteAddrsConfigRequestHeader]) -> None:
         failed = ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
         addresses = _split(call.header.global_white_addrs) or []
         await self._done(self._need_files(failed).put_white(addresses, call.header.acl_file_full_path), failed)
         log.info("{peer} changed the global white list", peer=call.connection.remote_addr)
 
     @answers(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
-    def versions(self, call: Call[None]) -> GetBrokerAclConfigResponseHeader:
+    def versions(self, call: Call[None]) -> h.GetBrokerAclConfigResponseHeader:
         """The data version of each file."""
         acl = self._need_files(ResponseCode.SYSTEM_ERROR)
         files = acl.content.files
         plain = files.get(acl.places.plain_file)
         versions = {path: file.version.to_value() for path, file in files.items()}
-        return GetBrokerAclConfigResponseHeader(
+        return h.GetBrokerAclConfigResponseHeader(
             version=(plain.version if plain is not None else DataVersion()).to_json().decode(),
             all_acl_file_version=fastjson.dumps(versions).decode(),
             broker_name=self.settings.broker_name,

@@ -19,16 +19,11 @@ from mqbroker.remoting.handlers import Call, answers
 from mqbroker.store.consumequeue_ext import ExtUnit
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.queries import QueueEntry
+from mqbroker.wire import headers as h
 from mqbroker.wire.admin_bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from mqbroker.wire.bodies import SubscriptionData
 from mqbroker.wire.codes import UNIQUE_MSG_QUERY_FLAG, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.headers import (
-    QueryConsumeQueueRequestHeader,
-    QueryMessageRequestHeader,
-    QueryMessageResponseHeader,
-    ViewMessageRequestHeader,
-)
 
 #: Maximum number of entries in one response.
 ENTRIES_MAX = 10_000
@@ -46,7 +41,7 @@ class MessageRequests:
     rights: IAccessControl
 
     @answers(RequestCode.QUERY_MESSAGE)
-    async def by_key(self, call: Call[QueryMessageRequestHeader]) -> RemotingCommand:
+    async def by_key(self, call: Call[h.QueryMessageRequestHeader]) -> RemotingCommand:
         """Messages of a topic that have a key, within times of storing in ms."""
         header, settings = call.header, self.live.current.store
         by_unique_key = call.request.ext_fields.get(UNIQUE_MSG_QUERY_FLAG, "").lower() == "true"
@@ -54,14 +49,14 @@ class MessageRequests:
         count = max(0, min(count_max, settings.max_msgs_num_batch))
         found = await self.store.query(header.topic, header.key, count, header.begin_timestamp, header.end_timestamp)
         timestamp, offset = self.store.index_end if found.candidates else (0, 0)
-        answer = QueryMessageResponseHeader(index_last_update_timestamp=timestamp, index_last_update_phyoffset=offset)
+        answer = h.QueryMessageResponseHeader(index_last_update_timestamp=timestamp, index_last_update_phyoffset=offset)
         if not found.records:
             remark = "can not find message, maybe time range not correct"
             return RemotingCommand.response(call.request, ResponseCode.QUERY_NOT_FOUND, remark, answer)
         return RemotingCommand.response(call.request, header=answer, body=b"".join(found.records))
 
     @answers(RequestCode.VIEW_MESSAGE_BY_ID)
-    async def by_offset(self, call: Call[ViewMessageRequestHeader]) -> bytes:
+    async def by_offset(self, call: Call[h.ViewMessageRequestHeader]) -> bytes:
         """The record at an offset of the log."""
         record = await self.store.queries.record(call.header.offset)
         if record is None:
@@ -81,7 +76,7 @@ class QueueEntryRequests:
     tasks: CooperativeTasks
 
     @answers(RequestCode.QUERY_CONSUME_QUEUE, bounded=True)
-    async def entries(self, call: Call[QueryConsumeQueueRequestHeader]) -> RemotingCommand:
+    async def entries(self, call: Call[h.QueryConsumeQueueRequestHeader]) -> RemotingCommand:
         """Entries from `index` on; for a group that is online with whether each would pass its filter."""
         header = call.header
         topic, queue_id = header.topic or "", header.queue_id

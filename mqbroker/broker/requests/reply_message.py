@@ -17,13 +17,9 @@ from mqbroker.broker.requests.send_rules import SendHeader, SendRules
 from mqbroker.errors import MQError, StoreError
 from mqbroker.remoting.handlers import Call, IConnection, answers
 from mqbroker.store.message_store import MessageStore
+from mqbroker.wire import headers as h
 from mqbroker.wire.codes import Prop, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.headers import (
-    ReplyMessageRequestHeader,
-    SendMessageRequestHeader,
-    SendMessageResponseHeader,
-)
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.properties import decode_properties, reencode_properties
 from mqbroker.wire.record import NewMessage
@@ -33,8 +29,8 @@ log = Logger()
 #: Time-out of the push to the requesting client.
 PUSH_TIMEOUT_MS = 10_000
 #: Header fields that a push copies from the reply.
-_SHARED = {field.name for field in attrs.fields(ReplyMessageRequestHeader)} & {
-    field.name for field in attrs.fields(SendMessageRequestHeader)
+_SHARED = {field.name for field in attrs.fields(h.ReplyMessageRequestHeader)} & {
+    field.name for field in attrs.fields(h.SendMessageRequestHeader)
 } - {"properties"}
 
 
@@ -65,7 +61,7 @@ class ReplyRequests:
             if saved is not None:
                 await saved
             message_id, queue_offset = self._keep(messages)
-        answer = SendMessageResponseHeader(msg_id=message_id, queue_id=queue_id, queue_offset=queue_offset)
+        answer = h.SendMessageResponseHeader(msg_id=message_id, queue_id=queue_id, queue_offset=queue_offset)
         code = ResponseCode.SUCCESS if failed is None else ResponseCode.SYSTEM_ERROR
         response = RemotingCommand.response(request, code, failed, answer)
         response.ext_fields[Prop.MSG_REGION] = settings.region_id
@@ -83,7 +79,7 @@ class ReplyRequests:
             return f"push reply message fail, channel of <{client_id}> not found."
         now_ms = int(self.clock.seconds() * 1000)
         properties[Prop.PUSH_REPLY_TIME] = str(now_ms)
-        push = ReplyMessageRequestHeader(
+        push = h.ReplyMessageRequestHeader(
             **attrs.asdict(header, filter=lambda field, _: field.name in _SHARED),
             properties=reencode_properties(properties).decode(),
             born_host=sender.remote_addr,

@@ -16,15 +16,10 @@ from mqbroker.errors import Refused
 from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import Call, answers
 from mqbroker.store.message_store import MessageStore
+from mqbroker.wire import headers as h
 from mqbroker.wire.admin_bodies import QueryConsumeTimeSpanBody, TopicStatsTable
 from mqbroker.wire.bodies import TopicConfig, TopicList
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.headers import (
-    CreateTopicRequestHeader,
-    DeleteTopicRequestHeader,
-    GetTopicStatsInfoRequestHeader,
-    QueryConsumeTimeSpanRequestHeader,
-)
 from mqbroker.wire.names import check_topic
 
 log = Logger()
@@ -44,7 +39,7 @@ class TopicRequests:
     tasks: CooperativeTasks
 
     @answers(RequestCode.UPDATE_AND_CREATE_TOPIC)
-    async def put_topic(self, call: Call[CreateTopicRequestHeader]) -> None:
+    async def put_topic(self, call: Call[h.CreateTopicRequestHeader]) -> None:
         """Create or change a topic. The response waits until it is on disk, and the name servers know it."""
         header, topics = call.header, self.topics
         name = self._own_name(header.topic)
@@ -71,7 +66,7 @@ class TopicRequests:
     # Removal
 
     @answers(RequestCode.DELETE_TOPIC_IN_BROKER)
-    async def delete_topic(self, call: Call[DeleteTopicRequestHeader]) -> None:
+    async def delete_topic(self, call: Call[h.DeleteTopicRequestHeader]) -> None:
         """Remove a topic with its queues; SUCCESS if it does not exist. Offsets of groups stay."""
         name = self._own_name(call.header.topic)
         log.info("{peer} deletes topic {name}", peer=call.connection.remote_addr, name=name)
@@ -112,7 +107,7 @@ class TopicRequests:
         return TopicList(frozenset(self.topics.system_names))
 
     @answers(RequestCode.GET_TOPIC_STATS_INFO, bounded=True)
-    async def topic_stats(self, call: Call[GetTopicStatsInfoRequestHeader]) -> bytes:
+    async def topic_stats(self, call: Call[h.GetTopicStatsInfoRequestHeader]) -> bytes:
         """Offsets of each queue of a topic, and the store time of its newest message."""
         topic = self._topic(call.header.topic)
         table = {}
@@ -122,7 +117,7 @@ class TopicRequests:
         return await self.tasks.written(TopicStatsTable(table))
 
     @answers(RequestCode.QUERY_CONSUME_TIME_SPAN, bounded=True)
-    async def time_spans(self, call: Call[QueryConsumeTimeSpanRequestHeader]) -> bytes:
+    async def time_spans(self, call: Call[h.QueryConsumeTimeSpanRequestHeader]) -> bytes:
         """Store times of each queue's oldest, newest and last consumed messages, and the delay of the next."""
         topic = self._topic(call.header.topic)
         spans = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, count, islice
 from typing import Any
 
@@ -25,9 +25,6 @@ OUTCOME_BYTES_MAX = 128
 #: How many times the cache is skipped once it was full.
 NOT_KEPT = 64
 
-#: A message's properties by name.
-Properties = Mapping[str, str]
-
 
 @attrs.frozen
 class Expression:
@@ -44,14 +41,6 @@ class Expression:
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "_marks", [name.encode() + b"\1" for name in self._names])
         object.__setattr__(self, "_outcomes", _Outcomes(lambda *found: self._evaluate(*found)))
-
-    def evaluate(self, properties: Properties) -> bool | None:
-        """True, False, or None for null. Raises NotEvaluable if a property cannot be compared."""
-        return self._evaluate(*map(properties.get, self._names))
-
-    def matches(self, properties: Properties) -> bool:
-        """Whether it is true for a message; False if it cannot be evaluated."""
-        return _true_of_each(self._evaluate, [map(properties.get, self._names)])[0]
 
     def pick(self, messages: Sequence[bytes], most: int) -> list[int]:
         """The indexes of the first so many messages for which it is true, given the property bytes of each. Hot."""

@@ -11,11 +11,12 @@ from mqbroker.filter import compile_expression, sql92
 from mqbroker.filter.sql92 import NOT_KEPT, OUTCOME_BYTES_MAX, OUTCOMES_MAX, Expression
 from mqbroker.wire.properties import decode_properties, encode_properties, reencode_properties
 from tests.filter.cases import questions
+from tests.filter.evaluating import matches
 
 
 def one_by_one(expression: Expression, messages: list[bytes]) -> list[int]:
     """Where it is true, of one message after another with all its properties."""
-    return [place for place, message in enumerate(messages) if expression.matches(decode_properties(message))]
+    return [place for place, message in enumerate(messages) if matches(expression, decode_properties(message))]
 
 
 def compiled(text: str) -> Expression | None:

@@ -51,13 +51,9 @@ class Account:
             # Java's ACL files give no permissions on producer groups: an account that may write to a topic may join one
             # that is not denied by name.
             is_shut = given.get(need.name, Permission.PUB) & Permission.DENY
-            return not is_shut and (bool(owned & Permission.PUB) or self._writes)
+            writes = any(each & Permission.PUB for each in (owned, self.default_topic, *self.topics.values()))
+            return not is_shut and writes
         return not owned & Permission.DENY and bool(owned & need.permission)
-
-    @property
-    def _writes(self) -> bool:
-        """Whether there is a topic that it may write to."""
-        return any(owned & Permission.PUB for owned in (self.default_topic, *self.topics.values()))
 
     def check_admin(self, code: int) -> None:
         """Raise AccessRefused if it is not an administrator's."""

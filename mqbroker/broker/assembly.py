@@ -133,13 +133,10 @@ class Assembly:
         self.slaves = Slaves(store.raw_log)
         self.acknowledgements: Acknowledgements | None = None
         if settings.store.broker_role is BrokerRole.SYNC_MASTER:
-            quorum: IQuorum
-            if replication.make_quorum is not None:
-                quorum = replication.make_quorum(self.slaves)
-            else:
-                quorum = CountQuorum(self.slaves, settings.ha_slave_fallbehind_max, settings.in_sync_replicas - 1)
+            behind_max, count = settings.ha_slave_fallbehind_max, settings.in_sync_replicas - 1
+            make_quorum = replication.make_quorum or (lambda slaves: CountQuorum(slaves, behind_max, count))
             timeout_s = settings.store.sync_flush_timeout_ms / 1000
-            self.acknowledgements = Acknowledgements(self.slaves, quorum, clock, timeout_s)
+            self.acknowledgements = Acknowledgements(self.slaves, make_quorum(self.slaves), clock, timeout_s)
         delays_ms = parse_delay_levels(settings.store.message_delay_level)
         self.delay = DelayService(store, open_file("delayOffset.json"), clock, delays_ms, self.stats)
         self.half_queue = HalfQueue(store, self.offsets, clock, store_host, self.stats)

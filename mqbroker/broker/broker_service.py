@@ -430,10 +430,12 @@ class BrokerService(Service):
 
     def _make_client(self, on_closed: Callable[[str], None] | None = None) -> RemotingClient:
         """Make a client for requests to name servers and brokers."""
-        settings = self.settings.client
+        settings, connector = self.settings.client, self._connector
+        if connector is None and settings.use_tls:
+            connector = tls_connector(self._reactor, self.settings.tls)
         return RemotingClient(
             self._reactor,
-            connector=self._connector or self._own_connector(),
+            connector=connector,
             connect_timeout_ms=settings.connect_timeout_ms,
             limits=Limits(idle_seconds=settings.client_channel_max_idle_time_seconds),
             requests_max=settings.client_async_semaphore_value,
@@ -465,12 +467,6 @@ class BrokerService(Service):
         self._stops += [client.close, registration.stop]
         registration.start().addCallback(self.started.callback)
         return registration
-
-    def _own_connector(self) -> Connector:
-        """Make the connector for connections to name servers."""
-        if self.settings.client.use_tls:
-            return tls_connector(self._reactor, self.settings.tls)
-        return tcp_connector(self._reactor)
 
     # --- while it runs
 

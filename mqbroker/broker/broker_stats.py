@@ -28,16 +28,14 @@ _Sample = tuple[int, list[int]]
 SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
 
 
+@attrs.define(eq=False)
 class Counts:
     """The counts of one key: the number of events, and one or several amounts."""
 
-    __slots__ = ("numbers", "samples")
-
-    def __init__(self, amounts: int) -> None:
-        #: The number of events, then the amounts.
-        self.numbers = [0] * (amounts + 1)
-        #: By window: (sample number, `numbers` at that time) of each sample that found a change.
-        self.samples: tuple[list[_Sample], ...] = ([], [], [])
+    #: The number of events, then the amounts.
+    numbers: list[int]
+    #: By window: (sample number, `numbers` at that time) of each sample that found a change.
+    samples: tuple[list[_Sample], ...] = attrs.field(init=False, factory=lambda: ([], [], []))
 
 
 class Window:
@@ -148,7 +146,7 @@ class CountTable:
     def _new(self) -> Counts:
         if len(self._counts) >= self._keys_max:
             self._forget(next(iter(self._counts)))
-        return Counts(self._amounts)
+        return Counts([0] * (self._amounts + 1))
 
     def remove(self, is_meant: Callable[[Sequence[str]], bool]) -> None:
         """Remove the keys for which `is_meant` returns True, called with the key's parts (split at @)."""

@@ -210,8 +210,7 @@ class ConsumerRegistry:
     def unregister(self, connection: IConnection, group_name: str, notify: bool = True) -> None:
         """Remove `connection` from one group."""
         group = self._groups.get(group_name)
-        client = group.clients.pop(connection, None) if group is not None else None
-        if group is None or client is None:
+        if group is None or (client := group.clients.pop(connection, None)) is None:
             return
         self._count -= 1
         _leave(self._joined, connection, group_name)
@@ -333,8 +332,7 @@ class ProducerRegistry:
 
     def unregister(self, connection: IConnection, group_name: str) -> None:
         clients = self._groups.get(group_name)
-        client = clients.pop(connection, None) if clients is not None else None
-        if clients is None or client is None:
+        if clients is None or (client := clients.pop(connection, None)) is None:
             return
         self._count -= 1
         _leave(self._joined, connection, group_name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import attrs
 
@@ -37,8 +38,8 @@ def _tables(settings: BrokerSettings) -> dict[str, bytes]:
     """The contents of the tables for a new shard; none where shard 0 has none, or cannot read them."""
     folder = _table_folder(settings)
     try:
-        topics = TopicConfigSerializeWrapper.from_json(_read(os.path.join(folder, _TOPICS)), None)
-        groups = SubscriptionGroupWrapper.from_json(_read(os.path.join(folder, _GROUPS)), None)
+        topics = TopicConfigSerializeWrapper.from_json(Path(folder, _TOPICS).read_bytes(), None)
+        groups = SubscriptionGroupWrapper.from_json(Path(folder, _GROUPS).read_bytes(), None)
     except (FileNotFoundError, MQError):  # its start says what is wrong with them
         return {}
     table = {
@@ -51,8 +52,3 @@ def _tables(settings: BrokerSettings) -> dict[str, bytes]:
 
 def _table_folder(settings: BrokerSettings) -> str:
     return os.path.join(settings.store.store_path_root_dir, "config")
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()

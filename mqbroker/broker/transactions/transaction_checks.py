@@ -103,9 +103,7 @@ class TransactionChecks:
         if self._call is not None:
             self._call.cancel()
             self._call = None
-        sleep, self._sleep = self._sleep, None
-        if sleep is not None:
-            sleep.callback(None)
+        self._wake()
 
     def _later(self) -> None:
         if self._is_running:

@@ -11,7 +11,6 @@ from mqbroker.access.addresses import AddressPattern
 from mqbroker.errors import MQError
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.wire.access import Need, Permission
-from mqbroker.wire.signature import ACCESS_KEY, is_signed
 
 
 class AccessRefused(MQError):
@@ -70,16 +69,12 @@ class Accounts:
     by_key: Mapping[str, Account] = attrs.field(factory=dict)
     white: tuple[AddressPattern, ...] = ()
 
-    def identify(self, fields: Mapping[str, str], body: bytes, host: str) -> Account | None:
-        """The account of a request; None if `host` is in the global white list. Raises AccessRefused.
+    def identify(self, access_key: str | None, host: str, has_signed: Callable[[Account], bool]) -> Account | None:
+        """The account of a request; None if it needs none. Raises AccessRefused.
 
         :param host: the sender's address, without a port.
+        :param has_signed: says whether the account of that key has signed the request.
         """
-        access_key = fields.get(ACCESS_KEY)
-        return self.identify_by(access_key, host, lambda account: is_signed(fields, body, account.secret_key))
-
-    def identify_by(self, access_key: str | None, host: str, has_signed: Callable[[Account], bool]) -> Account | None:
-        """As `identify`; `has_signed` says whether the account of that key has signed the request."""
         if any(is_white(host) for is_white in self.white):
             return None
         if access_key is None:

@@ -19,7 +19,7 @@ from mqbroker.wire.codes import NO_SEND_TOPICS, SCHEDULE_TOPIC, Prop, RequestCod
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.record import Record, decode_record
 from mqbroker.wire.requests import demand_of
-from mqbroker.wire.signature import is_signature_of
+from mqbroker.wire.signature import ACCESS_KEY, is_signature_of, is_signed
 
 log = Logger()
 
@@ -102,7 +102,7 @@ class Guard:
 
             key = None if access_key is None else access_key.decode()
             try:
-                account = self._accounts.identify_by(key, _host_of(connection), has_signed)
+                account = self._accounts.identify(key, _host_of(connection), has_signed)
             except AccessRefused:
                 return False
             if account is None:
@@ -148,7 +148,10 @@ class Guard:
         self._check_request(code, fields, body, connection, lambda account: account.check(needs))
 
     def _identify(self, fields: Fields, body: bytes, connection: IConnection) -> Account | None:
-        return self._accounts.identify(fields, body, _host_of(connection))
+        def has_signed(account: Account) -> bool:
+            return is_signed(fields, body, account.secret_key)
+
+        return self._accounts.identify(fields.get(ACCESS_KEY), _host_of(connection), has_signed)
 
     def _check(self, code: int, demand: Demand, fields: Fields, body: bytes, connection: IConnection) -> None:
         """Raise Refused if the peer may not send this request."""

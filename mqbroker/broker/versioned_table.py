@@ -5,8 +5,8 @@ Source of the rules: ConfigManager of 4.9.7, which writes the whole table after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -16,6 +16,7 @@ from mqbroker.config import BrokerRole
 from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.wire.bodies import DataVersion
+from mqbroker.wire.body import Body
 
 log = Logger()
 
@@ -45,7 +46,7 @@ class VersionedTable(Generic[T]):
         #: Whether the table is a copy of a master's, whose version it keeps.
         self._is_copy = live.current.store.broker_role is BrokerRole.SLAVE
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> Body:
         """All values with their data version, as registered, persisted and shown."""
         raise NotImplementedError
 
@@ -118,8 +119,4 @@ class VersionedTable(Generic[T]):
 
     def persist(self) -> Deferred[bool]:
         """Write the file; fires True when it is on the disk."""
-        return self._file.save(self._pieces)
-
-    def _pieces(self) -> Iterator[bytes]:
-        pieces: Iterator[bytes] = self.snapshot().json_pieces()
-        return pieces
+        return self._file.save(lambda: self.snapshot().json_pieces())

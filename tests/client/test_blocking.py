@@ -73,6 +73,7 @@ def test_an_answer_that_does_not_come_times_out_and_the_connection_is_not_used_a
         with pytest.raises(RequestTimedOut):
             consumer.pull(Q, 0)
         topic.faults.refuse.clear()
+        consumer._core._options = PullOptions()  # with time for an answer, however busy the machine is
         assert consumer.pull(Q, 0).next_offset == 1
         assert len(topic.connections) == 2
 

@@ -138,7 +138,7 @@ def test_who_gets_no_answer_has_failed_in_time(topic: Loopback, silent: object) 
         topic.faults.refuse[None, SEND] = silent
         return await all_of(*(producer.send(Message("T", b"%d" % n)) for n in range(3)))
 
-    for failure in with_producer(topic, use, send_timeout_ms=100):
+    for failure in with_producer(topic, use, send_timeout_ms=1000):
         assert isinstance(failure, SendFailed)
         assert isinstance(failure.attempts[0][2], RequestTimedOut)
     assert bodies(topic) == [b"0", b"1", b"2"]

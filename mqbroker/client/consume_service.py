@@ -291,21 +291,22 @@ class ConsumeService:
         """Give the listener what nobody else takes of `portion`, as long as it is not `until`, and it is not over."""
         owner, batch, now_s = portion.owner, portion.batch, self._net.now
         since = now_s()
-        ok, outcome = 0, -1
-        while outcome != Outcome.STOPPED and not owner.dropped:
+        ok = 0
+        while not owner.dropped:
             portion.next, consumed, outcome, value = call_listener(
                 batch.messages, portion.next, portion.end, self._listener, self, run, now_s, until
             )
             ok += consumed
             batch.count_out(consumed, now_s())
-            if outcome != Outcome.STOPPED and not await self._settle(run, portion, outcome, value):
+            if outcome == Outcome.STOPPED:
+                break
+            if await self._settle(run, portion, outcome, value):
+                ok += 1
+            else:
                 self._count(owner, now_s() - since, ok, 1)
                 ok, since = 0, now_s()
-            elif outcome != Outcome.STOPPED:
-                ok += 1
-            if run.looks or self._waiting_for:
-                self._let_go(run)
-        run.message = None
+            self._let_go(run)
+        self._let_go(run)
         self._count(owner, now_s() - since, ok, 0)
         if owner.dropped:
             portion.next = portion.end

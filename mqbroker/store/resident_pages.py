@@ -19,7 +19,6 @@ from mqbroker.store.consumequeue_entry import ENTRY_BYTES
 LOG_MOMENT_S = 0.05
 MOMENT_S = 0.5
 _STRETCH_BITS = 20
-_STRETCH_BYTES = 1 << _STRETCH_BITS
 #: Entries of a queue that are checked at once.
 _ENTRIES = 65536 // ENTRY_BYTES
 _STRETCHES_AT_ONCE = 4

@@ -33,37 +33,35 @@ class Awaitable:
         yield
 
 
-def plain(number: int) -> Any:
-    """A listener of each kind, by number."""
+def verdict(number: int) -> Any:
+    """What both kinds of listeners do, by number."""
     if number == 3:
         return False
     if number == 4:
         raise ERROR
     if number == 5:
         raise StopIteration(7)
+    return None
+
+
+def plain(number: int) -> Any:
     if number == 6:
         return old_style()
     if number == 7:
         return Awaitable()
     if number == 8:
         raise KeyboardInterrupt
-    return None
+    return verdict(number)
 
 
 async def coroutine_function(number: int) -> Any:
-    if number == 3:
-        return False
-    if number == 4:
-        raise ERROR
-    if number == 5:
-        raise StopIteration(7)
     if number == 6:
         return await suspends("sent back")
     if number == 7:
         await suspends("awaited")
     if number == 8:
         raise asyncio.CancelledError
-    return None
+    return verdict(number)
 
 
 class Given:

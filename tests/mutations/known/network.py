@@ -139,8 +139,8 @@ MISTAKES = [
     Mutation(
         "take each message that a listener has suspended on for consumed",
         "client/consume_service.py",
-        "if outcome != Outcome.STOPPED and not await self._settle(run, portion, outcome, value):",
-        "if outcome == Outcome.RAISED and not await self._settle(run, portion, outcome, value):",
+        "if await self._settle(run, portion, outcome, value):",
+        "if outcome != Outcome.RAISED or await self._settle(run, portion, outcome, value):",
         ("tests/client",),
     ),
     Mutation(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mqbroker.daemons.epoll import SOON_SECONDS, BusyPoll
+from mqbroker.daemons.epoll import BURST_WAITS, SOON_SECONDS, BusyPoll
 
 READY = [(3, 1)]
 MICROSECOND = 1e-6
@@ -60,10 +60,18 @@ def test_after_a_short_wait_the_next_is_awake_and_others_have_the_processor_betw
 
 def test_what_is_long_in_coming_is_waited_for_asleep_and_so_is_the_next(world: World) -> None:
     world.wait(20)
-    found, asked = world.wait(1000)
+    found, asked = world.wait(500)
     assert (found, asked[-1]) == (READY, -1)
     assert 115 <= asked.count(0) <= SOON_SECONDS / MICROSECOND + 1
     assert world.wait(20) == (READY, [-1])
+    assert world.wait(20)[1][0] == 0
+
+
+def test_bursts_with_pauses_between_are_waited_for_asleep(world: World) -> None:
+    for _ in range(3):
+        world.wait(2000)
+        for _ in range(BURST_WAITS + 1):
+            assert world.wait(20) == (READY, [-1])
     assert world.wait(20)[1][0] == 0
 
 

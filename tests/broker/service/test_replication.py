@@ -19,8 +19,16 @@ from tests.fakes import SteppedWorker
 
 
 class Transport(StringTransport):
+    """Calls `on_write` before it takes anything."""
+
+    on_write: Callable[[], object] = staticmethod(lambda: None)
+
     def setTcpNoDelay(self, enabled: bool) -> None:
         pass
+
+    def write(self, data: bytes) -> None:
+        self.on_write()
+        super().write(data)
 
 
 class Slave:
@@ -96,3 +104,11 @@ def test_with_sync_flush_both_must_have_it(make: Callable[..., Running]) -> None
     worker.work()
     running.turn()
     assert late_codes(client) == [ResponseCode.SUCCESS]
+
+
+def test_a_slave_is_sent_a_message_before_its_master_dispatches_it(sync_master: Running) -> None:
+    slave, client = Slave(sync_master), sync_master.client()
+    store, ends = sync_master.service._assembly._store, []
+    slave.transport.on_write = lambda: ends.append(store.max_offset("T", 0))
+    assert code_of(client) is None
+    assert (ends, store.max_offset("T", 0)) == ([0], 1)

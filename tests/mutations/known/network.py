@@ -223,6 +223,13 @@ MISTAKES = [
         ("tests/daemons/test_epoll.py",),
     ),
     Mutation(
+        "poll busily after each burst of what comes with pauses",
+        "daemons/epoll.py",
+        "            self._short_waits = 0 if waited < PAUSE_SECONDS else -BURST_WAITS\n",
+        "            self._short_waits = 0\n",
+        ("tests/daemons/test_busy_poll.py",),
+    ),
+    Mutation(
         "end a connection again that was cut while it waited to be ended",
         "daemons/epoll.py",
         "            if not selectable.disconnected and not selectable._aborting:  # noqa: SLF001\n",

@@ -11,6 +11,13 @@ _PAIR = "tests/broker/service/test_slave.py"
 
 MISTAKES = [
     Mutation(
+        "have senders that wait for a slave wait for the dispatch as well",
+        "broker/broker_service.py",
+        "store.on_growth.insert(0, master.log_has_grown)",
+        "store.on_growth.append(master.log_has_grown)",
+        ("tests/broker/service/test_replication.py",),
+    ),
+    Mutation(
         "believe a slave that acknowledges what it was not sent",
         "ha/link.py",
         "if not self.acknowledged <= offset <= self.sent:",

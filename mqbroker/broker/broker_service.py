@@ -330,8 +330,7 @@ class BrokerService(Service):
             log.error("no slave can connect: {error}; set another haListenPort", error=error)
             return
         self._master = master
-        # Before the dispatch, which senders that wait for slaves do not wait for.
-        store.on_growth.insert(0, master.log_has_grown)
+        store.on_growth.append(master.log_has_grown)
         self._stops.append(master.stopService)
 
     def _read_acl(self, worker: IWorker) -> AclFiles | None:

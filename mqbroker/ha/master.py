@@ -478,15 +478,24 @@ class MasterService(Service):
         await self.factory.close()
 
     def log_has_grown(self) -> None:
-        """Send soon what was appended: all of this turn, and of a pause, together."""
-        if not self._is_scheduled and self._slaves.links:
-            self._is_scheduled = True
-            due = self._sent_at + self.factory.settings.pause_s
-            self._clock.callLater(max(0.0, due - self._steady()), self._send)
+        """Send what was appended: where senders wait for slaves what comes first in a turn at once, and the rest of
+        the turn together; else all of a pause together."""
+        if self._is_scheduled or not self._slaves.links:
+            return
+        self._is_scheduled = True
+        pause_s = self.factory.settings.pause_s
+        if pause_s:
+            self._clock.callLater(max(0.0, self._sent_at + pause_s - self._steady()), self._send_rest)
+        else:
+            self._clock.callLater(0, self._send_rest)
+            self._send()
 
-    def _send(self) -> None:
+    def _send_rest(self) -> None:
         self._is_scheduled = False
         self._sent_at = self._steady()
+        self._send()
+
+    def _send(self) -> None:
         for connection in list(self._slaves.links):
             connection.send()
 
@@ -494,7 +503,7 @@ class MasterService(Service):
         now = self._steady()
         for connection in list(self._slaves.links):
             connection.look(now)
-            connection.send()
+        self._send()
         self.factory.lines.look()
 
     def _report(self) -> None:

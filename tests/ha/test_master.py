@@ -105,12 +105,15 @@ def test_a_slave_is_sent_what_it_lacks_and_then_what_comes(
     pieces = transport.received()
     assert [offset for offset, _ in pieces] == [7900, 8192, 9192]
     assert b"".join(data for _, data in pieces) == source.data[7900:]
-    source.data += b"new"
-    master.log_has_grown()
-    master.log_has_grown()
-    assert transport.received() == []
+    for more in (b"first", b"second", b"third"):
+        source.data += more
+        master.log_has_grown()
+    assert transport.received() == [(10_000, b"first")]
     reactor.advance(0)
-    assert transport.received() == [(10_000, b"new")]
+    assert transport.received() == [(10_005, b"secondthird")]
+    source.data += b"fourth"
+    master.log_has_grown()
+    assert transport.received() == [(10_016, b"fourth")]
 
 
 def test_the_log_is_sent_once_in_a_pause_also_when_a_slave_acknowledges(

@@ -12,9 +12,9 @@ _PAIR = "tests/broker/service/test_slave.py"
 MISTAKES = [
     Mutation(
         "have senders that wait for a slave wait for the dispatch as well",
-        "broker/broker_service.py",
-        "store.on_growth.insert(0, master.log_has_grown)",
-        "store.on_growth.append(master.log_has_grown)",
+        "ha/master.py",
+        "            self._clock.callLater(0, self._send_rest)\n            self._send()\n",
+        "            self._clock.callLater(0, self._send_rest)\n",
         ("tests/broker/service/test_replication.py",),
     ),
     Mutation(

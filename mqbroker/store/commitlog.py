@@ -35,6 +35,9 @@ NEXT_WANTED_PART = 4
 #: Bytes ahead of the end that are faulted in, and for how long that is assumed to hold.
 READIED_BYTES = 256 * 1024
 READIED_MS = 100
+#: A master's records are written by calls of the system from so many bytes on. Fewer of them, for which senders may
+#: wait, are copied as those of a send are: two calls take as long as all else of an append.
+WRITTEN_BYTES = 16 * 1024
 #: A slave whose log grows by more within so long catches up with its master.
 CATCH_UP_BYTES, CATCH_UP_MS = 40 * 1024 * 1024, 250
 #: Bytes at the start of a segment that are faulted in when one request fills the segment before: about what a request
@@ -205,11 +208,14 @@ class CommitLog:
     def _store(self, data: bytes, run: Run) -> None:
         """Store whole records at the end, where there is room, and leave them to the dispatcher. Of `data` what belongs
         to `run`."""
-        start, size, view = self.end - self._base, run.end - run.start, memoryview(data)
-        # Stored last, so that a kill leaves no record's head without its end.
-        self._buffer[start + COMMIT_BYTES : start + size] = view[COMMIT_BYTES:size]
-        self._buffer[start : start + COMMIT_BYTES] = view[:COMMIT_BYTES]
+        self._copy(self.end - self._base, memoryview(data)[: run.end - run.start])
         self._stored(run)
+
+    def _copy(self, start: int, records: memoryview) -> None:
+        """Copy records to pages that are ready. Last what begins the first of them: a kill leaves no head of a record
+        without its end."""
+        self._buffer[start + COMMIT_BYTES : start + len(records)] = records[COMMIT_BYTES:]
+        self._buffer[start : start + COMMIT_BYTES] = records[:COMMIT_BYTES]
 
     def _stored(self, run: Run) -> None:
         """Let the log end behind records that are stored, and leave them to the dispatcher."""
@@ -363,16 +369,22 @@ class CommitLog:
         within the segment. Raises StoreUnwritable."""
         assert run.data is not None
         start, stop = self._place_raw(run.end - run.start)
-        self._source.claim(stop, fills_ahead=not self._is_copied_fast())
-        self._write_raw(start, memoryview(run.data)[: stop - start])
+        records = memoryview(run.data)[: stop - start]
+        is_copied_fast = self._is_copied_fast()
+        if len(records) < WRITTEN_BYTES and not is_copied_fast:
+            self._make_ready(start, stop, self._now_ms())
+            self._copy(start, records)
+        else:
+            self._source.claim(stop, fills_ahead=not is_copied_fast)
+            self._write_raw(start, records)
         for row in run.rows if run.has_nul else ():
             if leaves_doubt(row[7]):
                 self.doubtful_end = row[3] + row[4]
         self._stored(run)
 
     def _write_raw(self, start: int, data: memoryview) -> None:
-        """Write records, which come in large pieces, by calls: the pages need not be in memory before. As in `_store`
-        last what begins the first of them."""
+        """Write records by calls: the pages need not be in memory before. As in `_copy` last what begins the first of
+        them."""
         segment = self.segments[-1]
         try:
             segment.write_at(start + COMMIT_BYTES, data[COMMIT_BYTES:])

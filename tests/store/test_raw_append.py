@@ -358,6 +358,7 @@ def test_records_that_are_written_in_part_are_followed_by_none_of_them(
     master: MessageStore, slave: Bench, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     """As a master it would append before them, and a start after a kill would take them for its own."""
+    monkeypatch.setattr(commitlog, "WRITTEN_BYTES", 0)
     store, log = slave.open(), log_of(master)
     raw, whole = store.follow(), 6 * 5_100
     put(raw, 0, log[: whole // 2])
@@ -384,6 +385,27 @@ def test_records_that_are_written_in_part_are_followed_by_none_of_them(
     monkeypatch.undo()
     raw.restart()
     put(raw, end, log[end:])
+    assert log_of(store) == log
+
+
+def test_a_small_piece_is_copied_to_no_page_that_the_disk_cannot_read(
+    master: MessageStore, slave: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To touch one would end the process."""
+    store, log = slave.open(), log_of(master)
+    raw = store.follow()
+
+    def fail(file: FaultyFile, offset: int, size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error", file.path)
+
+    monkeypatch.setattr(commitlog, "read_before_touch", fail)
+    raw.take(0, log[:6000])
+    with pytest.raises(StoreUnwritable, match=r"where the next message goes .*Input/output error"):
+        raw.append()
+    assert raw.end == 0
+    monkeypatch.undo()
+    raw.restart()
+    put(raw, 0, log)
     assert log_of(store) == log
 
 

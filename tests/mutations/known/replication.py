@@ -11,6 +11,13 @@ _PAIR = "tests/broker/service/test_slave.py"
 
 MISTAKES = [
     Mutation(
+        "copy a small piece of a master's log to pages that may have left memory",
+        "store/commitlog.py",
+        "            self._make_ready(start, stop, self._now_ms())\n            self._copy(start, records)\n",
+        "            self._copy(start, records)\n",
+        (_RAW,),
+    ),
+    Mutation(
         "have senders that wait for a slave wait for the dispatch as well",
         "ha/master.py",
         "            self._clock.callLater(0, self._send_rest)\n            self._send()\n",

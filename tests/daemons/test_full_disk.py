@@ -274,6 +274,13 @@ def test_files_may_not_be_as_large_as_an_index(broker: Callable[..., Process], t
     assert process.stop() == 0
 
 
+def accepts(port: int) -> bool:
+    """Whether a connection is served: the broker may not have noticed yet that others were closed."""
+    with contextlib.suppress(ConnectionError):
+        return ask(port, RequestCode.GET_BROKER_RUNTIME_INFO).code == ResponseCode.SUCCESS
+    return False
+
+
 def test_no_more_files_may_be_open(broker: Callable[..., Process], tmp_path: Path) -> None:
     """Connections have taken all descriptors: no segment can be made, until some of them are closed."""
     process = broker(tmp_path / "store", limited(nofile=48), **NO_WATCH)

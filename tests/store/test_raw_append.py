@@ -336,9 +336,11 @@ def test_a_stopped_slave_leaves_what_its_master_would(master: MessageStore, slav
         assert ours[name] == theirs[name]
 
 
+@pytest.mark.parametrize("written_bytes", [0, 16_384])
 def test_no_zeros_are_written_over_records_that_come_before_the_worker_does(
-    master: MessageStore, slave: Bench, monkeypatch: pytest.MonkeyPatch
+    master: MessageStore, slave: Bench, monkeypatch: pytest.MonkeyPatch, written_bytes: int
 ) -> None:
+    monkeypatch.setattr(commitlog, "WRITTEN_BYTES", written_bytes)
     for name, size in (("FILL_BYTES", 1024), ("FILL_SYNC_BYTES", 4096), ("FILL_AHEAD_BYTES", 8192)):
         monkeypatch.setattr(segment, name, size)
     store, log = slave.open(), log_of(master)[: SEGMENT // 2]

@@ -167,7 +167,7 @@ MISTAKES = [
     Mutation(
         "write zeros over a master's records",
         "store/commitlog.py",
-        "        self._source.claim(stop, fills_ahead=not self._is_copied_fast())\n",
+        "            self._source.claim(stop, fills_ahead=not is_copied_fast)\n",
         "",
         (_RAW,),
     ),

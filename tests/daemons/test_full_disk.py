@@ -301,6 +301,7 @@ def test_no_more_files_may_be_open(broker: Callable[..., Process], tmp_path: Pat
         finally:
             for each in idle:
                 each.close()
+    wait_for(lambda: accepts(port), "a connection that is served")
     wait_until_taken(port, acked)
     assert stored(port) == acked
     assert written_offset(tmp_path / "store") == 1

@@ -484,10 +484,8 @@ class MasterService(Service):
             return
         self._is_scheduled = True
         pause_s = self.factory.settings.pause_s
-        if pause_s:
-            self._clock.callLater(max(0.0, self._sent_at + pause_s - self._steady()), self._send_rest)
-        else:
-            self._clock.callLater(0, self._send_rest)
+        self._clock.callLater(max(0.0, self._sent_at + pause_s - self._steady()), self._send_rest)
+        if not pause_s:
             self._send()
 
     def _send_rest(self) -> None:

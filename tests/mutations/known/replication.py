@@ -20,8 +20,8 @@ MISTAKES = [
     Mutation(
         "have senders that wait for a slave wait for the dispatch as well",
         "ha/master.py",
-        "            self._clock.callLater(0, self._send_rest)\n            self._send()\n",
-        "            self._clock.callLater(0, self._send_rest)\n",
+        "        if not pause_s:\n            self._send()\n",
+        "",
         ("tests/broker/service/test_replication.py",),
     ),
     Mutation(

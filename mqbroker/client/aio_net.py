@@ -17,19 +17,21 @@ import attrs
 from mqbroker.client.fifo_lock import FifoLock
 from mqbroker.client.messages import Message, SendResult, SendStatus
 from mqbroker.client.net import Lock, RequestHandler, Signal, signed
+from mqbroker.client.pull_run import Puller, PullRun
 from mqbroker.client.tls import ClientTls, Contexts, ssl_context, ssl_failed, why_lost
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
 from mqbroker.kernel import compiled
-from mqbroker.remoting.response_table import PendingRequest, ResponseTable, Timeout
+from mqbroker.remoting.response_table import Complete, PendingRequest, ResponseTable, Timeout
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import (
+    AFTER_OPAQUE,
+    BEFORE_OPAQUE,
     ONEWAY_FLAG,
     FrameDecoder,
     RemotingCommand,
     decode_command,
     encode_command,
-    encode_json_header,
     take_responses,
 )
 from mqbroker.wire.names import split_address
@@ -64,13 +66,6 @@ async def _timeout(seconds: float) -> AsyncIterator[None]:
 Place = tuple[MessageQueue, bytes]
 #: A plain send that was not answered yet.
 Sent = tuple[asyncio.Future[Any], Message, MessageQueue, str, "_Run"]
-
-#: What follows the fields in the header of a request.
-AFTER_FIELDS = b'},"flag":'
-_OPAQUE = b'"opaque":'
-_header = encode_json_header(RemotingCommand(0, {"": ""}), 0).rpartition(AFTER_FIELDS)[2]
-_BEFORE_OPAQUE = AFTER_FIELDS + _header.partition(_OPAQUE)[0] + _OPAQUE
-_AFTER_OPAQUE = _header.partition(_OPAQUE + b"0")[2]
 
 
 @attrs.define(eq=False)
@@ -120,6 +115,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
         self._unwritten_requests: list[PendingRequest] = []
+        self._after_write: list[Callable[[], None]] = []
         self._writable = asyncio.Event()
         self._writable.set()
         self._write_lock = FifoLock()
@@ -242,16 +238,32 @@ class _Connection(asyncio.BufferedProtocol):
         """Send at once, writable or not, and wait for the response; the time-out counts from the write."""
         if not self.is_open:
             raise ConnectionClosed(f"the connection to {self.addr} is closed")
-        opaque = self._responses.next_opaque()
-        frame = encode_command(command, opaque)
         waiter: asyncio.Future[RemotingCommand] = self._loop.create_future()
-        self._unwritten_requests.append(self._responses.add(opaque, command, timeout_ms, partial(_complete, waiter)))
-        self._write_soon(frame)
+        opaque = self.post(command, timeout_ms, partial(_complete, waiter), partial(encode_command, command))
         try:
             return await waiter
         except BaseException:  # it was cancelled, or has ended anyhow
-            self._responses.forget(opaque)
+            self.forget(opaque)
             raise
+
+    def post(
+        self, command: RemotingCommand, timeout_ms: int, complete: Complete, encode: Callable[[int], bytes]
+    ) -> int:
+        """Send the frame that `encode` returns for an opaque, and have `complete` called with the response, or the
+        error; returns the opaque."""
+        opaque = self._responses.next_opaque()
+        frame = encode(opaque)
+        self._unwritten_requests.append(self._responses.add(opaque, command, timeout_ms, complete))
+        self._write_soon(frame)
+        return opaque
+
+    def after_write(self, call: Callable[[], None]) -> None:
+        """Call it when all that was sent in this turn of the loop is written."""
+        self._after_write.append(call)
+
+    def forget(self, opaque: int) -> None:
+        """Ignore the response, and any error."""
+        self._responses.forget(opaque)
 
     def send_run(
         self,
@@ -273,7 +285,7 @@ class _Connection(asyncio.BufferedProtocol):
         try:
             frames = compiled.encode_sends(
                 messages, places, waiters, run, opaque + 1, born_ms, id_prefix, id_number,
-                _BEFORE_OPAQUE, _AFTER_OPAQUE, self._sent,
+                BEFORE_OPAQUE, AFTER_OPAQUE, self._sent,
             )  # fmt: skip
         except Exception:  # a message that was changed behind its checks: the general path says so to its sender
             for number in range(len(messages)):
@@ -300,6 +312,9 @@ class _Connection(asyncio.BufferedProtocol):
             self._transport.write(b"".join(unwritten))
         requests, self._unwritten_requests = self._unwritten_requests, []
         self._responses.written(requests)
+        calls, self._after_write = self._after_write, []
+        for call in calls:
+            call()
 
     def close(self) -> None:
         self._write()
@@ -371,6 +386,14 @@ class AioNet:
         if self._credentials is not None:
             command = signed(command, self._credentials)
         return await connection.request(command, timeout_ms)
+
+    async def pull_on(self, addr: str, command: RemotingCommand, timeout_ms: int, puller: Puller) -> RemotingCommand:
+        """As `invoke`, of a pull and of those that follow it as long as they find messages and `puller` goes on;
+        returns the last response."""
+        connection = self.free_connection(addr)
+        if connection is None:
+            return await self.invoke(addr, command, timeout_ms)
+        return await PullRun(connection, command, timeout_ms, puller, self._running_loop().time).ended()
 
     async def invoke_many(
         self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 import attrs
 
-from mqbroker.client.aio_net import AFTER_FIELDS, AioNet, Place, Sent
+from mqbroker.client.aio_net import AioNet, Place, Sent
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.options import ProducerOptions
@@ -20,7 +20,7 @@ from mqbroker.client.routes import Route, Routes
 from mqbroker.client.send import Outgoing, Rotation, SendsInFlight
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.command import RemotingCommand, encode_json_header
+from mqbroker.wire.command import AFTER_FIELDS, RemotingCommand, encode_json_header
 from mqbroker.wire.ids import UniqIdSource
 
 #: The fields of a send's header that are the message's own.

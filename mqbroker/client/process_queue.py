@@ -96,7 +96,7 @@ class ProcessQueue:
 
     @property
     def is_full(self) -> bool:
-        return self.count >= self._messages_max or self.bytes >= self._bytes_max or self.is_stretched
+        return self.would_be_full(0, 0)
 
     @property
     def is_stretched(self) -> bool:
@@ -104,10 +104,19 @@ class ProcessQueue:
 
         Java counts unconsumed messages only; behind a stuck one the others then grow without bound.
         """
-        if not self._batches or self._came - self._batches[0].first_number <= self._span_max:
+        return self._would_be_stretched(0)
+
+    def would_be_full(self, messages: int, size: int) -> bool:
+        """Whether it is full with so many more messages, and bytes."""
+        is_full = self.count + messages >= self._messages_max or self.bytes + size >= self._bytes_max
+        return is_full or self._would_be_stretched(messages)
+
+    def _would_be_stretched(self, messages: int) -> bool:
+        came = self._came + messages
+        if not self._batches or came - self._batches[0].first_number <= self._span_max:
             return False
         first = self._batches[0]
-        return self._came - first.first_number - first.first_left() - 1 > self._span_max
+        return came - first.first_number - first.first_left() - 1 > self._span_max
 
     @property
     def committable(self) -> int:
@@ -164,7 +173,7 @@ class ProcessQueue:
 SLAVE_ID = 1
 
 #: pull(queue, offset, broker id to ask first)
-Pull = Callable[[MessageQueue, int, int], Awaitable[RawPull]]
+Pull = Callable[["AssignedQueue", int, int], Awaitable[RawPull]]
 
 
 class AssignedQueue:
@@ -183,7 +192,7 @@ class AssignedQueue:
         pause_s: float,
         find_start: Callable[[MessageQueue], Awaitable[int]],
         pull: Pull,
-        deliver: Callable[[AssignedQueue, PulledBatch], None],
+        deliver: Callable[[AssignedQueue, PulledBatch, float], None],
         promised: int | None = None,
     ) -> None:
         self.queue = queue
@@ -202,6 +211,8 @@ class AssignedQueue:
         self._promised = promised
         self._pause_s = pause_s
         self._pulled_at = self._began_at = net.now()
+        #: How long the pull took whose messages are taken, seconds.
+        self._took_s = 0.0
         self._stopped = False
         self._room = net.signal()
         self._task = net.spawn(self._run())
@@ -293,9 +304,26 @@ class AssignedQueue:
             await self._room.wait()
         else:
             self._pulled_at = self._net.now()
-            pulled = await self._pull(self.queue, held.next_offset, self._broker_id)
+            pulled = await self._pull(self, held.next_offset, self._broker_id)
             if not self._is_stopped():
+                self._took_s = max(0.0, self._net.now() - self._pulled_at)
                 self._add_pulled(held, pulled)
+
+    def goes_on(self, pulled: RawPull) -> bool:
+        """Whether the next pull may follow one that has found messages, before `take` has them."""
+        held = self._process_queue
+        if held is None or pulled.broker_id != self._broker_id:
+            return False
+        if held.would_be_full(self._options.pull_batch, len(pulled.body)):
+            return False
+        now = self._net.now()
+        self._took_s, self._pulled_at = max(0.0, now - self._pulled_at), now
+        return True
+
+    def take(self, pulled: RawPull) -> None:
+        """Take what a pull has found. Raises BadRecord."""
+        if self._process_queue is not None:
+            self._add_pulled(self._process_queue, pulled)
 
     def _add_pulled(self, held: ProcessQueue, pulled: RawPull) -> None:
         messages = read_messages(pulled, self.queue, self.subscription)
@@ -311,4 +339,5 @@ class AssignedQueue:
         batch = held.add(messages, pulled.next_offset)
         self._broker_id = pulled.broker_id
         self._answered = True
-        self._deliver(self, batch)
+        if pulled.status is PullStatus.FOUND:
+            self._deliver(self, batch, self._took_s)

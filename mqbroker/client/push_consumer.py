@@ -6,13 +6,13 @@ At least once: a message is delivered again if a member died, was slow to leave 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener
 from mqbroker.client.errors import ClientClosed, NoSubscription, TopicNotFound
 from mqbroker.client.heartbeats import Heartbeats
-from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
+from mqbroker.client.messages import RawPull, ReceivedMessage
 from mqbroker.client.net import LiveNet, Task, every
 from mqbroker.client.options import PushOptions
 from mqbroker.client.process_queue import AssignedQueue, PulledBatch
@@ -43,12 +43,25 @@ RESET_WAIT_S = 10.0
 _HALF_AN_HOUR_MS = 30 * 60 * 1000
 
 
+#: (address, pull, ms of its time-out, the queue that it is of): returns the response with which it does not go on.
+PullOn = Callable[[str, RemotingCommand, int, AssignedQueue], Awaitable[RemotingCommand]]
+
+
 class PushConsumerCore:
     """One member of `group`. `subscribe` before `start`, or at any time after."""
 
     def __init__(
-        self, net: LiveNet, name_servers: tuple[str, ...], group: str, listener: Listener, options: PushOptions, me: str
+        self,
+        net: LiveNet,
+        name_servers: tuple[str, ...],
+        group: str,
+        listener: Listener,
+        options: PushOptions,
+        me: str,
+        pull_on: PullOn | None = None,
     ) -> None:
+        """`pull_on` has several pulls in a row done without a coroutine, where it can."""
+        self._pull_on = pull_on
         self._net = net
         self._group = check_group(group)
         self._about = About(group, name_servers, options, int(net.now() * 1000))
@@ -272,8 +285,8 @@ class PushConsumerCore:
             promised=promised,
         )
 
-    def _deliver(self, assigned: AssignedQueue, batch: PulledBatch) -> None:
-        self._stats.of(assigned.queue.topic).delivered(batch.left)
+    def _deliver(self, assigned: AssignedQueue, batch: PulledBatch, took_s: float) -> None:
+        self._stats.of(assigned.queue.topic).pulled(took_s * 1000, batch.left)
         self._consuming.put(assigned, batch)
 
     async def _unassign(self, queue: MessageQueue) -> None:
@@ -308,12 +321,17 @@ class PushConsumerCore:
         )
         return first
 
-    async def _pull(self, queue: MessageQueue, offset: int, broker_id: int) -> RawPull:
+    async def _pull(self, assigned: AssignedQueue, offset: int, broker_id: int) -> RawPull:
+        queue = assigned.queue
         request = pull_from(self._first_pulls.get(queue) or self._first_pull(queue, offset), offset)
         addr = await self._routes.address(queue, broker_id)
-        began = self._net.now()
+        timeout_ms = self._options.pull_timeout_ms
         try:
-            pulled = read_pull_answer(await self._net.invoke(addr, request, self._options.pull_timeout_ms))
+            if self._pull_on is None:
+                answer = await self._net.invoke(addr, request, timeout_ms)
+            else:
+                answer = await self._pull_on(addr, request, timeout_ms, assigned)
+            return read_pull_answer(answer)
         except Refused as refused:
             if refused.code in _HEARTBEAT_HELPS:
                 await self._heartbeats.send_to(addr)
@@ -321,9 +339,6 @@ class PushConsumerCore:
         except Unreachable:
             self._routes.mark_stale(queue.topic)
             raise
-        if pulled.status is PullStatus.FOUND:
-            self._stats.of(queue.topic).pulled(max(0.0, self._net.now() - began) * 1000)
-        return pulled
 
     async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
         header = ConsumerSendMsgBackRequestHeader(

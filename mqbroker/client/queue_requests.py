@@ -34,7 +34,7 @@ from mqbroker.wire.headers import (
 log = logging.getLogger(__name__)
 
 #: The name of the offset in a pull.
-_QUEUE_OFFSET = "queueOffset"
+QUEUE_OFFSET = "queueOffset"
 
 _STATUSES: dict[int, PullStatus] = {status.value: status for status in PullStatus}
 
@@ -75,7 +75,7 @@ def pull_request(
 
 def pull_from(first: RemotingCommand, offset: int) -> RemotingCommand:
     """The pull of `first`, which `pull_request` has made, from another offset."""
-    return RemotingCommand(first.code, {**first.ext_fields, _QUEUE_OFFSET: str(offset)})
+    return RemotingCommand(first.code, {**first.ext_fields, QUEUE_OFFSET: str(offset)})
 
 
 def read_pull_answer(answer: RemotingCommand) -> RawPull:

@@ -69,13 +69,9 @@ class TopicStats:
         self._consumed = Sums(*_MINUTE, began)
         self._consumed_hour = Sums(*_HOUR, began)
 
-    def pulled(self, took_ms: float) -> None:
-        """Count a pull that found messages."""
-        self._pulls.add(self._now(), 1, took_ms, 0)
-
-    def delivered(self, messages: int) -> None:
-        """Count messages of a pull that are for the listener."""
-        self._pulls.add(self._now(), 0, 0, messages)
+    def pulled(self, took_ms: float, messages: int) -> None:
+        """Count a pull that found messages, and how many of these are for the listener."""
+        self._pulls.add(self._now(), 1, took_ms, messages)
 
     def consumed(self, took_ms: float, ok: int, failed: int) -> None:
         """Count messages that the listener has finished."""

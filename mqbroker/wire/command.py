@@ -264,6 +264,14 @@ def encode_json_header(command: RemotingCommand, opaque: int) -> bytes:
     return orjson.dumps(fields)
 
 
+#: What follows the fields in the JSON of a request, up to its opaque and behind that.
+AFTER_FIELDS = b'},"flag":'
+_OPAQUE = b'"opaque":'
+_header = encode_json_header(RemotingCommand(0, {"": ""}), 0).rpartition(AFTER_FIELDS)[2]
+BEFORE_OPAQUE = AFTER_FIELDS + _header.partition(_OPAQUE)[0] + _OPAQUE
+AFTER_OPAQUE = _header.partition(_OPAQUE + b"0")[2]
+
+
 def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
     try:
         code, language, version, opaque, flag = _FIXED.unpack_from(header)

@@ -52,8 +52,7 @@ def test_memory_does_not_grow_with_time() -> None:
 def test_a_meter_tells_rates_of_the_minute_and_failures_of_the_hour(clock: Any) -> None:
     meter = ConsumerStats(clock).of("T")
     for _ in range(30):
-        meter.pulled(5.0)
-        meter.delivered(10)
+        meter.pulled(5.0, 10)
         meter.consumed(2.0, 1, 0)
     meter.consumed(4.0, 0, 1)
     clock.now += 30

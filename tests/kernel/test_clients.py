@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from mqbroker.client import messages
-from mqbroker.client.aio_net import _AFTER_OPAQUE, _BEFORE_OPAQUE
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
 from mqbroker.client.options import ProducerOptions
 from mqbroker.client.plain_sends import head_of
@@ -25,6 +24,8 @@ from mqbroker.errors import MQError
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.command import (
+    AFTER_OPAQUE,
+    BEFORE_OPAQUE,
     FrameDecoder,
     RemotingCommand,
     decode_command,
@@ -176,7 +177,7 @@ def test_plain_sends_are_encoded_as_in_python(seed: int) -> None:
         opaque, number, born_ms = rng.choice([1, 2**31 - 9]), rng.choice([0, 0xFFFE]), rng.choice([0, 1700000000000])
         waiters: list[Any] = [object() for _ in made]
         frames = compiled.encode_sends(
-            made, places, waiters, "run", opaque, born_ms, "AB", number, _BEFORE_OPAQUE, _AFTER_OPAQUE, pending
+            made, places, waiters, "run", opaque, born_ms, "AB", number, BEFORE_OPAQUE, AFTER_OPAQUE, pending
         )
         assert len(pending) == len(frames)
         for n, frame in enumerate(frames):

@@ -25,6 +25,21 @@ MISTAKES = [
         ("tests/client/test_listeners.py::test_all_else_sends_it_back_and_is_told",),
     ),
     Mutation(
+        "take the messages of a pull before the next pull has left",
+        "client/pull_run.py",
+        "        self._opaque = self._post(partial(self._encode, pulled.next_offset))\n"
+        "        self._connection.after_write(partial(self._take, pulled))\n",
+        "        self._take(pulled)\n        self._opaque = self._post(partial(self._encode, pulled.next_offset))\n",
+        ("tests/client/test_pull_run.py",),
+    ),
+    Mutation(
+        "pull a queue that is full with what was just found",
+        "client/process_queue.py",
+        "        if held.would_be_full(self._options.pull_batch, len(pulled.body)):\n            return False\n",
+        "",
+        ("tests/client/test_pull_run.py",),
+    ),
+    Mutation(
         "send back what no listener saw",
         "client/blocking.py",
         "            raise NotHandled(str(error)) from error\n",

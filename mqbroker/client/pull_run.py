@@ -1,0 +1,130 @@
+"""Pulls of a queue on an asyncio loop, one after the other as long as they find messages: the next one leaves as soon
+as the response is there, before its messages are looked at, and no coroutine runs. The broker has work meanwhile.
+
+What ends a run - nothing found, another broker to pull from, no more room, an error - is left to the general path
+(`client/push_consumer.py`), which also begins the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import attrs
+
+from mqbroker.client.messages import RawPull
+from mqbroker.client.queue_requests import QUEUE_OFFSET, read_pull_answer
+from mqbroker.errors import MQError
+from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.command import (
+    AFTER_FIELDS,
+    AFTER_OPAQUE,
+    BEFORE_OPAQUE,
+    JSON,
+    RemotingCommand,
+    encode_command,
+    encode_frame,
+    encode_json_header,
+)
+
+#: A run ends after so long: the general path looks at the route again, and beats its heart where that is due.
+RUN_S = 1.0
+
+
+class Connection(Protocol):
+    """What a run needs of a connection."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether what is sent now is written at once."""
+
+    def post(
+        self,
+        command: RemotingCommand,
+        timeout_ms: int,
+        complete: Callable[[RemotingCommand | MQError], object],
+        encode: Callable[[int], bytes],
+    ) -> int:
+        """Send the frame that `encode` returns for an opaque; `complete` is called with the response, or the error.
+        Returns the opaque. `command` is for errors."""
+
+    def after_write(self, call: Callable[[], None]) -> None:
+        """Call it when all that was sent is written."""
+
+    def forget(self, opaque: int) -> None:
+        """Ignore the response."""
+
+
+class Puller(Protocol):
+    """Whose pulls they are."""
+
+    def goes_on(self, pulled: RawPull) -> bool:
+        """Whether the next pull may follow one that has found messages, before they are taken."""
+
+    def take(self, pulled: RawPull) -> None:
+        """Take the messages of a pull."""
+
+
+class PullRun:
+    """Pulls by `first` and what follows it. Made on the loop."""
+
+    def __init__(
+        self, connection: Connection, first: RemotingCommand, timeout_ms: int, puller: Puller, now: Callable[[], float]
+    ) -> None:
+        self._connection, self._first, self._timeout_ms, self._puller, self._now = (
+            connection, first, timeout_ms, puller, now,
+        )  # fmt: skip
+        self._until = now() + RUN_S
+        self._ended: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+        self._head: bytes | None = None
+        self._opaque = self._post(partial(encode_command, first))
+
+    async def ended(self) -> RemotingCommand:
+        """The first response with which the run does not go on. Raises as `Net.invoke`, and what the puller does."""
+        try:
+            return await self._ended
+        finally:
+            self._connection.forget(self._opaque)
+
+    def _post(self, encode: Callable[[int], bytes]) -> int:
+        return self._connection.post(self._first, self._timeout_ms, self._answered, encode)
+
+    def _answered(self, result: RemotingCommand | MQError) -> None:
+        if self._ended.done():  # it was cancelled, or its messages could not be taken
+            return
+        if isinstance(result, MQError):
+            self._ended.set_exception(result)
+            return
+        pulled = self._found(result)
+        if pulled is None:
+            self._ended.set_result(result)
+            return
+        self._opaque = self._post(partial(self._encode, pulled.next_offset))
+        self._connection.after_write(partial(self._take, pulled))
+
+    def _found(self, answer: RemotingCommand) -> RawPull | None:
+        """What was found, where the run goes on."""
+        if answer.code != ResponseCode.SUCCESS or self._now() >= self._until or not self._connection.is_free:
+            return None
+        try:
+            pulled = read_pull_answer(answer)
+        except MQError:  # the general path says what is wrong
+            return None
+        return pulled if self._puller.goes_on(pulled) else None
+
+    def _take(self, pulled: RawPull) -> None:
+        if self._ended.done():
+            return
+        try:
+            self._puller.take(pulled)
+        except Exception as error:
+            self._ended.set_exception(error)
+
+    def _encode(self, offset: int, opaque: int) -> bytes:
+        if self._head is None:
+            fields = {name: value for name, value in self._first.ext_fields.items() if name != QUEUE_OFFSET}
+            header = encode_json_header(attrs.evolve(self._first, ext_fields=fields), 0)
+            self._head = header.rpartition(AFTER_FIELDS)[0] + f',"{QUEUE_OFFSET}":'.encode()
+        return encode_frame(JSON, b'%b"%d"%b%d%b' % (self._head, offset, BEFORE_OPAQUE, opaque, AFTER_OPAQUE))

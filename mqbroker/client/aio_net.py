@@ -17,7 +17,7 @@ import attrs
 from mqbroker.client.fifo_lock import FifoLock
 from mqbroker.client.messages import Message, SendResult, SendStatus
 from mqbroker.client.net import Lock, RequestHandler, Signal, signed
-from mqbroker.client.pull_run import Puller, PullRun
+from mqbroker.client.pull_run import Puller, PullRun, complete
 from mqbroker.client.tls import ClientTls, Contexts, ssl_context, ssl_failed, why_lost
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
 from mqbroker.kernel import compiled
@@ -239,7 +239,7 @@ class _Connection(asyncio.BufferedProtocol):
         if not self.is_open:
             raise ConnectionClosed(f"the connection to {self.addr} is closed")
         waiter: asyncio.Future[RemotingCommand] = self._loop.create_future()
-        opaque = self.post(command, timeout_ms, partial(_complete, waiter), partial(encode_command, command))
+        opaque = self.post(command, timeout_ms, partial(complete, waiter), partial(encode_command, command))
         try:
             return await waiter
         except BaseException:  # it was cancelled, or has ended anyhow
@@ -331,15 +331,6 @@ class _Connection(asyncio.BufferedProtocol):
             if self._transport is not None:
                 self._transport.abort()
             await self._lost.wait()
-
-
-def _complete(waiter: asyncio.Future[RemotingCommand], result: RemotingCommand | MQError) -> None:
-    if waiter.done():  # it was cancelled
-        return
-    if isinstance(result, MQError):
-        waiter.set_exception(result)
-    else:
-        waiter.set_result(result)
 
 
 class AioNet:

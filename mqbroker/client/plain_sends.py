@@ -9,8 +9,6 @@ from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter
 
-import attrs
-
 from mqbroker.client.aio_net import AioNet, Place, Sent
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.messages import Message, SendResult
@@ -20,7 +18,7 @@ from mqbroker.client.routes import Route, Routes
 from mqbroker.client.send import Outgoing, Rotation, SendsInFlight
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.command import AFTER_FIELDS, RemotingCommand, encode_json_header
+from mqbroker.wire.command import RemotingCommand, json_head
 from mqbroker.wire.ids import UniqIdSource
 
 #: The fields of a send's header that are the message's own.
@@ -181,6 +179,4 @@ class _Targets:
 def head_of(request: Callable[[Outgoing, MessageQueue], RemotingCommand], queue: MessageQueue) -> bytes:
     """The beginning of the header of sends to `queue`, up to the fields that are the message's own."""
     command = request(Outgoing(queue.topic, b"", "", "", 0), queue)
-    fields = {name: value for name, value in command.ext_fields.items() if name not in _OWN_FIELDS}
-    header = encode_json_header(attrs.evolve(command, ext_fields=fields), 0)
-    return header.rpartition(AFTER_FIELDS)[0]
+    return json_head(command, without=_OWN_FIELDS)

@@ -12,25 +12,33 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-import attrs
-
 from mqbroker.client.messages import RawPull
 from mqbroker.client.queue_requests import QUEUE_OFFSET, read_pull_answer
 from mqbroker.errors import MQError
+from mqbroker.remoting.response_table import Complete
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import (
-    AFTER_FIELDS,
     AFTER_OPAQUE,
     BEFORE_OPAQUE,
     JSON,
     RemotingCommand,
     encode_command,
     encode_frame,
-    encode_json_header,
+    json_head,
 )
 
-#: A run ends after so long: the general path looks at the route again, and beats its heart where that is due.
+#: A run ends after so long, seconds: the general path looks the route up again.
 RUN_S = 1.0
+
+
+def complete(waiter: asyncio.Future[RemotingCommand], result: RemotingCommand | MQError) -> None:
+    """End the wait for a response, unless it was cancelled."""
+    if waiter.done():
+        return
+    if isinstance(result, MQError):
+        waiter.set_exception(result)
+    else:
+        waiter.set_result(result)
 
 
 class Connection(Protocol):
@@ -44,7 +52,7 @@ class Connection(Protocol):
         self,
         command: RemotingCommand,
         timeout_ms: int,
-        complete: Callable[[RemotingCommand | MQError], object],
+        complete: Complete,
         encode: Callable[[int], bytes],
     ) -> int:
         """Send the frame that `encode` returns for an opaque; `complete` is called with the response, or the error.
@@ -94,12 +102,9 @@ class PullRun:
     def _answered(self, result: RemotingCommand | MQError) -> None:
         if self._ended.done():  # it was cancelled, or its messages could not be taken
             return
-        if isinstance(result, MQError):
-            self._ended.set_exception(result)
-            return
-        pulled = self._found(result)
+        pulled = None if isinstance(result, MQError) else self._found(result)
         if pulled is None:
-            self._ended.set_result(result)
+            complete(self._ended, result)
             return
         self._opaque = self._post(partial(self._encode, pulled.next_offset))
         self._connection.after_write(partial(self._take, pulled))
@@ -124,7 +129,5 @@ class PullRun:
 
     def _encode(self, offset: int, opaque: int) -> bytes:
         if self._head is None:
-            fields = {name: value for name, value in self._first.ext_fields.items() if name != QUEUE_OFFSET}
-            header = encode_json_header(attrs.evolve(self._first, ext_fields=fields), 0)
-            self._head = header.rpartition(AFTER_FIELDS)[0] + f',"{QUEUE_OFFSET}":'.encode()
+            self._head = json_head(self._first, without=(QUEUE_OFFSET,)) + f',"{QUEUE_OFFSET}":'.encode()
         return encode_frame(JSON, b'%b"%d"%b%d%b' % (self._head, offset, BEFORE_OPAQUE, opaque, AFTER_OPAQUE))

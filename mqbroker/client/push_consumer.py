@@ -61,7 +61,7 @@ class PushConsumerCore:
         pull_on: PullOn | None = None,
     ) -> None:
         """`pull_on` has several pulls in a row done without a coroutine, where it can."""
-        self._pull_on = pull_on
+        self._pull_on: PullOn = pull_on or (lambda addr, request, timeout_ms, _: net.invoke(addr, request, timeout_ms))
         self._net = net
         self._group = check_group(group)
         self._about = About(group, name_servers, options, int(net.now() * 1000))
@@ -327,11 +327,7 @@ class PushConsumerCore:
         addr = await self._routes.address(queue, broker_id)
         timeout_ms = self._options.pull_timeout_ms
         try:
-            if self._pull_on is None:
-                answer = await self._net.invoke(addr, request, timeout_ms)
-            else:
-                answer = await self._pull_on(addr, request, timeout_ms, assigned)
-            return read_pull_answer(answer)
+            return read_pull_answer(await self._pull_on(addr, request, timeout_ms, assigned))
         except Refused as refused:
             if refused.code in _HEARTBEAT_HELPS:
                 await self._heartbeats.send_to(addr)

@@ -12,6 +12,7 @@ types, ranges, the number of fields; an invalid header is a BadFrame, on which t
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from typing import Any
 
 import attrs
@@ -270,6 +271,12 @@ _OPAQUE = b'"opaque":'
 _header = encode_json_header(RemotingCommand(0, {"": ""}), 0).rpartition(AFTER_FIELDS)[2]
 BEFORE_OPAQUE = AFTER_FIELDS + _header.partition(_OPAQUE)[0] + _OPAQUE
 AFTER_OPAQUE = _header.partition(_OPAQUE + b"0")[2]
+
+
+def json_head(command: RemotingCommand, without: Collection[str]) -> bytes:
+    """The JSON of a request up to the end of its fields, but for some: others may follow, and `AFTER_FIELDS`."""
+    fields = {name: value for name, value in command.ext_fields.items() if name not in without}
+    return encode_json_header(attrs.evolve(command, ext_fields=fields), 0).rpartition(AFTER_FIELDS)[0]
 
 
 def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 
 from mqbroker.client.aio_net import AioNet, Place, Sent
 from mqbroker.client.heartbeats import Heartbeats
@@ -32,6 +32,7 @@ _TOPICS_MAX = 1024
 _TOGETHER_MAX = 32
 
 _topic = attrgetter("topic")
+_is_done = methodcaller("done")
 
 
 Waiter = asyncio.Future[SendResult | FirstAttempt | None]
@@ -95,10 +96,11 @@ class PlainSends:
         """Send what was taken."""
         messages, self._messages = self._messages, []
         waiters, self._waiters = self._waiters, []
-        for n in range(len(waiters) - 1, -1, -1):
-            if waiters[n].done():  # it was cancelled
-                self._in_flight.release(len(messages[n].body))
-                del messages[n], waiters[n]
+        if any(map(_is_done, waiters)):  # they were cancelled
+            for n in range(len(waiters) - 1, -1, -1):
+                if waiters[n].done():
+                    self._in_flight.release(len(messages[n].body))
+                    del messages[n], waiters[n]
         at = 0
         for topic, group in groupby(messages, _topic):
             of_topic = list(group)
@@ -151,15 +153,13 @@ class PlainSends:
             run.left -= 1
             if not run.left:
                 run.forget()
-            if waiter.done() or isinstance(result, SendResult):
-                count += 1
-                size += len(message.body)
-            if waiter.done():  # it was cancelled
-                continue
-            if isinstance(result, SendResult):
+            if not waiter.done():  # else it was cancelled
+                if not isinstance(result, SendResult):
+                    waiter.set_result(FirstAttempt(run.began, msg_id, queue, run.addr, result))
+                    continue
                 waiter.set_result(result)
-            else:
-                waiter.set_result(FirstAttempt(run.began, msg_id, queue, run.addr, result))
+            count += 1
+            size += len(message.body)
         if count:
             self._in_flight.release(size, count)
 

@@ -245,10 +245,7 @@ class SendsInFlight:
 
     def acquired(self, size: int) -> bool:
         """Acquire a slot for `size` bytes, to be returned by `release`; False if it must be waited for."""
-        if self._waiting or self._granted or not self._has_room(size):
-            return False
-        self._occupy(size)
-        return True
+        return not self._waiting and not self._granted and self._occupied(size)
 
     async def acquire(self, size: int) -> None:
         """As `acquired`, but waits."""
@@ -274,12 +271,13 @@ class SendsInFlight:
         self._bytes -= size
         self._grant()
 
-    def _has_room(self, size: int) -> bool:
-        return not self._count or (self._count < self._count_max and self._bytes + size <= self._bytes_max)
-
-    def _occupy(self, size: int) -> None:
+    def _occupied(self, size: int) -> bool:
+        """Whether there was room for a slot, which is taken now."""
+        if self._count and (self._count >= self._count_max or self._bytes + size > self._bytes_max):
+            return False
         self._count += 1
         self._bytes += size
+        return True
 
     def _grant(self) -> None:
         # On Twisted a waiter resumes inside set(), and may call this again: a loop avoids deep recursion.
@@ -287,10 +285,9 @@ class SendsInFlight:
             return
         self._is_granting = True
         try:
-            while self._waiting and (self._waiting[0].has_left or self._has_room(self._waiting[0].size)):
+            while self._waiting and (self._waiting[0].has_left or self._occupied(self._waiting[0].size)):
                 waiter = self._waiting.popleft()
                 if not waiter.has_left:
-                    self._occupy(waiter.size)
                     waiter.has_place = True
                     self._granted += 1
                     waiter.signal.set()

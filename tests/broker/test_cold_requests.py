@@ -86,6 +86,7 @@ def send_hot(bench: ColdBench, send: Callable[..., Any]) -> Any:
     bench.client().send("Other", bytes(PAGESIZE))
     start = bench.store.log_end
     sent = send()
+    bench.store.dispatch_now()
     bench.worker.at_once = False
     bench.disk.faults.evict(but_log_from=start)
     return sent

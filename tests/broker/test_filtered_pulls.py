@@ -250,6 +250,7 @@ def test_retries_are_filtered_by_what_is_wanted_of_their_topic(
         for value in (1, 9):
             retry(client, topic, value)
     client.send("%RETRY%CG", b"none", properties="a\x011")
+    client.bench.store.dispatch_now()
     answer = client.pull(sys_flag=0 if from_heartbeat else SUBSCRIPTION, sub_version=0, **RETRIED)
     assert [(record.body, record.properties.get("RETRY_TOPIC")) for record in decode_records(answer.body)] == [
         (b"9", "T"), (b"1", "U"), (b"1", "V"), (b"9", "V"), (b"none", None)
@@ -277,4 +278,5 @@ def test_retries_are_filtered_by_tags_as_well(make_bench: Callable[..., Bench]) 
         for value in (1, 9):
             properties = f"a\x01{value}\x02RETRY_TOPIC\x01T\x02TAGS\x01{tag}"
             client.send("%RETRY%CG", f"{tag}{value}".encode(), properties=properties)
+    client.bench.store.dispatch_now()
     assert bodies(client.pull(subscription="A", **RETRIED)) == [b"A9"]

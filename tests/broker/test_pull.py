@@ -36,6 +36,7 @@ def fill(client: Client, count: int = 3, topic: str = "T", **fields: Any) -> Non
     for i in range(count):
         (answer,) = client.send(topic, b"%d" % i, **fields)
         assert answer.code == 0
+    client.bench.store.dispatch_now()
 
 
 def beat(client: Client, *subscriptions: SubscriptionData, group: str = "CG", **fields: Any) -> None:
@@ -118,6 +119,7 @@ def test_many_pulls_of_one_read(client: Client) -> None:
 def test_tags_of_the_request(client: Client) -> None:
     for i, tag in enumerate("ABCAB"):
         client.send(body=b"%d" % i, properties=f"TAGS\x01{tag}")
+    client.bench.store.dispatch_now()
     assert bodies(client.pull(subscription="A")) == [b"0", b"3"]
     answer = client.pull(subscription=" A || C ")
     assert bodies(answer) == [b"0", b"2", b"3"]

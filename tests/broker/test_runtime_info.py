@@ -222,6 +222,7 @@ def test_light_queues_are_counted_as_one(make_bench: Callable[..., Bench]) -> No
 def count_all(bench: Bench, client: Client) -> None:
     client.send("T")
     client.send("U")
+    bench.store.dispatch_now()
     client.pull("T")
     client.pull("U")
     client.pull("T", consumer_group="OTHER")

@@ -99,6 +99,7 @@ def test_ends_as_most_are_take_no_closer_look(
     bench: Bench, producer: Transactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     halves = [producer.half(b"%d" % n) for n in range(4)]
+    bench.store.dispatch_now()
     looks = []
     get = bench.store.get
     monkeypatch.setattr(bench.store, "get", lambda *args: looks.append(args[2]) or get(*args))

@@ -101,18 +101,19 @@ class BusyPoll:
 
     def wait(self, poll: Poll, timeout: float | None, most: int) -> list[tuple[int, int]]:
         """Wait for events for `timeout` seconds, for ever if None. Raises what `poll` does."""
-        if timeout == 0:  # a poll without wait, which says nothing about the rate of requests
-            return poll(0, most)
+        ready = poll(0, most)
+        if ready or timeout == 0:  # there was no wait, which says nothing about the rate of requests
+            return ready
         now = self._now
         began = now()
         until = began + SOON_SECONDS if self._short_waits > 0 else began
         until = max(until, self._expected_until)
         if until > began and not self._is_alone:
             while now() < until:
+                self._let_others()
                 ready = poll(0, most)
                 if ready:
                     return ready
-                self._let_others()
         ready = poll(-1 if timeout is None else timeout, most)
         waited = now() - began
         if waited < SOON_SECONDS:

@@ -50,13 +50,16 @@ class FairScheduler:
 
     def until(self, address: AddressLoad, now: float) -> float:
         """Clock time until which frames read at `now` may be handled; `now` if they must be queued."""
+        return now + max(0.0, self._left_s(address))
+
+    def has_time(self, address: AddressLoad) -> bool:
+        """Whether frames of `address` that are read now may be handled."""
+        return self._left_s(address) > 0
+
+    def _left_s(self, address: AddressLoad) -> float:
         if address.turn != self._number:
             address.turn, address.turn_s = self._number, 0.0
-        return now + max(0.0, min(AT_ONCE_S - address.turn_s, ALL_AT_ONCE_S - self._used_s))
-
-    def has_time(self, address: AddressLoad, now: float) -> bool:
-        """Whether frames of `address` that are read at `now` may be handled."""
-        return self.until(address, now) > now
+        return min(AT_ONCE_S - address.turn_s, ALL_AT_ONCE_S - self._used_s)
 
     def spent(self, address: AddressLoad, seconds: float) -> None:
         """Charge the time spent handling frames as they were read."""

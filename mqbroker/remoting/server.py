@@ -110,9 +110,8 @@ class RemotingServerFactory(ServerFactory):
             return list(enumerate(reads))
         now = self._clock.seconds()
         numbers, sizes = compiled.choose_plain(reads, now)
-        is_roomy = self.load.is_light(self._limits.requests_under_way_max)
-        late = [address for address in sizes if not self.scheduler.has_time(address, now)]
-        if late or not is_roomy:
+        late = [address for address in sizes if not self.scheduler.has_time(address)]
+        if late or not self.load.is_light(self._limits.requests_under_way_max):
             numbers = [number for number in numbers if self._may_take(reads[number][2], late)]
         chosen = reads if len(numbers) == len(reads) else [reads[number] for number in numbers]
         left = [] if chosen is reads else [(n, reads[n]) for n in sorted(set(range(len(reads))).difference(numbers))]
@@ -120,7 +119,7 @@ class RemotingServerFactory(ServerFactory):
             taken = self._table.take_plain(chosen) if chosen else None
             if taken is None:
                 break
-            settle(taken, cast(list[RemotingProtocol], [connection for _, _, connection in chosen]))
+            settle(taken, cast("list[RemotingProtocol]", [connection for _, _, connection in chosen]))
             behind = compiled.unfinished(chosen, taken.reads)
             chosen = [(chosen[each][0], taken.reads[each][0], chosen[each][2]) for each in behind]
             numbers = [numbers[each] for each in behind]
@@ -132,9 +131,8 @@ class RemotingServerFactory(ServerFactory):
 
     def in_time(self, protocols: Sequence[Any]) -> list[bool]:
         """Whether the scheduler has time left for each in this turn of the reactor; with TLS it is for those within."""
-        now = self._clock.seconds()
         inside = [getattr(protocol, "wrappedProtocol", protocol) for protocol in protocols]
-        return [self.scheduler.has_time(connection.from_address, now) for connection in inside]
+        return [self.scheduler.has_time(connection.from_address) for connection in inside]
 
     @staticmethod
     def _may_take(connection: Any, late: Sequence[AddressLoad]) -> bool:

@@ -284,8 +284,8 @@ MISTAKES = [
     Mutation(
         "take plain requests of those whose time is used up, too",
         "remoting/server.py",
-        "        if late or not is_roomy:\n",
-        "        if not is_roomy:\n",
+        "        if late or not self.load.is_light(self._limits.requests_under_way_max):\n",
+        "        if not self.load.is_light(self._limits.requests_under_way_max):\n",
         ("tests/remoting/test_plain_requests.py",),
         with_compiled=True,
     ),
@@ -346,8 +346,8 @@ MISTAKES = [
     Mutation(
         "count time in this turn by the connection alone",
         "remoting/server.py",
-        "has_time(connection.from_address, now) for connection in inside]\n",
-        "has_time(connection.from_address, now) or connection is not inside[0] for connection in inside]\n",
+        "has_time(connection.from_address) for connection in inside]\n",
+        "has_time(connection.from_address) or connection is not inside[0] for connection in inside]\n",
         ("tests/remoting/test_turns_of_reads.py",),
         with_compiled=True,
     ),

@@ -164,14 +164,16 @@ class Dispatcher:
         """Schedule a turn for what was appended, or have the next one at once if it was put off."""
         if self._call is not None and not self._is_put_off:
             return
-        delay_s = self.turn_delay_s
-        if self._busy_count >= (BUSY_AWAITED_MESSAGES if self.is_awaited() else BUSY_MESSAGES):
-            delay_s = max(delay_s, min(BUSY_S, self._busy_since + BUSY_S - self._clock.seconds()))
-            self._is_put_off = True
-        elif self._is_put_off and self._call is not None:
-            self._call.reset(delay_s)
+        is_busy = self._busy_count >= (BUSY_AWAITED_MESSAGES if self.is_awaited() else BUSY_MESSAGES)
+        if self._call is None:
+            delay_s = self.turn_delay_s
+            if is_busy:
+                delay_s = max(delay_s, min(BUSY_S, self._busy_since + BUSY_S - self._clock.seconds()))
+            self._is_put_off = is_busy
+            self._schedule(delay_s)
+        elif not is_busy:
+            self._call.reset(self.turn_delay_s)
             self._is_put_off = False
-        self._schedule(delay_s)
 
     def _turn(self) -> None:
         self._call, self._is_put_off = None, False

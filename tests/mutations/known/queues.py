@@ -185,8 +185,8 @@ MISTAKES = [
     Mutation(
         "let each dispatch wait for the end of a millisecond",
         "store/dispatch.py",
-        "        if self._busy_count >= (BUSY_AWAITED_MESSAGES if self.is_awaited() else BUSY_MESSAGES):\n",
-        "        if True:\n",
+        "        is_busy = self._busy_count >= (BUSY_AWAITED_MESSAGES if self.is_awaited() else BUSY_MESSAGES)\n",
+        "        is_busy = True\n",
         ("tests/store/test_dispatch.py",),
     ),
     Mutation(

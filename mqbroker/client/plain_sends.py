@@ -9,7 +9,8 @@ from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter, methodcaller
 
-from mqbroker.client.aio_net import AioNet, Place, Sent
+from mqbroker.client.aio_connection import Place, Sent
+from mqbroker.client.aio_net import AioNet
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.options import ProducerOptions

@@ -245,7 +245,7 @@ def test_a_closed_client_on_asyncio_leaves_no_connection_behind(serve: Any, auth
 
 
 def test_a_server_that_does_not_part_is_left(serve: Any, authority: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqbroker.client.aio_net._CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("mqbroker.client.aio_connection._CLOSE_TIMEOUT_S", 0.01)
     server, over = serve(), threading.Event()
 
     async def main() -> Any:

@@ -112,6 +112,7 @@ class Asker:
 
     def asked(self, command: RemotingCommand) -> RemotingCommand:
         (answer,) = [each for each in self.operator.ask_all(command) if each.is_response]
+        self.bench.store.dispatch_now()
         return answer
 
     def client(self, host: str) -> Client:

@@ -183,6 +183,8 @@ def prepare(ask: Callable[[RemotingCommand], RemotingCommand]) -> Prepared:
     for _ in range(20_000):
         if well(Code.GET_MAX_OFFSET, topic=TOPIC, queueId=0).ext_fields["offset"] == "3":
             break
+    else:
+        raise AssertionError("what was sent enters no queue")
     message = decode_records(well(Code.PULL_MESSAGE, **pull_fields(TOPIC)).body)[1]
     return Prepared(offset_message_id(message.store_host, message.physical_offset), message.physical_offset, send_half)
 

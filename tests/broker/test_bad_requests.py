@@ -207,7 +207,6 @@ class Asker:
         self.bench = Bench(root)
         self.client = self.bench.client()
         self.prepared = prepare(self.ask)
-        self.bench.store.dispatch_now()
         self.bench.parts.stats.collect()
 
     def ask(self, command: RemotingCommand) -> RemotingCommand:
@@ -224,6 +223,7 @@ class Asker:
             self.bench.turn()
             heard = self.client.heard()
         assert [answer.opaque for answer in answers] == [command.opaque]
+        self.bench.store.dispatch_now()
         return answers[0]
 
     def state(self) -> tuple[Any, ...]:

@@ -188,6 +188,8 @@ class Peer:
         self.received = bytearray()
         self.lost = False
         self.transport: Any = None
+        self._decoder, self._decoded = FrameDecoder(), 0
+        self._answers: list[RemotingCommand] = []
 
     def makeConnection(self, transport: End) -> None:
         self.transport = transport
@@ -201,7 +203,9 @@ class Peer:
     @property
     def answers(self) -> list[RemotingCommand]:
         """Everything received so far, as commands."""
-        return decode_commands(FrameDecoder().feed(bytes(self.received)))
+        fresh, self._decoded = bytes(self.received[self._decoded :]), len(self.received)
+        self._answers += decode_commands(self._decoder.feed(fresh))
+        return list(self._answers)
 
 
 def serve(

@@ -214,14 +214,12 @@ class HandlerTable:
     def take_plain(self, reads: Sequence[PlainRead]) -> Taken | None:
         """Have the first of the plain handlers that can take requests from the beginnings of `reads`: of two calls in
         a row mostly the same one, which is asked first."""
-        is_first = True
-        for code, handler in self.plain.items():
+        for place, (code, handler) in enumerate(self.plain.items()):
             taken = handler(reads)
             if taken is not None:
-                if not is_first and code in self.plain:
+                if place and code in self.plain:
                     self.plain = {code: handler, **self.plain}
                 return taken
-            is_first = False
         return None
 
     def run_max(self, code: int) -> int:

@@ -94,7 +94,7 @@ TIMED_EVERY = 7
 RETRY_S = 1.0
 #: Once so many messages were dispatched within `BUSY_S`, seconds, the next turn waits for its end: a turn costs as much
 #: as ten sends, whatever it finds. The Java system's dispatch waits as long between any two rounds. Where somebody
-#: waits for messages, more may come before; where nobody does, the second one waits (one send at a time: a sixth more).
+#: waits for messages, more may come before.
 BUSY_MESSAGES = 1
 BUSY_AWAITED_MESSAGES = 32
 BUSY_S = 0.001

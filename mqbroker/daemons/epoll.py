@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from itertools import islice
 from os import sched_yield
@@ -21,6 +20,8 @@ from typing import Any
 from twisted.internet import tcp
 from twisted.internet.epollreactor import EPollReactor
 from twisted.logger import Logger
+
+from mqbroker.kernel import compiled
 
 #: After the system's clock was set back, time runs slower by this factor until the clock has caught up.
 SLOWED_BY = 0.02
@@ -137,7 +138,8 @@ _NEVER = float("inf")
 class BusyPollReactor(EPollReactor):
     """Twisted's epoll reactor with busy polling, MonotonicTime and bounded turns.
 
-    Those that are ready to be read in one turn and have the same `shared_reads` are read by one call of its `read`.
+    Those that are ready to be read in one turn and have the same `shared_reads` are read by one call of its `read`; the
+    compiled module finds them.
     """
 
     hands_over_reads = True
@@ -193,12 +195,12 @@ class BusyPollReactor(EPollReactor):
             ready = self._wait(self._poller.poll, timeout, min(READY_MAX, len(self._selectables)))
         except InterruptedError:
             return
-        if len(ready) > 1:
-            self.turn_began = self.seconds()
-            ready = self._read_together(ready)
-        else:
-            self.turn_began = _NEVER
+        self.turn_began = self.seconds() if len(ready) > 1 else _NEVER
         selectables = self._selectables
+        if compiled is not None:
+            together, ready = compiled.share_reads(ready, selectables)
+            for reads, sockets in together.items():
+                reads.read(sockets)
         for fd, event in ready:
             selectable = selectables.get(fd)  # an earlier event may have closed it
             if selectable is None:
@@ -215,21 +217,6 @@ class BusyPollReactor(EPollReactor):
                 self._disconnectSelectable(selectable, why, True)
 
     doIteration = doPoll  # noqa: N815
-
-    def _read_together(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Read those that share their reads; returns the events of the others."""
-        together: defaultdict[Any, list[Any]] = defaultdict(list)
-        others = []
-        for fd, event in ready:
-            selectable = self._selectables.get(fd)
-            reads = getattr(selectable, "shared_reads", None) if event == EPOLLIN else None
-            if reads is None:
-                others.append((fd, event))
-            else:
-                together[reads].append(selectable)
-        for reads, selectables in together.items():
-            reads.read(selectables)
-        return others
 
     def _disconnectSelectable(self, selectable: Any, *why: Any) -> None:  # noqa: N802
         """Notify a connection of its end; in a later turn, if enough were notified in this one."""

@@ -2,7 +2,8 @@
 
 Each function takes a prefix of what it is given, as long as that is plain, and says how far it came; the caller does
 the next piece in Python, which is the specification, and calls again. Bytes in, values out: nothing of it holds memory
-of a file, or state of a store, between two calls. Knows nothing of the other packages.
+of a file, or state of a store, between two calls. What it reads of each connection in each turn, `Socket` and `Peer`,
+has fields that it reaches without a lookup. Knows nothing of the other packages.
 
 `compiled` is None without it, or where the environment says ``MQBROKER_KERNEL=off``.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import os
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 
 def _load() -> ModuleType | None:
@@ -24,3 +26,36 @@ def _load() -> ModuleType | None:
 
 
 compiled = _load()
+
+
+class Socket:
+    """Base of a transport whose socket may be read and written directly.
+
+    descriptor: of the socket, -1 while none is open. is_free: whether what is sent over it now comes in its turn.
+    is_reading: whether it is to be read. shared_reads: what reads it, where others are read together with it.
+    protocol: gets what was read.
+    """
+
+    descriptor: int = -1
+    is_free: bool = True
+    is_reading: bool = False
+    shared_reads: Any = None
+    protocol: Any = None
+
+
+class Peer:
+    """Base of a protocol whose plain requests may be taken together with those of others.
+
+    socket: where responses may be sent directly, None if they may not. may_take_plain: whether plain requests may be
+    taken from what is read next. last_active: seconds on the clock when bytes last came, or were sent.
+    from_address: what all connections from its address share.
+    """
+
+    socket: Any = None
+    may_take_plain: bool = False
+    last_active: float = 0.0
+    from_address: Any = None
+
+
+if not TYPE_CHECKING and compiled is not None:
+    Socket, Peer = compiled.Socket, compiled.Peer

@@ -1,6 +1,6 @@
 """Types of the compiled module; see the .pxi files for what the functions do."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -59,14 +59,30 @@ class Sends:
         room: int,
     ) -> tuple[list[tuple[int, int]], list[bytes], list[bytes], int, bytes, int, list[tuple[Any, int]]] | None: ...
 
+class Socket:
+    descriptor: int
+    is_free: bool
+    is_reading: bool
+    shared_reads: Any
+    protocol: Any
+
+class Peer:
+    socket: Socket | None
+    may_take_plain: bool
+    last_active: float
+    from_address: Any
+
+def share_reads(
+    ready: list[tuple[int, int]], selectables: dict[int, Any]
+) -> tuple[dict[Any, list[Socket]], list[tuple[int, int]]]: ...
+
 class Receiver:
     def receive(
-        self, transports: list[Any]
-    ) -> tuple[int, list[tuple[bytes, int, Any]], list[Any], list[tuple[Any, int]]]: ...
+        self, sockets: list[Socket], now: float
+    ) -> tuple[int, list[tuple[bytes, int, Peer]], list[Socket], dict[Any, int], list[tuple[Socket, bytes | int]]]: ...
 
-def choose_plain(reads: list[tuple[bytes, int, Any]], now: float) -> tuple[list[int], dict[Any, int]]: ...
 def unfinished(reads: list[tuple[bytes, int, Any]], stops: list[tuple[int, int]]) -> list[int]: ...
-def send_each(connections: Iterable[Any], pieces: list[bytes]) -> list[tuple[Any, bytes, bool]]: ...
+def send_each(peers: list[Peer], pieces: list[bytes]) -> list[tuple[Peer, bytes, bool]]: ...
 
 class ResidentRange:
     queue: Any

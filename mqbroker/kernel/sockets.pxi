@@ -10,9 +10,55 @@ cdef extern from "<sys/socket.h>" nogil:
         MSG_DONTWAIT
         MSG_NOSIGNAL
 
+cdef extern from "<sys/epoll.h>" nogil:
+    enum:
+        EPOLLIN
+
 cdef enum:
     READ_BYTES = 1 << 18        # of one socket at a time
     READS_BYTES = 1 << 19       # of all in one call
+
+
+cdef class Socket:
+    """See `mqbroker.kernel`."""
+
+    cdef public int descriptor
+    cdef public bint is_free, is_reading
+    cdef public object shared_reads, protocol
+
+    def __cinit__(self):
+        self.descriptor, self.is_free = -1, True
+
+
+cdef class Peer:
+    """See `mqbroker.kernel`."""
+
+    cdef public object socket, from_address
+    cdef public bint may_take_plain
+    cdef public double last_active
+
+
+def share_reads(list ready, dict selectables):
+    """Which of those that are ready are read together.
+
+    :param ready: pairs of a descriptor and its events, as epoll has them. `selectables`: by descriptor.
+
+    Returns (lists of those that are only to be read and have `shared_reads`, by these; the other pairs).
+    """
+    cdef dict together = {}
+    cdef list others = [], found = None
+    known = None
+    for pair in ready:
+        fd, events = <tuple?> pair
+        selectable = selectables.get(fd)
+        if not isinstance(selectable, Socket) or (<Socket> selectable).shared_reads is None or events != EPOLLIN:
+            others.append(pair)
+            continue
+        if (<Socket> selectable).shared_reads is not known:
+            known = (<Socket> selectable).shared_reads
+            found = together.setdefault(known, [])
+        found.append(selectable)
+    return together, others
 
 
 cdef class Receiver:
@@ -28,44 +74,40 @@ cdef class Receiver:
     def __dealloc__(self):
         PyMem_RawFree(self._buffer)
 
-    def receive(self, list transports):
-        """Read once from each socket, as far as the buffer lasts; from the first at least.
+    def receive(self, list sockets, double now):
+        """Read once from each `Socket` that is to be read, as far as the buffer lasts; from the first at least.
 
-        :param transports: with `descriptor`, the socket, and `protocol`.
-
-        Returns (how many sockets it was, the reads: bytes, 0 and the protocol of each that has sent some, their
-        transports, those that sent nothing: transport and number of the error, 0 where its peer has closed it).
+        Returns (how many sockets were looked at, the reads of a `Peer` that may have plain requests taken: bytes, 0 and
+        the peer, their sockets, how many bytes came from each address, the others: the socket, and the bytes that came
+        or the number of an error, 0 where the peer has closed it). These peers get `now` as `last_active`.
         """
-        cdef Py_ssize_t used = 0, n
+        cdef Py_ssize_t used = 0, n, looked_at = 0
         cdef list reads = [], readers = [], others = []
-        for transport in tuple(transports):
-            n = c_recv(<int> transport.descriptor, self._buffer + used, READ_BYTES, MSG_DONTWAIT)
-            if n <= 0:
-                others.append((transport, errno if n else 0))
+        cdef dict sizes = {}
+        cdef Socket socket
+        cdef Peer peer
+        for each in tuple(sockets):
+            socket = <Socket?> each
+            looked_at += 1
+            if not socket.is_reading:
                 continue
-            reads.append((PyBytes_FromStringAndSize(<char *> self._buffer + used, n), 0, transport.protocol))
-            readers.append(transport)
+            n = c_recv(socket.descriptor, self._buffer + used, READ_BYTES, MSG_DONTWAIT)
+            if n <= 0:
+                others.append((socket, errno if n else 0))
+                continue
+            data = PyBytes_FromStringAndSize(<char *> self._buffer + used, n)
             used += n
+            if isinstance(socket.protocol, Peer) and (<Peer> socket.protocol).may_take_plain:
+                peer = <Peer> socket.protocol
+                peer.last_active = now
+                sizes[peer.from_address] = sizes.get(peer.from_address, 0) + n
+                reads.append((data, 0, peer))
+                readers.append(socket)
+            else:
+                others.append((socket, data))
             if used > READS_BYTES - READ_BYTES:
                 break
-        return len(reads) + len(others), reads, readers, others
-
-
-def choose_plain(list reads, double now):
-    """Which reads (bytes, where to begin, protocol) may begin with plain requests: those whose protocol says so by
-    `may_take_plain`. Their protocols get `now` as `last_active`. Returns their numbers, and how many bytes they have
-    from each address (`from_address`)."""
-    cdef list numbers = []
-    cdef dict sizes = {}
-    cdef Py_ssize_t number
-    for number in range(len(reads)):
-        data, at, protocol = <tuple?> reads[number]
-        if getattr(protocol, "may_take_plain", False):
-            protocol.last_active = now
-            address = protocol.from_address
-            sizes[address] = sizes.get(address, 0) + len(<bytes?> data)
-            numbers.append(number)
-    return numbers, sizes
+        return looked_at, reads, readers, sizes, others
 
 
 def unfinished(list reads, list stops):
@@ -81,19 +123,17 @@ cdef struct Piece:
     Py_ssize_t n
 
 
-def send_each(connections, list pieces):
-    """Send to each connection its bytes, as far as its socket takes them now.
+def send_each(list peers, list pieces):
+    """Send to each `Peer` its bytes, as far as its socket takes them now.
 
-    :param connections: with `socket`, which is None where nothing may be sent directly, or has `is_free`, whether
-        something may be sent now, and `descriptor`.
-
-    Returns what is left to be sent, as (connection, bytes, whether it goes on where the socket stopped).
+    Returns what is left to be sent, as (peer, bytes, whether it goes on where the socket stopped).
     """
-    cdef tuple senders = tuple(connections), kept = tuple(pieces)  # while others run
+    cdef tuple senders = tuple(peers), kept = tuple(pieces)  # while others run
     cdef Py_ssize_t count = len(senders), i, n = 0
     cdef list left = [], direct = []
+    cdef Socket socket
     if len(kept) != count:
-        raise ValueError(f"{len(kept)} pieces for {count} connections")
+        raise ValueError(f"{len(kept)} pieces for {count} peers")
     cdef Piece *each = <Piece *> PyMem_RawMalloc(max(1, count) * sizeof(Piece))
     if each == NULL:
         raise MemoryError
@@ -102,11 +142,11 @@ def send_each(connections, list pieces):
             piece = <bytes?> kept[i]
             if not PyBytes_GET_SIZE(piece):
                 continue
-            socket = senders[i].socket
+            socket = (<Peer?> senders[i]).socket
             if socket is None or not socket.is_free:
                 left.append((senders[i], piece, False))
                 continue
-            each[n].fd = <int> socket.descriptor
+            each[n].fd = socket.descriptor
             each[n].data = PyBytes_AS_STRING(piece)
             each[n].n = PyBytes_GET_SIZE(piece)
             direct.append(i)

@@ -29,6 +29,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError
+from mqbroker.kernel import Peer
 from mqbroker.remoting.failures import OVERLOADED, asked, encode_answer, failures
 from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, RawRequest, Taken
@@ -78,7 +79,7 @@ class ConnectionOwner(StructuralType):
 
 
 @implementer(IConnection, IPushProducer, IHandshakeListener)
-class RemotingProtocol(Protocol):
+class RemotingProtocol(Peer, Protocol):
     """A connection that speaks RemotingCommands. See IConnection for what handlers use of it."""
 
     def __init__(

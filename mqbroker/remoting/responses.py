@@ -45,7 +45,7 @@ def write_each(connections: Sequence[RemotingProtocol], answers: Sequence[bytes]
     if compiled is None:
         left = [(connection, data, False) for connection, data in zip(connections, answers, strict=True) if data]
     else:
-        left = compiled.send_each(connections, answers)
+        left = compiled.send_each(list(connections), answers)
     for connection, data, is_rest in left:
         if is_rest:
             connection.write_rest(data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, cast
 
@@ -100,21 +100,25 @@ class RemotingServerFactory(ServerFactory):
             self._tls.watch(protocol)
         return protocol
 
-    def take_together(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
+    def take_together(
+        self, reads: list[PlainRead], sizes: Mapping[AddressLoad, int], now: float
+    ) -> list[tuple[int, PlainRead]]:
         """Have the plain requests at the beginnings of reads handled together, as far as the scheduler allows; of each
-        read as much as handlers take in one call. `reads`: of protocols of any kind, of each another.
+        read as much as handlers take in one call. `reads`: of connections that may have them taken, of each another.
+        `sizes`: how many bytes came from each address; `now`: when.
 
         Returns what is left, for `dataReceived`, and which read it is of.
         """
         if compiled is None or not self._table.plain:
             return list(enumerate(reads))
-        now = self._clock.seconds()
-        numbers, sizes = compiled.choose_plain(reads, now)
+        numbers: Sequence[int] = range(len(reads))
+        chosen, left = reads, []
         late = [address for address in sizes if not self.scheduler.has_time(address)]
         if late or not self.load.is_light(self._limits.requests_under_way_max):
-            numbers = [number for number in numbers if self._may_take(reads[number][2], late)]
-        chosen = reads if len(numbers) == len(reads) else [reads[number] for number in numbers]
-        left = [] if chosen is reads else [(n, reads[n]) for n in sorted(set(range(len(reads))).difference(numbers))]
+            may = [self._may_take(connection, late) for _, _, connection in reads]
+            numbers = [number for number in numbers if may[number]]
+            chosen = [reads[number] for number in numbers]
+            left = [(number, read) for number, read in enumerate(reads) if not may[number]]
         for _ in self._table.plain:
             taken = self._table.take_plain(chosen) if chosen else None
             if taken is None:

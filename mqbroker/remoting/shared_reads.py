@@ -9,7 +9,7 @@ twice the rate. Needs the compiled module.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from twisted.internet import main
@@ -18,6 +18,7 @@ from twisted.logger import Logger
 
 from mqbroker.kernel import compiled
 from mqbroker.remoting.handlers import PlainRead
+from mqbroker.remoting.limits import AddressLoad
 
 if TYPE_CHECKING:
     from mqbroker.remoting.tcp import ImmediateWriteServer
@@ -33,9 +34,12 @@ _NOTHING_THERE = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR)
 class ReadsHandler(Protocol):
     """Handles what was read."""
 
-    def take_together(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
-        """Gets reads: bytes, 0 and protocol; returns those of which something is left for `dataReceived`, from where
-        on, and which they were."""
+    def take_together(
+        self, reads: list[PlainRead], sizes: Mapping[AddressLoad, int], now: float
+    ) -> list[tuple[int, PlainRead]]:
+        """Gets reads of connections that may have plain requests taken: bytes, 0 and protocol; how many bytes came from
+        each address, and when. Returns those of which something is left for `dataReceived`, from where on, and which
+        they were."""
 
     def in_time(self, protocols: Sequence[Any]) -> list[bool]:
         """Whether each may have more of this turn of the reactor."""
@@ -66,7 +70,7 @@ class SharedReads:
 
     def read(self, transports: Sequence[ImmediateWriteServer]) -> None:
         """Read from those whose sockets are ready, and handle what they sent."""
-        ready = [transport for transport in transports if transport.is_reading]
+        ready = list(transports)
         is_first = True
         while ready:
             next_ones = ready[:READS_MAX] if is_first else self._still_to_read(ready[:READS_MAX])
@@ -81,34 +85,47 @@ class SharedReads:
         return [transport for transport, may in zip(transports, in_time, strict=True) if may]
 
     def _read(self, transports: list[ImmediateWriteServer]) -> int:
-        """Read from the sockets and handle what was read, as far as the buffer lasts; returns how many they were."""
+        """Read from the sockets that are to be read and handle what was read, as far as the buffer lasts; returns how
+        many were looked at."""
+        now = self._reactor.seconds()
         try:
-            count, reads, readers, others = self._receiver.receive(transports)
+            count, reads, readers, sizes, others = self._receiver.receive(transports, now)
         except MemoryError as error:
             self._end(transports, error)
             return len(transports)
         if reads:
-            self._handle(reads, readers)
-        for transport, error_number in others:
-            if error_number not in _NOTHING_THERE:
-                self._end([transport], main.CONNECTION_LOST if error_number else main.CONNECTION_DONE)
+            self._handle(reads, readers, sizes, now)
+        for transport, data in others:
+            if isinstance(data, bytes):
+                self._deliver(transport, data)
+            elif data not in _NOTHING_THERE:
+                self._end([transport], main.CONNECTION_LOST if data else main.CONNECTION_DONE)
         return int(count)
 
-    def _handle(self, reads: list[PlainRead], transports: Sequence[ImmediateWriteServer]) -> None:
+    def _handle(
+        self,
+        reads: list[PlainRead],
+        transports: Sequence[ImmediateWriteServer],
+        sizes: Mapping[AddressLoad, int],
+        now: float,
+    ) -> None:
         try:
-            left = self._handler.take_together(reads)
+            left = self._handler.take_together(reads, sizes, now)
         except BaseException as error:
             log.failure("unexpected error in requests that were read together")
             self._end(transports, error)
             return
-        for number, (data, at, protocol) in left:
-            if not transports[number].may_read:
-                continue
-            try:
-                cast(TwistedProtocol, protocol).dataReceived(data[at:])
-            except BaseException as error:
-                log.failure("unexpected error of a connection, which is closed")
-                self._end([transports[number]], error)
+        for number, (data, at, _) in left:
+            self._deliver(transports[number], data[at:])
+
+    def _deliver(self, transport: ImmediateWriteServer, data: bytes) -> None:
+        if not transport.may_read:
+            return
+        try:
+            cast(TwistedProtocol, transport.protocol).dataReceived(data)
+        except BaseException as error:
+            log.failure("unexpected error of a connection, which is closed")
+            self._end([transport], error)
 
     def _end(self, transports: Sequence[ImmediateWriteServer], why: BaseException) -> None:
         for transport in transports:

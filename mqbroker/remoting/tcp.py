@@ -20,25 +20,17 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.config import NettySettings
-from mqbroker.kernel import compiled
+from mqbroker.kernel import Socket, compiled
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.shared_reads import ReadsHandler, SharedReads
 
 
-class ImmediateWriteServer(tcp.Server):
-    """The server side of one connection, with `write_at_once`."""
+class ImmediateWriteServer(Socket, tcp.Server):
+    """The server side of one connection, with `write_at_once`. `is_free`: nothing waits to be sent, not even the end of
+    the connection; kept, not found out, as it is asked for each response."""
 
     # Size of one recv, and unsent bytes above which producers are paused.
     bufferSize = 256 * 1024  # noqa: N815
-    #: Whether what is sent over the socket now comes in its turn: nothing waits, not even the end of the connection.
-    #: Kept, not found out: it is asked for each response.
-    is_free = True
-    #: Of the socket, while it is open.
-    descriptor = -1
-    #: Whether its socket is to be read.
-    is_reading = False
-    #: What reads it, where others are read together with it.
-    shared_reads: SharedReads | None = None
 
     def startReading(self) -> None:  # noqa: N802
         self.descriptor = self.fileno()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-import attrs
 import pytest
 
-from mqbroker.kernel import compiled
+from mqbroker.kernel import Peer, Socket, compiled
 from tests.remoting.test_tcp import read
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
@@ -52,32 +54,25 @@ def closed_fd() -> int:
     return fd
 
 
-@attrs.frozen
-class Transport:
-    descriptor: Any
-    protocol: object = None
+def socket_of(fd: Any, protocol: object = None, *, is_free: bool = True, is_reading: bool = True) -> Socket:
+    made = Socket()
+    made.descriptor, made.protocol, made.is_free, made.is_reading = fd, protocol, is_free, is_reading
+    return made
 
 
-@attrs.frozen
-class Connection:
-    socket: Any
-
-
-@attrs.frozen
-class Socket:
-    descriptor: Any
-    is_free: bool = True
+def peer_of(socket: Socket | None = None, *, may_take_plain: bool = True, address: object = "here") -> Peer:
+    made = Peer()
+    made.socket, made.may_take_plain, made.from_address, made.last_active = socket, may_take_plain, address, 1.0
+    return made
 
 
 def receive_from(receiver: Any, fds: Any) -> list[bytes | int]:
     """What was read of each, or the number of its error, 0 at its end."""
-    transports = [Transport(fd) for fd in fds]
-    count, reads, readers, others = receiver.receive(transports)
-    assert [transport.protocol for transport in readers] == [protocol for _, _, protocol in reads]
-    found = {id(transport): data for transport, (data, at, _) in zip(readers, reads, strict=True) if at == 0}
-    found |= {id(transport): number for transport, number in others}
-    assert count == len(found)
-    return [found[id(transport)] for transport in transports[:count]]
+    sockets = [socket_of(fd) for fd in fds]
+    count, reads, readers, sizes, others = receiver.receive(sockets, 5.0)
+    assert (reads, readers, sizes) == ([], [], {})
+    assert [socket for socket, _ in others] == sockets[:count]
+    return [data for _, data in others]
 
 
 def receive(*sockets: socket.socket) -> list[bytes | int]:
@@ -86,9 +81,9 @@ def receive(*sockets: socket.socket) -> list[bytes | int]:
 
 def send_each(fds: Any, pieces: Any) -> list[int]:
     """How much each took."""
-    connections = [Connection(Socket(fd)) for fd in fds]
-    left = {id(connection): data for connection, data, is_rest in compiled.send_each(connections, pieces) if is_rest}
-    rests = [left.get(id(connection), b"") for connection in connections]
+    peers = [peer_of(socket_of(fd)) for fd in fds]
+    left = {id(peer): data for peer, data, is_rest in compiled.send_each(peers, pieces) if is_rest}
+    rests = [left.get(id(peer), b"") for peer in peers]
     for data, rest in zip(pieces, rests, strict=True):
         assert data.endswith(rest)
     return [len(data) - len(rest) for data, rest in zip(pieces, rests, strict=True)]
@@ -152,7 +147,41 @@ def test_a_bad_descriptor_gives_its_error_and_the_others_are_read(pair: Pair) ->
 
 
 def test_no_sockets_are_no_reads() -> None:
-    assert compiled.Receiver().receive([]) == (0, [], [], [])
+    assert compiled.Receiver().receive([], 5.0) == (0, [], [], {}, [])
+
+
+def test_reads_of_peers_that_may_are_apart_and_counted_by_address(make_pair: Callable[[], Pair]) -> None:
+    peers: list[Any] = [
+        peer_of(),
+        peer_of(may_take_plain=False),
+        peer_of(address="there"),
+        peer_of(),
+        object(),
+        None,
+        peer_of(address="there"),
+        peer_of(address=None),
+    ]
+    sockets = []
+    for number, peer in enumerate(peers):
+        ours, theirs = make_pair()
+        theirs.send(b"x" * 10 * (number + 1))
+        sockets.append(socket_of(ours.fileno(), peer))
+    count, reads, readers, sizes, others = compiled.Receiver().receive(sockets, 5.0)
+    assert count == 8
+    assert reads == [(b"x" * 10 * (number + 1), 0, peers[number]) for number in (0, 2, 3, 6, 7)]
+    assert readers == [sockets[number] for number in (0, 2, 3, 6, 7)]
+    assert sizes == {"here": 50, "there": 100, None: 80}
+    assert others == [(sockets[number], b"x" * 10 * (number + 1)) for number in (1, 4, 5)]
+    assert [peer.last_active for peer in peers if isinstance(peer, Peer)] == [5.0, 1.0, 5.0, 5.0, 5.0, 5.0]
+
+
+def test_one_that_is_not_to_be_read_keeps_its_bytes(make_pair: Callable[[], Pair]) -> None:
+    (paused, paused_peer), (ours, theirs) = make_pair(), make_pair()
+    paused_peer.send(b"kept")
+    theirs.send(b"data")
+    sockets = [socket_of(paused.fileno(), is_reading=False), socket_of(ours.fileno())]
+    assert compiled.Receiver().receive(sockets, 5.0) == (2, [], [], {}, [(sockets[1], b"data")])
+    assert read(paused) == b"kept"
 
 
 def test_one_socket_does_not_use_up_the_buffer(pair: Pair) -> None:
@@ -207,11 +236,26 @@ def test_what_is_no_number_is_no_descriptor(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, (), {}, 5, "ab", iter([])], ids=lambda wrong: type(wrong).__name__)
-def test_descriptors_come_in_a_list(wrong: Any) -> None:
+def test_sockets_come_in_a_list(wrong: Any) -> None:
     with pytest.raises(TypeError):
-        compiled.Receiver().receive(wrong)
+        compiled.Receiver().receive(wrong, 5.0)
     with pytest.raises(TypeError):
         compiled.send_each([], wrong)
+    with pytest.raises(TypeError):
+        compiled.send_each(wrong, [])
+    with pytest.raises(TypeError):
+        compiled.share_reads(wrong, {})
+
+
+@pytest.mark.parametrize("wrong", [None, 5, object(), Peer()], ids=lambda wrong: type(wrong).__name__)
+def test_what_is_no_socket_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError):
+        compiled.Receiver().receive([wrong], 5.0)
+    with pytest.raises(TypeError):
+        compiled.send_each([wrong if not isinstance(wrong, Peer) else socket_of(1)], [b"data"])
+    if wrong is not None:
+        with pytest.raises(TypeError):
+            compiled.send_each([peer_of(wrong)], [b"data"])
 
 
 # --- send_each
@@ -268,7 +312,7 @@ def test_a_peer_that_closed_takes_nothing_and_sends_no_signal(make_pair: Callabl
 
 @pytest.mark.parametrize(("sockets", "pieces"), [(0, 1), (1, 0), (1, 2), (2, 1)])
 def test_unequal_lengths_are_refused_and_nothing_is_sent(pair: Pair, sockets: int, pieces: int) -> None:
-    with pytest.raises(ValueError, match=f"{pieces} pieces for {sockets} connections"):
+    with pytest.raises(ValueError, match=f"{pieces} pieces for {sockets} peers"):
         send_each([pair[0].fileno()] * sockets, [b"data"] * pieces)
     assert read(pair[1]) == b""
 
@@ -290,34 +334,46 @@ def test_nothing_for_nobody_is_sent() -> None:
 
 def test_what_may_not_be_sent_directly_is_left_whole(pair: Pair) -> None:
     fd = pair[0].fileno()
-    busy, closed, free = Connection(Socket(fd, is_free=False)), Connection(None), Connection(Socket(fd))
+    busy, closed, free = peer_of(socket_of(fd, is_free=False)), peer_of(None), peer_of(socket_of(fd))
     left = compiled.send_each([busy, closed, free, busy, closed], [b"1", b"2", b"3", b"", b""])
     assert left == [(busy, b"1", False), (closed, b"2", False)]
     assert read(pair[1]) == b"3"
 
 
-# --- choose_plain, unfinished
+# --- share_reads, unfinished
 
 
-@attrs.define
-class Peer:
-    may_take_plain: Any
-    from_address: Any = "here"
-    last_active: float = 1.0
+def test_those_that_are_only_to_be_read_are_found_by_what_reads_them() -> None:
+    selectables: dict[int, Any] = {fd: socket_of(fd) for fd in range(1, 6)} | {6: object()}
+    for fd, reads in ((1, "a"), (2, "b"), (3, "a"), (4, "a")):
+        selectables[fd].shared_reads = reads
+    ready = [(fd, select.EPOLLIN) for fd in (1, 2, 3, 5, 6, 7)] + [(4, select.EPOLLIN | select.EPOLLHUP)]
+    together, others = compiled.share_reads(ready, selectables)
+    assert together == {"a": [selectables[1], selectables[3]], "b": [selectables[2]]}
+    assert others == ready[3:]
+    assert compiled.share_reads([], selectables) == ({}, [])
 
 
-def test_those_that_may_are_chosen_and_are_active() -> None:
-    peers = [Peer(True), Peer(False), Peer(True, "there"), Peer(True), object(), None]
-    reads = [(b"x" * 10 * (number + 1), 0, peer) for number, peer in enumerate(peers)]
-    assert compiled.choose_plain(reads, 5.0) == ([0, 2, 3], {"here": 50, "there": 30})
-    assert [peer.last_active for peer in peers if isinstance(peer, Peer)] == [5.0, 1.0, 5.0, 5.0]
-    assert compiled.choose_plain([], 5.0) == ([], {})
-
-
-@pytest.mark.parametrize("wrong", [None, [b"data", 0, None], (b"data", 0), ("data", 0, Peer(True)), (1, 0, Peer(True))])
-def test_what_is_no_read_is_refused(wrong: Any) -> None:
+@pytest.mark.parametrize("wrong", [None, [1, 1], (1,), (1, 1, 1), 5])
+def test_what_is_no_event_is_refused(wrong: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
-        compiled.choose_plain([wrong], 5.0)
+        compiled.share_reads([wrong], {})
+
+
+def test_fields_are_those_of_python() -> None:
+    """Of a `Socket` and a `Peer`, with the compiled module and without it."""
+    code = """
+from mqbroker.kernel import Peer, Socket
+print(*[getattr(Socket(), name) for name in ("descriptor", "is_free", "is_reading", "shared_reads", "protocol")])
+print(*[getattr(Peer(), name) for name in ("socket", "may_take_plain", "last_active", "from_address")])
+"""
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "MQBROKER_KERNEL": kernel}, capture_output=True, check=True
+        ).stdout
+        for kernel in ("", "off")
+    ]
+    assert outputs[0] == outputs[1] == b"-1 True False None None\nNone False 0.0 None\n"
 
 
 def test_reads_with_bytes_behind_are_unfinished() -> None:

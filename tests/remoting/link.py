@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from mqbroker.kernel import compiled
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable, IConnection
-from mqbroker.remoting.limits import Limits, Load
+from mqbroker.remoting.limits import AddressLoad, Limits, Load
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.wire.command import FrameDecoder, RemotingCommand
@@ -312,9 +313,15 @@ def take_together(factory: RemotingServerFactory, connections: Sequence[Any], re
     """What is left of each read when their connections are read together, as the compiled module does."""
     if compiled is None:
         pytest.skip("the compiled module is not there")
-    given = [(data, 0, connection) for connection, data in zip(connections, reads, strict=True)]
-    left = [b""] * len(given)
-    for number, (data, at, connection) in factory.take_together(given):
+    numbers = [number for number, connection in enumerate(connections) if connection.may_take_plain]
+    left, sizes, now = list(reads), Counter[AddressLoad](), factory._clock.seconds()
+    for number in numbers:
+        connections[number].last_active = now
+        sizes[connections[number].from_address] += len(reads[number])
+        left[number] = b""
+    given = [(reads[number], 0, connections[number]) for number in numbers]
+    for at_given, (data, at, connection) in factory.take_together(given, sizes, now) if given else ():
+        number = numbers[at_given]
         assert connection is connections[number]
         assert data is reads[number]
         left[number] = data[at:]

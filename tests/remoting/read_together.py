@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from twisted.internet.error import ConnectionDone
@@ -13,7 +13,9 @@ from twisted.internet.posixbase import _DisconnectSelectableMixin
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
+from mqbroker.kernel import Peer
 from mqbroker.remoting.handlers import PlainRead
+from mqbroker.remoting.limits import AddressLoad
 from mqbroker.remoting.shared_reads import SharedReads
 from mqbroker.remoting.tcp import ImmediateWriteServer
 from tests.remoting.test_tcp import Reactor
@@ -33,12 +35,13 @@ class EndingReactor(Reactor, _DisconnectSelectableMixin):
             reads.read(ready)
 
 
-class Kept(Protocol):
+class Kept(Peer, Protocol):
     """Keeps what comes, and calls `on_data` with itself."""
 
     peer: socket.socket
 
     def __init__(self) -> None:
+        self.may_take_plain = True
         self.received = b""
         self.reason: Failure | None = None
         self.on_data: Callable[[Kept], Any] = lambda kept: None
@@ -80,8 +83,11 @@ class Connections:
     def in_time(self, protocols: Sequence[Any]) -> list[bool]:
         return [protocol not in self.late for protocol in protocols]
 
-    def take_together(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
+    def take_together(
+        self, reads: list[PlainRead], sizes: Mapping[AddressLoad, int], now: float
+    ) -> list[tuple[int, PlainRead]]:
         assert reads
+        assert sum(sizes.values()) == sum(len(data) for data, *_ in reads)
         assert all(at == 0 for _, at, _ in reads)
         self.protocols.append([protocol for *_, protocol in reads])
         self.taken.append([data for data, *_ in reads])

@@ -11,7 +11,6 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.protocol import Protocol
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
@@ -305,15 +304,6 @@ def test_who_may_not_be_handled_together_is_left_whole(
     assert together.opaques == [2, 3]
     assert server.take([connection], data) == [data]
     assert together.calls == [[before, behind]]
-
-
-def test_a_protocol_of_another_class_is_left_alone(server: Server, together: Together) -> None:
-    [connection] = server.connect(1)
-    others = [Protocol(), object(), None]
-    assert server.take([*others, connection], frame(1), frame(2), b"", frame(3)) == [frame(1), frame(2), b"", b""]
-    assert together.calls == [[connection]]
-    assert server.take(others, frame(1), frame(2), frame(3)) == [frame(1), frame(2), frame(3)]
-    assert together.calls == [[connection]]
 
 
 def test_as_much_of_a_long_read_is_handled_together_as_is_taken_in_one_call(server: Server) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 from unittest.mock import Mock, patch
 
@@ -18,6 +18,7 @@ from zope.interface import implementer
 from mqbroker.kernel import compiled
 from mqbroker.remoting import tcp
 from mqbroker.remoting.handlers import PlainRead
+from mqbroker.remoting.limits import AddressLoad
 from mqbroker.remoting.shared_reads import READS_MAX
 from mqbroker.remoting.tcp import NO_BUFFERS, ImmediateWritePort, ImmediateWriteServer
 from tests.remoting.logs import Logged
@@ -438,7 +439,9 @@ class Together(ServerFactory):
     protocol = Kept
     noisy = False
 
-    def take_together(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
+    def take_together(
+        self, reads: list[PlainRead], sizes: Mapping[AddressLoad, int], now: float
+    ) -> list[tuple[int, PlainRead]]:
         return [(number, (data, len("plain "), protocol)) for number, (data, _, protocol) in enumerate(reads)]
 
     def in_time(self, protocols: Sequence[Any]) -> list[bool]:

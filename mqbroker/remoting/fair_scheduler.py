@@ -56,6 +56,10 @@ class FairScheduler:
         """Whether frames of `address` that are read now may be handled."""
         return self._left_s(address) > 0
 
+    def has_time_for_all(self) -> bool:
+        """Whether so little was used in this turn that no address has used up its time."""
+        return self._used_s < AT_ONCE_S
+
     def _left_s(self, address: AddressLoad) -> float:
         if address.turn != self._number:
             address.turn, address.turn_s = self._number, 0.0

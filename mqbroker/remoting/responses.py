@@ -3,7 +3,6 @@ turn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from twisted.python.failure import Failure
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from mqbroker.remoting.connection import RemotingProtocol
 
 
-def settle(taken: Taken, connections: Sequence[RemotingProtocol]) -> None:
+def settle(taken: Taken, connections: list[RemotingProtocol]) -> None:
     """Send the responses over the connections, at once or when they are there: then the requests are in flight."""
     answers = taken.answers
     if isinstance(answers, list):
@@ -39,13 +38,13 @@ def settle(taken: Taken, connections: Sequence[RemotingProtocol]) -> None:
     answers.addCallbacks(finish, fail)
 
 
-def write_each(connections: Sequence[RemotingProtocol], answers: Sequence[bytes]) -> None:
+def write_each(connections: list[RemotingProtocol], answers: list[bytes]) -> None:
     """Write to each connection its bytes, whole frames, without waiting for the reactor's next turn where the sockets
     take them."""
     if compiled is None:
         left = [(connection, data, False) for connection, data in zip(connections, answers, strict=True) if data]
     else:
-        left = compiled.send_each(list(connections), answers)
+        left = compiled.send_each(connections, answers)
     for connection, data, is_rest in left:
         if is_rest:
             connection.write_rest(data)

@@ -112,9 +112,9 @@ class RemotingServerFactory(ServerFactory):
         if compiled is None or not self._table.plain:
             return list(enumerate(reads))
         numbers: Sequence[int] = range(len(reads))
-        chosen, left = reads, []
-        late = [address for address in sizes if not self.scheduler.has_time(address)]
-        if late or not self.load.is_light(self._limits.requests_under_way_max):
+        chosen, left, late = reads, [], []
+        if not (self.scheduler.has_time_for_all() and self.load.is_light(self._limits.requests_under_way_max)):
+            late = [address for address in sizes if not self.scheduler.has_time(address)]
             may = [self._may_take(connection, late) for _, _, connection in reads]
             numbers = [number for number in numbers if may[number]]
             chosen = [reads[number] for number in numbers]
@@ -125,6 +125,9 @@ class RemotingServerFactory(ServerFactory):
                 break
             settle(taken, cast("list[RemotingProtocol]", [connection for _, _, connection in chosen]))
             behind = compiled.unfinished(chosen, taken.reads)
+            if not behind:
+                numbers, chosen = [], []
+                break
             chosen = [(chosen[each][0], taken.reads[each][0], chosen[each][2]) for each in behind]
             numbers = [numbers[each] for each in behind]
         spent, total = self._clock.seconds() - now, sum(sizes.values())

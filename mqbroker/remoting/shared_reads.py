@@ -68,14 +68,11 @@ class SharedReads:
         ready, self._ready = self._ready, {}
         self.read(list(ready))
 
-    def read(self, transports: Sequence[ImmediateWriteServer]) -> None:
+    def read(self, ready: list[ImmediateWriteServer]) -> None:
         """Read from those whose sockets are ready, and handle what they sent."""
-        ready = list(transports)
-        is_first = True
-        while ready:
-            next_ones = ready[:READS_MAX] if is_first else self._still_to_read(ready[:READS_MAX])
-            ready = next_ones[self._read(next_ones) :] + ready[READS_MAX:]
-            is_first = False
+        next_ones = ready[:READS_MAX]
+        while ready := next_ones[self._read(next_ones) :] + ready[READS_MAX:]:
+            next_ones = self._still_to_read(ready[:READS_MAX])
 
     def _still_to_read(self, transports: list[ImmediateWriteServer]) -> list[ImmediateWriteServer]:
         """Without those that others' requests have closed or paused meanwhile, and those that have had their time: what
@@ -94,29 +91,20 @@ class SharedReads:
             self._end(transports, error)
             return len(transports)
         if reads:
-            self._handle(reads, readers, sizes, now)
+            try:
+                left = self._handler.take_together(reads, sizes, now)
+            except BaseException as error:
+                log.failure("unexpected error in requests that were read together")
+                self._end(readers, error)
+                left = []
+            for number, (data, at, _) in left:
+                self._deliver(readers[number], data[at:])
         for transport, data in others:
             if isinstance(data, bytes):
                 self._deliver(transport, data)
             elif data not in _NOTHING_THERE:
                 self._end([transport], main.CONNECTION_LOST if data else main.CONNECTION_DONE)
         return int(count)
-
-    def _handle(
-        self,
-        reads: list[PlainRead],
-        transports: Sequence[ImmediateWriteServer],
-        sizes: Mapping[AddressLoad, int],
-        now: float,
-    ) -> None:
-        try:
-            left = self._handler.take_together(reads, sizes, now)
-        except BaseException as error:
-            log.failure("unexpected error in requests that were read together")
-            self._end(transports, error)
-            return
-        for number, (data, at, _) in left:
-            self._deliver(transports[number], data[at:])
 
     def _deliver(self, transport: ImmediateWriteServer, data: bytes) -> None:
         if not transport.may_read:

@@ -163,10 +163,6 @@ class CommitLog:
             return self._append_across(messages)
         return appended
 
-    def _tell(self, listeners: Sequence[Callable[[], None]]) -> None:
-        for listener in listeners:
-            listener()
-
     def _append_here(self, messages: Sequence[NewMessage]) -> list[Appended] | None:
         """Append to the current segment; None, with nothing done, if it is too small."""
         now, open_queue = self.next_timestamp_ms, self._queues.open
@@ -208,14 +204,14 @@ class CommitLog:
     def _store(self, data: bytes, run: Run) -> None:
         """Store whole records at the end, where there is room, and leave them to the dispatcher. Of `data` what belongs
         to `run`."""
-        self._copy(self.end - self._base, memoryview(data)[: run.end - run.start])
+        self._copy(self.end - self._base, data, run.end - run.start)
         self._stored(run)
 
-    def _copy(self, start: int, records: memoryview) -> None:
-        """Copy records to pages that are ready. Last what begins the first of them: a kill leaves no head of a record
-        without its end."""
-        self._buffer[start + COMMIT_BYTES : start + len(records)] = records[COMMIT_BYTES:]
-        self._buffer[start : start + COMMIT_BYTES] = records[:COMMIT_BYTES]
+    def _copy(self, start: int, data: bytes, size: int) -> None:
+        """Copy records, the first `size` bytes of `data`, to pages that are ready. Last what begins the first of them:
+        a kill leaves no head of a record without its end."""
+        self._buffer[start + COMMIT_BYTES : start + size] = memoryview(data)[COMMIT_BYTES:size]
+        self._buffer[start : start + COMMIT_BYTES] = data[:COMMIT_BYTES]
 
     def _stored(self, run: Run) -> None:
         """Let the log end behind records that are stored, and leave them to the dispatcher."""
@@ -224,7 +220,8 @@ class CommitLog:
         self._leave(run)
         if self.end > self._next_wanted_at:
             self._next_wanted_at = self._base + self.segment_bytes
-            self._tell(self.on_next_wanted)
+            for listener in self.on_next_wanted:
+                listener()
 
     @property
     def room(self) -> int:
@@ -268,7 +265,8 @@ class CommitLog:
 
     def _add_to_dispatch_queue(self, run: Run) -> None:
         self.dispatch_queue.put(run)
-        self._tell(self.on_dispatchable)
+        for listener in self.on_dispatchable:
+            listener()
 
     def _committed(self) -> None:
         waiting = self._uncommitted
@@ -369,14 +367,13 @@ class CommitLog:
         within the segment. Raises StoreUnwritable."""
         assert run.data is not None
         start, stop = self._place_raw(run.end - run.start)
-        records = memoryview(run.data)[: stop - start]
         is_copied_fast = self._is_copied_fast()
-        if len(records) < WRITTEN_BYTES and not is_copied_fast:
+        if stop - start < WRITTEN_BYTES and not is_copied_fast:
             self._make_ready(start, stop, self._now_ms())
-            self._copy(start, records)
+            self._copy(start, run.data, stop - start)
         else:
             self._source.claim(stop, fills_ahead=not is_copied_fast)
-            self._write_raw(start, records)
+            self._write_raw(start, memoryview(run.data)[: stop - start])
         for row in run.rows if run.has_nul else ():
             if leaves_doubt(row[7]):
                 self.doubtful_end = row[3] + row[4]

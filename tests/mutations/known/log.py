@@ -195,8 +195,8 @@ MISTAKES = [
     Mutation(
         "store the head of an append first",
         "store/commitlog.py",
-        "        self._buffer[start + COMMIT_BYTES : start + len(records)] = records[COMMIT_BYTES:]\n",
-        "        self._buffer[start : start + len(records)] = records\n",
+        "        self._buffer[start + COMMIT_BYTES : start + size] = memoryview(data)[COMMIT_BYTES:size]\n",
+        "        self._buffer[start : start + size] = data[:size]\n",
         ("tests/store/test_torn_records.py::test_an_append_that_a_kill_cut_short_is_cut_off_wherever_that_was",),
     ),
     Mutation(

@@ -284,8 +284,16 @@ MISTAKES = [
     Mutation(
         "take plain requests of those whose time is used up, too",
         "remoting/server.py",
-        "        if late or not self.load.is_light(self._limits.requests_under_way_max):\n",
-        "        if not self.load.is_light(self._limits.requests_under_way_max):\n",
+        "        if not (self.scheduler.has_time_for_all() and self.load",
+        "        if not (self.load",
+        ("tests/remoting/test_plain_requests.py",),
+        with_compiled=True,
+    ),
+    Mutation(
+        "look at the time of an address only where all time of the turn is used up",
+        "remoting/fair_scheduler.py",
+        "        return self._used_s < AT_ONCE_S\n",
+        "        return self._used_s < ALL_AT_ONCE_S\n",
         ("tests/remoting/test_plain_requests.py",),
         with_compiled=True,
     ),

@@ -13,8 +13,8 @@ MISTAKES = [
     Mutation(
         "copy a small piece of a master's log to pages that may have left memory",
         "store/commitlog.py",
-        "            self._make_ready(start, stop, self._now_ms())\n            self._copy(start, records)\n",
-        "            self._copy(start, records)\n",
+        "            self._make_ready(start, stop, self._now_ms())\n            self._copy(start, run.data",
+        "            self._copy(start, run.data",
         (_RAW,),
     ),
     Mutation(

@@ -327,6 +327,7 @@ MISTAKES = [
         "min(READY_MAX, len(self._selectables))",
         "len(self._selectables)",
         ("tests/daemons/test_epoll.py",),
+        with_compiled=True,
     ),
     Mutation(
         "read from a connection that was paused or closed in this turn",

@@ -46,12 +46,13 @@ class Socket:
 class Peer:
     """Base of a protocol whose plain requests may be taken together with those of others.
 
-    socket: where responses may be sent directly, None if they may not. may_take_plain: whether plain requests may be
-    taken from what is read next. last_active: seconds on the clock when bytes last came, or were sent.
-    from_address: what all connections from its address share.
+    socket: where responses may be sent directly while it `is_free`; None if they may not, and once closed.
+    may_take_plain: whether plain requests may be taken from what is read next: nothing that came before waits.
+    last_active: seconds on the clock when bytes last came, or were sent. from_address: what all connections from its
+    address share.
     """
 
-    socket: Any = None
+    socket: Socket | None = None
     may_take_plain: bool = False
     last_active: float = 0.0
     from_address: Any = None

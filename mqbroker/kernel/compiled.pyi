@@ -3,6 +3,9 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
+from mqbroker.kernel import Peer as Peer
+from mqbroker.kernel import Socket as Socket
+
 T = TypeVar("T")
 Guard = Callable[[Any, bytes | None, bytes | None, bytes, tuple[bytes, ...]], bool] | None
 
@@ -58,19 +61,6 @@ class Sends:
         log_end: int,
         room: int,
     ) -> tuple[list[tuple[int, int]], list[bytes], list[bytes], int, bytes, int, list[tuple[Any, int]]] | None: ...
-
-class Socket:
-    descriptor: int
-    is_free: bool
-    is_reading: bool
-    shared_reads: Any
-    protocol: Any
-
-class Peer:
-    socket: Socket | None
-    may_take_plain: bool
-    last_active: float
-    from_address: Any
 
 def share_reads(
     ready: list[tuple[int, int]], selectables: dict[int, Any]

@@ -122,10 +122,6 @@ class RemotingProtocol(Peer, Protocol):
         self._watches_writing = False
         #: Gets the first bytes instead of `dataReceived`, which it may call with them.
         self.sniff: Callable[[bytes], None] | None = None
-        #: Where answers may be sent directly while it `is_free`; None if they may not, and once closed.
-        self.socket: ImmediateWriteServer | None = None
-        #: Whether plain requests may be taken from what is read next: nothing that came before waits.
-        self.may_take_plain = False
         self._on_closed: list[Callable[[], None]] = []
         self._on_room: deque[Callable[[], None]] = deque()
         self._prompt_write: Callable[[bytes], None] = _discard
@@ -135,11 +131,11 @@ class RemotingProtocol(Peer, Protocol):
 
     def connectionMade(self) -> None:
         transport = cast(ITCPTransport, self.transport)
-        self._write = transport.write
+        self._write = self._prompt_write = transport.write
         # Look at the type: a TLS wrapper would return the method of the socket it wraps.
         if hasattr(type(transport), "write_at_once"):
-            self.socket = cast(ImmediateWriteServer, transport)
-        self._prompt_write = transport.write if self.socket is None else self.socket.write_at_once
+            self.socket = server = cast(ImmediateWriteServer, transport)
+            self._prompt_write = server.write_at_once
         self.remote_addr, self.remote_host = peer_of(transport.getPeer())
         self._responses.peer = self.remote_addr
         self.from_address = self._load.of(self.remote_host)

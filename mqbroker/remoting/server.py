@@ -125,9 +125,6 @@ class RemotingServerFactory(ServerFactory):
                 break
             settle(taken, cast("list[RemotingProtocol]", [connection for _, _, connection in chosen]))
             behind = compiled.unfinished(chosen, taken.reads)
-            if not behind:
-                numbers, chosen = [], []
-                break
             chosen = [(chosen[each][0], taken.reads[each][0], chosen[each][2]) for each in behind]
             numbers = [numbers[each] for each in behind]
         spent, total = self._clock.seconds() - now, sum(sizes.values())

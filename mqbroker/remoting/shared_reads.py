@@ -99,11 +99,11 @@ class SharedReads:
                 left = []
             for number, (data, at, _) in left:
                 self._deliver(readers[number], data[at:])
-        for transport, data in others:
-            if isinstance(data, bytes):
-                self._deliver(transport, data)
-            elif data not in _NOTHING_THERE:
-                self._end([transport], main.CONNECTION_LOST if data else main.CONNECTION_DONE)
+        for transport, found in others:
+            if isinstance(found, bytes):
+                self._deliver(transport, found)
+            elif found not in _NOTHING_THERE:
+                self._end([transport], main.CONNECTION_LOST if found else main.CONNECTION_DONE)
         return int(count)
 
     def _deliver(self, transport: ImmediateWriteServer, data: bytes) -> None:

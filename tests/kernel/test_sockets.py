@@ -251,11 +251,15 @@ def test_sockets_come_in_a_list(wrong: Any) -> None:
 def test_what_is_no_socket_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError):
         compiled.Receiver().receive([wrong], 5.0)
-    with pytest.raises(TypeError):
-        compiled.send_each([wrong if not isinstance(wrong, Peer) else socket_of(1)], [b"data"])
-    if wrong is not None:
+    if wrong is not None:  # a peer without a socket
         with pytest.raises(TypeError):
             compiled.send_each([peer_of(wrong)], [b"data"])
+
+
+@pytest.mark.parametrize("wrong", [None, 5, object(), Socket()], ids=lambda wrong: type(wrong).__name__)
+def test_what_is_no_peer_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError):
+        compiled.send_each([wrong], [b"data"])
 
 
 # --- send_each

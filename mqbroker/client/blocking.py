@@ -18,7 +18,7 @@ import os
 import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
@@ -261,7 +261,10 @@ class PushConsumer(_Client):
         self._consumer = aio.PushConsumer(name_servers, group, on_threads, options=options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._was_closed = False
+        # What is handed to the loop once it ends is neither run nor refused: `_shut` is the last, and given once.
+        # Reentrant, as a signal's handler may close this.
+        self._gate = threading.RLock()
+        self._was_closed = self._shuts = False
         self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -289,13 +292,14 @@ class PushConsumer(_Client):
         Raises BadListener, NoSubscription or NameServerUnreachable.
         """
         check_listener(self._listener, may_await=False)
-        if self._thread is not None or self._was_closed:
-            raise ClientClosed("a push consumer is started once")
-        self._consumer.check_startable()
-        ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="mq-push-consumer", daemon=True)
-        self._thread.start()
-        ready.wait()
+        with self._gate:
+            if self._thread is not None or self._was_closed:
+                raise ClientClosed("a push consumer is started once")
+            self._consumer.check_startable()
+            ready = threading.Event()
+            self._thread = threading.Thread(target=self._run, args=(ready,), name="mq-push-consumer", daemon=True)
+            self._thread.start()
+            ready.wait()
         atexit.register(self.close)
         try:
             self._call(self._consumer.start())
@@ -311,16 +315,15 @@ class PushConsumer(_Client):
         if self._pid != os.getpid():
             return
         atexit.unregister(self.close)
-        self._was_closed = True
-        if self._thread is None or self._loop is None:
-            self._threads.shutdown(wait=False)
-            return
-        closing = self._shut()
-        try:
-            # Run outside of the listener's context, whoever calls this: it is waited for.
-            contextvars.Context().run(asyncio.run_coroutine_threadsafe, closing, self._loop)
-        except RuntimeError:  # it was closed before
-            closing.close()
+        with self._gate:
+            self._was_closed = True
+            if self._thread is None or self._loop is None:
+                self._threads.shutdown(wait=False)
+                return
+            if not self._shuts:
+                self._shuts = True
+                # Run outside of the listener's context, whoever calls this: it is waited for.
+                contextvars.Context().run(asyncio.run_coroutine_threadsafe, self._shut(), self._loop)
         if not self._consumer.is_calling:
             self._thread.join()
 
@@ -362,12 +365,14 @@ class PushConsumer(_Client):
         if self._pid != os.getpid() or self._loop is None:
             work.close()
             raise ClientClosed("this push consumer belongs to another process")
+        with self._gate:
+            if self._was_closed:
+                work.close()
+                raise ClientClosed("this push consumer was closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
-            work.close()
+            return future.result()
+        except CancelledError:  # the loop ended meanwhile
             raise ClientClosed("this push consumer was closed") from None
 
 

@@ -1,3 +1,4 @@
+import asyncio
 import fcntl
 import multiprocessing
 import os
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqbroker.client import BadMessage, Message, MessageQueue, ProducerOptions, PullOptions, PushOptions
+from mqbroker.client import BadMessage, ClientClosed, Message, MessageQueue, ProducerOptions, PullOptions, PushOptions
 from mqbroker.client.blocking import Producer, PullConsumer, PushConsumer
 from mqbroker.client.options import ConsumeFrom
 from mqbroker.errors import ConnectionClosed, RequestTimedOut
@@ -210,3 +211,66 @@ def test_a_message_by_hand_is_consumed_on_a_listeners_thread(topic: Loopback) ->
     assert (result.consume_result, [body for body, _ in got]) == ("CR_SUCCESS", [b"0", b"0"])
     assert all(name.startswith("mq-listen") for _, name in got)
     assert topic.offsets["g", Q] == 1
+
+
+class _HeldAtItsEnd(PushConsumer):
+    """Its loop is closed, with what was handed to it meanwhile, when `may_end` is set."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args, options=PushOptions(suspend_ms=0))
+        self.ends, self.may_end = threading.Event(), threading.Event()
+
+    async def _serve(self, ready: threading.Event) -> None:
+        loop = asyncio.get_running_loop()
+        close = loop.close
+
+        def hold_and_close() -> None:
+            self.ends.set()
+            assert self.may_end.wait(10)
+            close()
+
+        loop.close = hold_and_close
+        await super()._serve(ready)
+
+
+@pytest.fixture
+def ending(topic: Loopback) -> Any:
+    """A push consumer that is being closed by another thread, and whose loop ends."""
+    topic.add_topic("%RETRY%g", queues=1)
+    consumer = _HeldAtItsEnd(topic.addr, "g", print)
+    consumer.subscribe("T")
+    consumer.start()
+    closing = threading.Thread(target=consumer.close)
+    closing.start()
+    assert consumer.ends.wait(10)
+    yield consumer
+    consumer.may_end.set()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+def test_a_consumer_may_be_closed_while_its_loop_ends(ending: _HeldAtItsEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = ending._thread
+    assert thread is not None
+    join = thread.join
+
+    def let_it_end_and_join() -> None:
+        ending.may_end.set()
+        join()
+
+    monkeypatch.setattr(thread, "join", let_it_end_and_join)
+    ending.close()
+    assert not thread.is_alive()
+    ending.close()
+
+
+def test_nothing_is_left_waiting_for_a_loop_that_ends(ending: _HeldAtItsEnd) -> None:
+    refused = threading.Event()
+
+    def subscribe() -> None:
+        with pytest.raises(ClientClosed, match="this push consumer was closed"):
+            ending.subscribe("U")
+        refused.set()
+
+    threading.Thread(target=subscribe, daemon=True).start()
+    assert refused.wait(10)

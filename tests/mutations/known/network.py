@@ -40,6 +40,20 @@ MISTAKES = [
         ("tests/client/test_pull_run.py",),
     ),
     Mutation(
+        "hand work to a consumer's loop that may have ended",
+        "client/blocking.py",
+        "            if self._was_closed:\n                work.close()\n",
+        "            if False:\n                work.close()\n",
+        ("tests/client/test_blocking.py::test_nothing_is_left_waiting_for_a_loop_that_ends",),
+    ),
+    Mutation(
+        "end a consumer's loop again while it ends",
+        "client/blocking.py",
+        "            if not self._shuts:\n",
+        "            if True:\n",
+        ("tests/client/test_blocking.py::test_a_consumer_may_be_closed_while_its_loop_ends",),
+    ),
+    Mutation(
         "send back what no listener saw",
         "client/blocking.py",
         "            raise NotHandled(str(error)) from error\n",

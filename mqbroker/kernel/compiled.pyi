@@ -71,8 +71,14 @@ class Receiver:
         self, sockets: list[Socket], now: float
     ) -> tuple[int, list[tuple[bytes, int, Peer]], list[Socket], dict[Any, int], list[tuple[Socket, bytes | int]]]: ...
 
-def unfinished(reads: list[tuple[bytes, int, Any]], stops: list[tuple[int, int]]) -> list[int]: ...
 def send_each(peers: list[Peer], pieces: list[bytes]) -> list[tuple[Peer, bytes, bool]]: ...
+def serve_plain(
+    reads: list[tuple[bytes, int, Any]],
+    take: Callable[[list[tuple[bytes, int, Any]]], tuple[Any, ...] | None],
+    rounds: int,
+    write_left: Callable[[list[tuple[Any, bytes, bool]]], None],
+    settle: Callable[[Any, list[Any]], None],
+) -> list[tuple[int, tuple[bytes, int, Any]]]: ...
 
 class ResidentRange:
     queue: Any

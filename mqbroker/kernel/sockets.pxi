@@ -110,13 +110,6 @@ cdef class Receiver:
         return looked_at, reads, readers, sizes, others
 
 
-def unfinished(list reads, list stops):
-    """Which of some reads have bytes behind where their requests were taken, (stop, count) each."""
-    if len(reads) != len(stops):
-        raise ValueError(f"{len(stops)} stops of {len(reads)} reads")
-    return [i for i in range(len(reads)) if (<tuple?> stops[i])[0] < len(<bytes?> (<tuple?> reads[i])[0])]
-
-
 cdef struct Piece:
     int fd
     const char *data
@@ -161,3 +154,44 @@ def send_each(list peers, list pieces):
         return left
     finally:
         PyMem_RawFree(each)
+
+
+def serve_plain(list reads, take, int rounds, write_left, settle):
+    """Have plain requests taken from the beginnings of some reads, and send the responses.
+
+    :param reads: (bytes, where to begin in them, the `Peer`), of each peer another.
+    :param take: gets reads; returns None where it takes nothing, else, as the first two of a tuple, (where it stopped,
+        how many it took) for each read, and a list of the bytes of the responses to each.
+    :param rounds: how often it is called at most, with those of which something is left.
+    :param write_left: gets what `send_each` returns, if anything.
+    :param settle: gets what `take` returned, and the peers, where the responses are no list.
+
+    Returns what is left: the number of the read, and the read from where on.
+    """
+    cdef list left = list(enumerate(reads)), behind, stops, peers, unsent
+    cdef Py_ssize_t i
+    while left and rounds > 0:
+        rounds -= 1
+        found = take([read for _, read in left])
+        if found is None:
+            break
+        if not isinstance(found, tuple) or len(found) < 2:
+            raise TypeError("what was taken is no tuple")
+        stops, answers = list(found[0]), found[1]
+        peers = [peer for _, (_, _, peer) in left]
+        if len(stops) != len(peers):
+            raise ValueError(f"{len(stops)} stops of {len(peers)} reads")
+        if isinstance(answers, list):
+            unsent = send_each(peers, answers)
+            if unsent:
+                write_left(unsent)
+        else:
+            settle(found, peers)
+        behind = []
+        for i in range(len(peers)):
+            number, (data, _, peer) = left[i]
+            stop, _ = <tuple?> stops[i]
+            if stop < len(<bytes?> data):
+                behind.append((number, (data, stop, peer)))
+        left = behind
+    return left

@@ -7,6 +7,7 @@ iterations, least time used first, by address and then by connection. This modul
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
@@ -43,6 +44,8 @@ class FairScheduler:
         self._clock = clock
         self._number = 0
         self._used_s = 0.0
+        #: Whether so little was used in this turn that no address has used up its time.
+        self.has_time_for_all = True
         self._call: IDelayedCall | None = None
         self._order = count()
         self._floor_s = 0.0
@@ -56,10 +59,6 @@ class FairScheduler:
         """Whether frames of `address` that are read now may be handled."""
         return self._left_s(address) > 0
 
-    def has_time_for_all(self) -> bool:
-        """Whether so little was used in this turn that no address has used up its time."""
-        return self._used_s < AT_ONCE_S
-
     def _left_s(self, address: AddressLoad) -> float:
         if address.turn != self._number:
             address.turn, address.turn_s = self._number, 0.0
@@ -68,9 +67,21 @@ class FairScheduler:
     def spent(self, address: AddressLoad, seconds: float) -> None:
         """Charge the time spent handling frames as they were read."""
         address.turn_s += seconds
+        self._use(seconds)
+
+    def spent_together(self, sizes: Mapping[AddressLoad, int], began: float) -> None:
+        """Charge the time since `began` to addresses, by how many bytes came from each."""
+        if sizes:
+            seconds, total = self._clock.seconds() - began, sum(sizes.values())
+            for address, size in sizes.items():
+                address.turn_s += seconds * size / total
+            self._use(seconds)
+
+    def _use(self, seconds: float) -> None:
         self._used_s += seconds
         if self._used_s > UNNOTICED_S and self._call is None:
             self._call = self._clock.callLater(0, self._turn)
+        self.has_time_for_all = self._used_s < AT_ONCE_S
 
     def wait(self, connection: Waiting) -> None:
         """Queue `connection` to be called back in its turn. It must not be queued already."""
@@ -90,7 +101,7 @@ class FairScheduler:
     def _turn(self) -> None:
         self._call = None
         self._number += 1
-        self._used_s = 0.0
+        self._used_s, self.has_time_for_all = 0.0, True
         now = self._clock.seconds()
         end = now + WAITING_S
         while self._addresses and now < end:

@@ -45,6 +45,11 @@ def write_each(connections: list[RemotingProtocol], answers: list[bytes]) -> Non
         left = [(connection, data, False) for connection, data in zip(connections, answers, strict=True) if data]
     else:
         left = compiled.send_each(connections, answers)
+    write_left(left)
+
+
+def write_left(left: list[tuple[RemotingProtocol, bytes, bool]]) -> None:
+    """Write what is left to be sent: connection, bytes, and whether its socket did not take them."""
     for connection, data, is_rest in left:
         if is_rest:
             connection.write_rest(data)

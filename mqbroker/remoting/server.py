@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, cast
+from typing import Any
 
 from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import ServerFactory
@@ -17,7 +17,7 @@ from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable, PlainRead
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
-from mqbroker.remoting.responses import settle
+from mqbroker.remoting.responses import settle, write_left
 from mqbroker.remoting.tls import ServerTls
 
 #: Interval between checks for idle connections and incomplete frames.
@@ -111,27 +111,23 @@ class RemotingServerFactory(ServerFactory):
         """
         if compiled is None or not self._table.plain:
             return list(enumerate(reads))
-        numbers: Sequence[int] = range(len(reads))
-        chosen, left, late = reads, [], []
-        if not (self.scheduler.has_time_for_all() and self.load.is_light(self._limits.requests_under_way_max)):
+        if self.scheduler.has_time_for_all and self.load.is_light(self._limits.requests_under_way_max):
+            left = self._serve(reads)
+        else:
             late = [address for address in sizes if not self.scheduler.has_time(address)]
             may = [self._may_take(connection, late) for _, _, connection in reads]
-            numbers = [number for number in numbers if may[number]]
-            chosen = [reads[number] for number in numbers]
+            chosen = [number for number in range(len(reads)) if may[number]]
             left = [(number, read) for number, read in enumerate(reads) if not may[number]]
-        for _ in self._table.plain:
-            taken = self._table.take_plain(chosen) if chosen else None
-            if taken is None:
-                break
-            settle(taken, cast("list[RemotingProtocol]", [connection for _, _, connection in chosen]))
-            behind = compiled.unfinished(chosen, taken.reads)
-            chosen = [(chosen[each][0], taken.reads[each][0], chosen[each][2]) for each in behind]
-            numbers = [numbers[each] for each in behind]
-        spent, total = self._clock.seconds() - now, sum(sizes.values())
-        for address, size in sizes.items():
-            if address not in late:
-                self.scheduler.spent(address, spent * size / total)
-        return [*left, *zip(numbers, chosen, strict=True)]
+            left += [(chosen[at], read) for at, read in self._serve([reads[number] for number in chosen])]
+            sizes = {address: size for address, size in sizes.items() if address not in late}
+        self.scheduler.spent_together(sizes, now)
+        return left
+
+    def _serve(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
+        assert compiled is not None
+        left: list[tuple[int, PlainRead]]
+        left = compiled.serve_plain(reads, self._table.take_plain, len(self._table.plain), write_left, settle)
+        return left
 
     def in_time(self, protocols: Sequence[Any]) -> list[bool]:
         """Whether the scheduler has time left for each in this turn of the reactor; with TLS it is for those within."""

@@ -165,7 +165,7 @@ class CommitLog:
 
     def _append_here(self, messages: Sequence[NewMessage]) -> list[Appended] | None:
         """Append to the current segment; None, with nothing done, if it is too small."""
-        now, open_queue = self.next_timestamp_ms, self._queues.open
+        now, open_queue = max(self._now_ms(), self.last_timestamp_ms), self._queues.open
         end, doubtful_end = self.end, self.doubtful_end
         parts: list[bytes] = []
         appended: list[Appended] = []
@@ -186,32 +186,30 @@ class CommitLog:
         except (struct_error, TypeError, ValueError) as error:
             _undo_next_offsets(messages, queues)
             raise ValueError(f"message {len(appended)} of the batch: {error}") from error
-        start = self.end - self._base
-        stop = end - self._base
-        if stop + BLANK_BYTES_MIN > self.segment_bytes:
+        if end - self._base + BLANK_BYTES_MIN > self.segment_bytes:
             _undo_next_offsets(messages, queues)
             return None
+        data = b"".join(parts)
         try:
-            self._make_ready(start, stop, now)
+            self._store(
+                data, Run(self.end, end, len(messages), appended[-1][0], now, data, appended_ms=now), now, doubtful_end
+            )
         except StoreUnwritable:
             _undo_next_offsets(messages, queues)
             raise
-        self.doubtful_end = doubtful_end
-        data = b"".join(parts)
-        self._store(data, Run(self.end, end, len(messages), appended[-1][0], now, data, appended_ms=now))
         return appended
 
-    def _store(self, data: bytes, run: Run) -> None:
+    def _store(self, data: bytes, run: Run, now: int, doubtful_end: int = 0) -> None:
         """Store whole records at the end, where there is room, and leave them to the dispatcher. Of `data` what belongs
-        to `run`."""
-        self._copy(self.end - self._base, data, run.end - run.start)
-        self._stored(run)
-
-    def _copy(self, start: int, data: bytes, size: int) -> None:
-        """Copy records, the first `size` bytes of `data`, to pages that are ready. Last what begins the first of them:
-        a kill leaves no head of a record without its end."""
-        self._buffer[start + COMMIT_BYTES : start + size] = memoryview(data)[COMMIT_BYTES:size]
+        to `run`. Last what begins the first of them: a kill leaves no head of a record without its end. Raises
+        StoreUnwritable, with nothing stored."""
+        start, stop = self.end - self._base, run.end - self._base
+        if stop > self._readied_to or now >= self._readied_until:
+            self._make_ready(start, stop, now)
+        self._buffer[start + COMMIT_BYTES : stop] = memoryview(data)[COMMIT_BYTES : stop - start]
         self._buffer[start : start + COMMIT_BYTES] = data[:COMMIT_BYTES]
+        self.doubtful_end = max(self.doubtful_end, doubtful_end)
+        self._stored(run)
 
     def _stored(self, run: Run) -> None:
         """Let the log end behind records that are stored, and leave them to the dispatcher."""
@@ -223,29 +221,21 @@ class CommitLog:
             for listener in self.on_next_wanted:
                 listener()
 
-    @property
-    def room(self) -> int:
-        """Bytes that records may take in the segment at `end`; none while appends are refused."""
-        return 0 if self._refusals else self._base + self.segment_bytes - self.end - BLANK_BYTES_MIN
-
-    @property
-    def next_timestamp_ms(self) -> int:
-        """The store timestamp of what is appended now, ms."""
-        return max(self._now_ms(), self.last_timestamp_ms)
+    def next_place(self, now_ms: int) -> tuple[int, int, int]:
+        """For records that are encoded at `now_ms`: their store timestamp (ms), the offset of the first, and bytes that
+        they may take in the segment; none while appends are refused."""
+        room = 0 if self._refusals else self._base + self.segment_bytes - self.end - BLANK_BYTES_MIN
+        return max(now_ms, self.last_timestamp_ms), self.end, room
 
     def append_encoded(self, data: bytes, count: int, last: int, now: int) -> None:
-        """Append records that were encoded for `end` and `next_timestamp_ms`, and are within `room`. `last`: where the
-        last of them begins in `data`. Raises StoreUnwritable."""
-        start = self.end - self._base
-        stop = start + len(data)
-        self._make_ready(start, stop, now)
-        self._store(data, Run(self.end, self.end + len(data), count, self.end + last, now, data, appended_ms=now))
+        """Append records that were encoded for `next_place`, of which `now` is the timestamp. `last`: where the last of
+        them begins in `data`. Raises StoreUnwritable."""
+        begin, size = self.end, len(data)
+        self._store(data, Run(begin, begin + size, count, begin + last, now, data, appended_ms=now), now)
 
     def _make_ready(self, start: int, stop: int, now: int) -> None:
         """Fault in the pages that are about to be written, as those of the active segment may have been evicted: a
         store into one that the disk cannot read would kill the process (SIGBUS)."""
-        if stop <= self._readied_to and now < self._readied_until:
-            return
         segment = self.segments[-1]
         end = min(max(stop, start + READIED_BYTES), self.segment_bytes)
         self._source.claim(end)
@@ -368,19 +358,20 @@ class CommitLog:
         assert run.data is not None
         start, stop = self._place_raw(run.end - run.start)
         is_copied_fast = self._is_copied_fast()
+        doubtful_end = 0
+        for row in run.rows if run.has_nul else ():
+            if leaves_doubt(row[7]):
+                doubtful_end = row[3] + row[4]
         if stop - start < WRITTEN_BYTES and not is_copied_fast:
-            self._make_ready(start, stop, self._now_ms())
-            self._copy(start, run.data, stop - start)
+            self._store(run.data, run, self._now_ms(), doubtful_end)
         else:
             self._source.claim(stop, fills_ahead=not is_copied_fast)
             self._write_raw(start, memoryview(run.data)[: stop - start])
-        for row in run.rows if run.has_nul else ():
-            if leaves_doubt(row[7]):
-                self.doubtful_end = row[3] + row[4]
-        self._stored(run)
+            self.doubtful_end = max(self.doubtful_end, doubtful_end)
+            self._stored(run)
 
     def _write_raw(self, start: int, data: memoryview) -> None:
-        """Write records by calls: the pages need not be in memory before. As in `_copy` last what begins the first of
+        """Write records by calls: the pages need not be in memory before. As in `_store` last what begins the first of
         them."""
         segment = self.segments[-1]
         try:

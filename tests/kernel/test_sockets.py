@@ -380,11 +380,67 @@ print(*[getattr(Peer(), name) for name in ("socket", "may_take_plain", "last_act
     assert outputs[0] == outputs[1] == b"-1 True False None None\nNone False 0.0 None\n"
 
 
-def test_reads_with_bytes_behind_are_unfinished() -> None:
-    reads = [(b"data", 0, None), (b"data", 2, None), (b"", 0, None), (b"data", 4, None)]
-    assert compiled.unfinished(reads, [(3, 1), (4, 1), (0, 0), (4, 0)]) == [0]
-    assert compiled.unfinished([], []) == []
-    with pytest.raises(ValueError, match="1 stops of 4 reads"):
-        compiled.unfinished(reads, [(4, 1)])
-    with pytest.raises(TypeError):
-        compiled.unfinished(reads, [4, 4, 4, 4])
+def serve(pairs: Any, takes: Any, rounds: int = 9, *, are_free: bool = True) -> tuple[Any, Any, Any, Any]:
+    """What is left, what `take` was given, what was left to be sent and what was settled; `takes`: what it returns."""
+    peers = [peer_of(socket_of(ours.fileno(), is_free=are_free)) for ours, _ in pairs]
+    reads: list[Any] = [(b"%d-request" % number, number, peer) for number, peer in enumerate(peers)]
+    given: list[Any] = []
+    unsent: list[Any] = []
+    settled: list[Any] = []
+    returned = iter(takes)
+
+    def take(found: Any) -> Any:
+        given.append([(data, at, peers.index(peer)) for data, at, peer in found])
+        return next(returned, None)
+
+    def settle(taken: Any, those: Any) -> None:
+        settled.append((taken, [peers.index(peer) for peer in those]))
+
+    left = compiled.serve_plain(reads, take, rounds, unsent.extend, settle)
+    return (
+        [(number, data, at, peers.index(peer)) for number, (data, at, peer) in left],
+        given,
+        [(peers.index(peer), data, is_rest) for peer, data, is_rest in unsent],
+        settled,
+    )
+
+
+def test_requests_are_served_round_by_round(make_pair: Callable[[], Pair]) -> None:
+    pairs = [make_pair() for _ in range(3)]
+    takes = [([(4, 1), (9, 2), (2, 0)], [b"first", b"all", b""]), ([(9, 1), (3, 1)], [b"second", b"once"])]
+    left, given, unsent, settled = serve(pairs, takes)
+    assert left == [(2, b"2-request", 3, 2)]
+    first = [(b"0-request", 0, 0), (b"1-request", 1, 1), (b"2-request", 2, 2)]
+    assert given == [first, [(b"0-request", 4, 0), (b"2-request", 2, 2)], [(b"2-request", 3, 2)]]
+    assert (unsent, settled) == ([], [])
+    assert [read(theirs) for _, theirs in pairs] == [b"firstsecond", b"all", b"once"]
+
+
+def test_requests_are_served_in_so_many_rounds(pair: Pair) -> None:
+    takes = [([(at, 1)], [b"x"]) for at in range(1, 9)]
+    assert serve([pair], takes, 2)[0] == [(0, b"0-request", 2, 0)]
+    assert read(pair[1]) == b"xx"
+    for rounds in (0, -1):
+        left, given, *_ = serve([pair], takes, rounds)
+        assert (left, given) == ([(0, b"0-request", 0, 0)], [])
+    assert compiled.serve_plain([], None, 2, None, None) == []
+
+
+def test_responses_that_cannot_be_sent_now_are_left_to_others(pair: Pair) -> None:
+    later = ([(9, 1)], "a Deferred")
+    assert serve([pair], [later])[1:] == ([[(b"0-request", 0, 0)]], [], [(later, [0])])
+    assert serve([pair], [([(9, 1)], [b"wait"])], are_free=False)[2] == [(0, b"wait", False)]
+
+
+@pytest.mark.parametrize(
+    "taken", [(), ([],), ([], []), ([(9, 1)] * 2, [b""]), ([(9, 1)], []), ([9], [b""]), ([(9, 1)], ["text"]), 7]
+)
+def test_handlers_that_return_anything_else_are_noticed(pair: Pair, taken: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        serve([pair], [taken])
+
+
+@pytest.mark.parametrize("wrong", [None, (), (b"data", 0), (b"data",), ("text", 0, None)])
+def test_reads_that_are_none_are_refused(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        compiled.serve_plain([wrong], lambda reads: ([(9, 1)], [b""]), 1, None, None)

@@ -103,6 +103,7 @@ def test_timestamps_do_not_go_back_with_the_clock(bench: Bench) -> None:
     store.append([message()])
     bench.clock.rightNow -= 3600
     assert store.append([message()])[0][3] == NOW_MS
+    assert store.encoded_log.next_place(NOW_MS - 3_600_000)[0] == NOW_MS
     bench.clock.rightNow += 3601
     assert store.append([message()])[0][3] == NOW_MS + 1000
 

@@ -71,8 +71,8 @@ class PlainSends:
     def take(self, reads: Sequence[PlainRead]) -> Taken | None:
         """Take the plain sends at the beginnings of `reads`; see `HandlerTable.register_plain`."""
         log = self._log
-        now, begin = log.next_timestamp_ms, log.end
-        found = self._compiled.take(reads, self._rules.plain_targets, now, begin, log.room)
+        now, begin, room = log.next_place(int(reads[0][2].last_active * 1000))  # which is now
+        found = self._compiled.take(reads, self._rules.plain_targets, now, begin, room)
         if found is None:
             return None
         answers: list[bytes]

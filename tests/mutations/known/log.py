@@ -195,8 +195,8 @@ MISTAKES = [
     Mutation(
         "store the head of an append first",
         "store/commitlog.py",
-        "        self._buffer[start + COMMIT_BYTES : start + size] = memoryview(data)[COMMIT_BYTES:size]\n",
-        "        self._buffer[start : start + size] = data[:size]\n",
+        "        self._buffer[start + COMMIT_BYTES : stop] = memoryview(data)[COMMIT_BYTES : stop - start]\n",
+        "        self._buffer[start:stop] = data[: stop - start]\n",
         ("tests/store/test_torn_records.py::test_an_append_that_a_kill_cut_short_is_cut_off_wherever_that_was",),
     ),
     Mutation(
@@ -237,8 +237,8 @@ MISTAKES = [
     Mutation(
         "store messages into pages that left memory",
         "store/commitlog.py",
-        "        if stop <= self._readied_to and now < self._readied_until:\n",
-        "        if True:\n",
+        "        if stop > self._readied_to or now >= self._readied_until:\n",
+        "        if False:\n",
         ("tests/store/test_unreadable_pages.py",),
     ),
     Mutation(
@@ -353,8 +353,15 @@ MISTAKES = [
     Mutation(
         "let store timestamps go back with the clock",
         "store/commitlog.py",
-        "        now, open_queue = self.next_timestamp_ms, self._queues.open\n",
+        "        now, open_queue = max(self._now_ms(), self.last_timestamp_ms), self._queues.open\n",
         "        now, open_queue = self._now_ms(), self._queues.open\n",
+        ("tests/store/test_append.py::test_timestamps_do_not_go_back_with_the_clock",),
+    ),
+    Mutation(
+        "let store timestamps of plain sends go back with the clock",
+        "store/commitlog.py",
+        "        return max(now_ms, self.last_timestamp_ms), self.end, room\n",
+        "        return now_ms, self.end, room\n",
         ("tests/store/test_append.py::test_timestamps_do_not_go_back_with_the_clock",),
     ),
     Mutation(

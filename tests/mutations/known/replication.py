@@ -13,8 +13,8 @@ MISTAKES = [
     Mutation(
         "copy a small piece of a master's log to pages that may have left memory",
         "store/commitlog.py",
-        "            self._make_ready(start, stop, self._now_ms())\n            self._copy(start, run.data",
-        "            self._copy(start, run.data",
+        "            self._store(run.data, run, self._now_ms(), doubtful_end)\n",
+        "            self._store(run.data, run, 0, doubtful_end)\n",
         (_RAW,),
     ),
     Mutation(

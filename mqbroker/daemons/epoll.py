@@ -21,7 +21,7 @@ from twisted.internet import tcp
 from twisted.internet.epollreactor import EPollReactor
 from twisted.logger import Logger
 
-from mqbroker.kernel import compiled
+from mqbroker.kernel import OffsetClock, compiled
 
 #: After the system's clock was set back, time runs slower by this factor until the clock has caught up.
 SLOWED_BY = 0.02
@@ -29,7 +29,7 @@ SLOWED_BY = 0.02
 LOOK_SECONDS = 0.01
 
 
-class MonotonicTime:
+class MonotonicTime(OffsetClock):
     """The time of day for timers, which may slow down but is strictly monotonic; calling it returns seconds since 1970.
 
     Twisted's reactor uses the system's clock. If that is set back, every timer waits longer by as much, including the
@@ -41,24 +41,18 @@ class MonotonicTime:
 
     def __init__(self, wall: Callable[[], float], monotonic: Callable[[], float]) -> None:
         self._wall = wall
-        self._monotonic = monotonic
-        self._last = monotonic()
-        self._ahead = wall() - self._last
-        self._fresh_until = self._last
+        self.monotonic = monotonic
+        self._last = self.fresh_until = monotonic()
+        self.ahead = wall() - self._last
 
-    def __call__(self) -> float:
-        now = self._monotonic()
-        if now >= self._fresh_until:
-            self._look(now)
-        return now + self._ahead
-
-    def _look(self, now: float) -> None:
+    def look(self, now: float) -> None:
+        """Read the system's clock."""
         ahead = self._wall() - now
-        if ahead < self._ahead:
-            ahead = max(ahead, self._ahead - SLOWED_BY * (now - self._last))
-        self._ahead = ahead
+        if ahead < self.ahead:
+            ahead = max(ahead, self.ahead - SLOWED_BY * (now - self._last))
+        self.ahead = ahead
         self._last = now
-        self._fresh_until = now + LOOK_SECONDS
+        self.fresh_until = now + LOOK_SECONDS
 
 
 #: If the last wait was shorter than this, the next one polls for as long: the time that clients not written in C take

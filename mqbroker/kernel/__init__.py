@@ -11,6 +11,7 @@ has fields that it reaches without a lookup. Knows nothing of the other packages
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -58,5 +59,25 @@ class Peer:
     from_address: Any = None
 
 
+class OffsetClock:
+    """Base of a clock that is `ahead` of a monotonic one; calling it returns seconds.
+
+    `look` is called with the monotonic time once that has come to `fresh_until`, and sets both anew.
+    """
+
+    monotonic: Callable[[], float]
+    ahead: float
+    fresh_until: float
+
+    def __call__(self) -> float:
+        now = self.monotonic()
+        if now >= self.fresh_until:
+            self.look(now)
+        return now + self.ahead
+
+    def look(self, now: float) -> None:
+        raise NotImplementedError
+
+
 if not TYPE_CHECKING and compiled is not None:
-    Socket, Peer = compiled.Socket, compiled.Peer
+    Socket, Peer, OffsetClock = compiled.Socket, compiled.Peer, compiled.OffsetClock

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
+from mqbroker.kernel import OffsetClock as OffsetClock
 from mqbroker.kernel import Peer as Peer
 from mqbroker.kernel import Socket as Socket
 

@@ -215,7 +215,11 @@ class CommitLog:
         """Let the log end behind records that are stored, and leave them to the dispatcher."""
         self.end = run.end
         self.last_timestamp_ms = max(self.last_timestamp_ms, run.newest_ms)
-        self._leave(run)
+        if self._transient is None:
+            self._add_to_dispatch_queue(run)
+        else:
+            self._uncommitted.append(run)
+            self._transient.appended(self.end, self.last_timestamp_ms)
         if self.end > self._next_wanted_at:
             self._next_wanted_at = self._base + self.segment_bytes
             for listener in self.on_next_wanted:
@@ -245,13 +249,6 @@ class CommitLog:
             except OSError as error:
                 raise StoreUnwritable(f"where the next message goes {error}") from error
         self._readied_to, self._readied_until = end, now + READIED_MS
-
-    def _leave(self, run: Run) -> None:
-        if self._transient is None:
-            self._add_to_dispatch_queue(run)
-        else:
-            self._uncommitted.append(run)
-            self._transient.appended(self.end, self.last_timestamp_ms)
 
     def _add_to_dispatch_queue(self, run: Run) -> None:
         self.dispatch_queue.put(run)
@@ -347,8 +344,7 @@ class CommitLog:
         self.end += BLANK_BYTES_MIN
         self.segments.append(segment)
         self._activate()
-        self.end = self._base
-        self._leave(Run(start, self.end, 0, start, 0, rows=()))
+        self._stored(Run(start, self._base, 0, start, 0, rows=()))
 
     # A master's records
 

@@ -164,7 +164,8 @@ class Dispatcher:
         """Schedule a turn for what was appended, or have the next one at once if it was put off."""
         if self._call is not None and not self._is_put_off:
             return
-        is_busy = self._busy_count >= (BUSY_AWAITED_MESSAGES if self.is_awaited() else BUSY_MESSAGES)
+        count = self._busy_count
+        is_busy = count >= BUSY_AWAITED_MESSAGES or (count >= BUSY_MESSAGES and not self.is_awaited())
         if self._call is None:
             delay_s = self.turn_delay_s
             if is_busy:

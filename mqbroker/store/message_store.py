@@ -135,9 +135,10 @@ class MessageStore:
         #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once each
         #: queue that got messages in a turn, once they can be got.
         self.on_dispatch: list[DispatchListener] = parts.cq_dispatcher.listeners
-        #: Returns whether somebody waits for messages of any queue.
-        self.is_awaited: Callable[[], bool] = lambda: False
-        dispatcher.is_awaited = lambda: self.is_awaited()
+
+    def is_awaited_by(self, waits: Callable[[], bool]) -> None:
+        """`waits` returns whether somebody waits for messages of any queue."""
+        self._dispatcher.is_awaited = waits
 
     def make_bit_maps(self, of_topic: Callable[[str], BitMap | None]) -> None:
         """Compute bit maps for extension units from now on, for topics with filters."""

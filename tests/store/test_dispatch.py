@@ -45,7 +45,7 @@ def test_after_many_messages_the_next_turn_waits_for_more(bench: Bench, is_await
     """A millisecond, as the Java system's dispatch does between any two rounds."""
     store = bench.open()
     store.start()
-    store.is_awaited = lambda: is_awaited
+    store.is_awaited_by(lambda: is_awaited)
     many = dispatch.BUSY_AWAITED_MESSAGES if is_awaited else dispatch.BUSY_MESSAGES
 
     def dispatched_after(count: int, seconds: float = 0.0) -> int:

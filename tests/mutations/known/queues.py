@@ -185,14 +185,14 @@ MISTAKES = [
     Mutation(
         "let each dispatch wait for the end of a millisecond",
         "store/dispatch.py",
-        "        is_busy = self._busy_count >= (BUSY_AWAITED_MESSAGES if self.is_awaited() else BUSY_MESSAGES)\n",
+        "        is_busy = count >= BUSY_AWAITED_MESSAGES or (count >= BUSY_MESSAGES and not self.is_awaited())\n",
         "        is_busy = True\n",
         ("tests/store/test_dispatch.py",),
     ),
     Mutation(
         "let those wait who wait for messages",
         "broker/assembly.py",
-        "        store.is_awaited = lambda: bool(self.held)\n",
+        "        store.is_awaited_by(lambda: bool(self.held))\n",
         "",
         ("tests/broker/test_long_polling.py",),
     ),

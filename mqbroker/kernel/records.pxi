@@ -399,7 +399,11 @@ def index_keys(
     check_range(data, at, stop)
     PyObject_GetBuffer(file_bytes, &lent, PyBUF_SIMPLE | PyBUF_WRITABLE)
     try:
-        if not (1 < number <= number_max and 0 < slots and INDEX_HEADER + 4 * slots + ENTRY * number_max <= lent.len):
+        # Each by itself first: what they take together may be more than 64 bits hold.
+        if not (
+            0 < slots <= lent.len and 1 < number <= number_max <= lent.len
+            and INDEX_HEADER + 4 * slots + ENTRY * number_max <= lent.len
+        ):
             raise ValueError(f"entries {number} to {number_max} with {slots} slots in a file of {lent.len} bytes")
         file.p, file.slots, file.number, file.number_max = <uint8_t *> lent.buf, slots, number, number_max
         file.begin_ms, file.slots_used = begin_ms, slots_used

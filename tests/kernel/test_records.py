@@ -214,7 +214,7 @@ def test_a_range_outside_of_the_bytes_is_refused(at: int, stop: int) -> None:
 
 @pytest.mark.parametrize(
     ("slots", "number", "number_max"),
-    [(5, 1, 9), (0, 2, 9), (-1, 2, 9), (5, 9, 8), (5, 2, 48), (2**40, 2, 9), (5, 2, 2**60)],
+    [(5, 1, 9), (0, 2, 9), (-1, 2, 9), (5, 9, 8), (5, 2, 48), (2**40, 2, 9), (2**61, 2, 9), (5, 2, 2**59)],
 )
 def test_an_index_file_that_cannot_be_is_refused(slots: int, number: int, number_max: int) -> None:
     with pytest.raises(ValueError, match="entries"):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,23 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from tests.mutations.known import KNOWN, SOURCE, Mutation
+from tests.mutations.known import KNOWN, Mutation
+from tests.sources import ROOT, copy_sources
 
-ROOT = SOURCE.parent
 #: A mistake may also make the tests hang.
 TIMEOUT_S = 300
 #: Without a mistake all of the tests run to their end.
 ALL_TIMEOUT_S = 1800
 ALL_AT_ONCE = ("-n", "auto", "--dist", "loadfile")
-
-
-def copy_sources(source: Path, copy: Path) -> None:
-    """Copy what tests need; with times, so that what Python compiled for the source is good for the copy too."""
-    for name in ("mqbroker", "mqbroker_demo", "tests", "twisted", "conf", "pyproject.toml", "setup.cfg"):
-        if (source / name).is_dir():
-            shutil.copytree(source / name, copy / name)
-        else:
-            shutil.copy2(source / name, copy / name)
 
 
 def run_tests(

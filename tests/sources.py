@@ -1,0 +1,15 @@
+"""A copy of the sources, in which tests may be run after something in it was changed."""
+
+import shutil
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def copy_sources(source: Path, copy: Path) -> None:
+    """Copy what tests need; with times, so that what Python compiled for the source is good for the copy too."""
+    for name in ("mqbroker", "mqbroker_demo", "tests", "twisted", "conf", "pyproject.toml", "setup.cfg"):
+        if (source / name).is_dir():
+            shutil.copytree(source / name, copy / name)
+        else:
+            shutil.copy2(source / name, copy / name)

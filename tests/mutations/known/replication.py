@@ -13,8 +13,8 @@ MISTAKES = [
     Mutation(
         "copy a small piece of a master's log to pages that may have left memory",
         "store/commitlog.py",
-        "            self._store(run.data, run, self._now_ms(), doubtful_end)\n",
-        "            self._store(run.data, run, 0, doubtful_end)\n",
+        "        if stop > self._readied_to or now >= self._readied_until:\n",
+        "        if run.appended_ms and (stop > self._readied_to or now >= self._readied_until):\n",
         (_RAW,),
     ),
     Mutation(

@@ -165,8 +165,8 @@ class CommitLog:
 
     def _append_here(self, messages: Sequence[NewMessage]) -> list[Appended] | None:
         """Append to the current segment; None, with nothing done, if it is too small."""
-        now, open_queue = max(self._now_ms(), self.last_timestamp_ms), self._queues.open
-        end, doubtful_end = self.end, self.doubtful_end
+        now, end, _ = self.next_place(self._now_ms())
+        open_queue, doubtful_end = self._queues.open, 0
         parts: list[bytes] = []
         appended: list[Appended] = []
         queues: list[ConsumeQueue] = []
@@ -208,11 +208,11 @@ class CommitLog:
             self._make_ready(start, stop, now)
         self._buffer[start + COMMIT_BYTES : stop] = memoryview(data)[COMMIT_BYTES : stop - start]
         self._buffer[start : start + COMMIT_BYTES] = data[:COMMIT_BYTES]
-        self.doubtful_end = max(self.doubtful_end, doubtful_end)
-        self._stored(run)
+        self._stored(run, doubtful_end)
 
-    def _stored(self, run: Run) -> None:
+    def _stored(self, run: Run, doubtful_end: int = 0) -> None:
         """Let the log end behind records that are stored, and leave them to the dispatcher."""
+        self.doubtful_end = max(self.doubtful_end, doubtful_end)
         self.end = run.end
         self.last_timestamp_ms = max(self.last_timestamp_ms, run.newest_ms)
         if self._transient is None:
@@ -363,8 +363,7 @@ class CommitLog:
         else:
             self._source.claim(stop, fills_ahead=not is_copied_fast)
             self._write_raw(start, memoryview(run.data)[: stop - start])
-            self.doubtful_end = max(self.doubtful_end, doubtful_end)
-            self._stored(run)
+            self._stored(run, doubtful_end)
 
     def _write_raw(self, start: int, data: memoryview) -> None:
         """Write records by calls: the pages need not be in memory before. As in `_store` last what begins the first of

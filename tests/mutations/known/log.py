@@ -353,13 +353,6 @@ MISTAKES = [
     Mutation(
         "let store timestamps go back with the clock",
         "store/commitlog.py",
-        "        now, open_queue = max(self._now_ms(), self.last_timestamp_ms), self._queues.open\n",
-        "        now, open_queue = self._now_ms(), self._queues.open\n",
-        ("tests/store/test_append.py::test_timestamps_do_not_go_back_with_the_clock",),
-    ),
-    Mutation(
-        "let store timestamps of plain sends go back with the clock",
-        "store/commitlog.py",
         "        return max(now_ms, self.last_timestamp_ms), self.end, room\n",
         "        return now_ms, self.end, room\n",
         ("tests/store/test_append.py::test_timestamps_do_not_go_back_with_the_clock",),

@@ -16,7 +16,7 @@ import attrs
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
-from mqbroker.remoting.handlers import HandlerTable, IConnection, PlainHandler, PlainRead, Taken
+from mqbroker.remoting.handlers import Answered, HandlerTable, IConnection, PlainHandler, PlainRead, Taken
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.requests import REQUESTS, WaitQueue
 
@@ -96,7 +96,7 @@ class FastFailure:
         """Leave requests that waited too long to the handler that refuses them."""
         turns = self._turns
 
-        def take(reads: Sequence[PlainRead]) -> Taken | None:
+        def take(reads: Sequence[PlainRead]) -> Taken | Answered | None:
             now = reads[0][2].last_active
             if now - turns.turn_began >= limit.seconds:
                 return None

@@ -37,7 +37,7 @@ from mqbroker.remoting.limits import AddressLoad, Limits, Load
 from mqbroker.remoting.peer_address import peer_of
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.response_table import OPAQUE_MASK, ResponseTable
-from mqbroker.remoting.responses import settle
+from mqbroker.remoting.responses import settle, write_each
 from mqbroker.remoting.tcp import ImmediateWriteServer, unsent_bytes
 from mqbroker.wire.command import (
     EXT_FIELDS_MAX,
@@ -303,8 +303,11 @@ class RemotingProtocol(Peer, Protocol):
             return data
         at = 0
         while self.has_room_for_requests() and (taken := self._table.take_plain([(joined, at, self)])) is not None:
-            at = taken.reads[0][0]
-            settle(taken, [self])
+            at = taken[0][0][0]
+            if isinstance(taken, Taken):
+                settle(taken, [self])
+            else:
+                write_each([self], taken[1])
             if at == len(joined) or self._must_stop(until):
                 break
         self._scheduler.spent(address, self._clock.seconds() - began)

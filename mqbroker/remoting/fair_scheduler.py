@@ -7,7 +7,6 @@ iterations, least time used first, by address and then by connection. This modul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
@@ -67,17 +66,6 @@ class FairScheduler:
     def spent(self, address: AddressLoad, seconds: float) -> None:
         """Charge the time spent handling frames as they were read."""
         address.turn_s += seconds
-        self._use(seconds)
-
-    def spent_together(self, sizes: Mapping[AddressLoad, int], began: float) -> None:
-        """Charge the time since `began` to addresses, by how many bytes came from each."""
-        if sizes:
-            seconds, total = self._clock.seconds() - began, sum(sizes.values())
-            for address, size in sizes.items():
-                address.turn_s += seconds * size / total
-            self._use(seconds)
-
-    def _use(self, seconds: float) -> None:
         self._used_s += seconds
         if self._used_s > UNNOTICED_S and self._call is None:
             self._call = self._clock.callLater(0, self._turn)

@@ -124,16 +124,20 @@ PlainRead = tuple[bytes, int, IConnection]
 
 
 class Taken(NamedTuple):
-    """Requests that a plain handler took: for each read where it stopped and how many it took, the bytes of the
-    responses for each read, and a function that names the requests of a read, by its number, should these fail."""
+    """Requests that a plain handler took and answers later: for each read where it stopped and how many it took, the
+    bytes of the responses for each read, and a function that names the requests of a read, by its number, should these
+    fail."""
 
     reads: Sequence[tuple[int, int]]
-    answers: list[bytes] | Deferred[list[bytes]]
+    answers: Deferred[list[bytes]]
     asked: Callable[[int], Sequence[Asked]]
 
 
+#: The first two of these, for requests that were answered at once.
+Answered = tuple[Sequence[tuple[int, int]], list[bytes]]
+
 #: Takes plain requests from the beginnings of some reads; None where there is none. Each read is of another connection.
-PlainHandler = Callable[[Sequence[PlainRead]], Taken | None]
+PlainHandler = Callable[[Sequence[PlainRead]], Taken | Answered | None]
 
 
 #: Whether a plain request may be handled, by (connection, access key, signature, signed content, values of the fields
@@ -211,7 +215,7 @@ class HandlerTable:
         """The guard's check of plain requests; None if every peer may send every request."""
         return None if self._guard is None else self._guard.guarding_plain(code, fields)
 
-    def take_plain(self, reads: Sequence[PlainRead]) -> Taken | None:
+    def take_plain(self, reads: Sequence[PlainRead]) -> Taken | Answered | None:
         """Have the first of the plain handlers that can take requests from the beginnings of `reads`: of two calls in
         a row mostly the same one, which is asked first."""
         for place, (code, handler) in enumerate(self.plain.items()):

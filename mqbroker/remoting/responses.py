@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def settle(taken: Taken, connections: list[RemotingProtocol]) -> None:
-    """Send the responses over the connections, at once or when they are there: then the requests are in flight."""
-    answers = taken.answers
-    if isinstance(answers, list):
-        write_each(connections, answers)
-        return
+    """Send the responses over the connections when they are there: until then the requests are in flight."""
     for connection, (_, count) in zip(connections, taken.reads, strict=True):
         connection.begin_requests(count)
 
@@ -35,7 +31,7 @@ def settle(taken: Taken, connections: list[RemotingProtocol]) -> None:
         requests = [taken.asked(number) for number in range(len(connections))]
         finish([failures(those, failure.value) if those else b"" for those in requests])
 
-    answers.addCallbacks(finish, fail)
+    taken.answers.addCallbacks(finish, fail)
 
 
 def write_each(connections: list[RemotingProtocol], answers: list[bytes]) -> None:

@@ -109,25 +109,22 @@ class RemotingServerFactory(ServerFactory):
 
         Returns what is left, for `dataReceived`, and which read it is of.
         """
-        if compiled is None or not self._table.plain:
+        plain, scheduler = self._table.plain, self.scheduler
+        if compiled is None or not plain:
             return list(enumerate(reads))
-        if self.scheduler.has_time_for_all and self.load.is_light(self._limits.requests_under_way_max):
-            left = self._serve(reads)
-        else:
-            late = [address for address in sizes if not self.scheduler.has_time(address)]
+        may_all = scheduler.has_time_for_all and self.load.is_light(self._limits.requests_under_way_max)
+        if not may_all:
+            late = [address for address in sizes if not scheduler.has_time(address)]
             may = [self._may_take(connection, late) for _, _, connection in reads]
+            refused = [(number, read) for number, read in enumerate(reads) if not may[number]]
             chosen = [number for number in range(len(reads)) if may[number]]
-            left = [(number, read) for number, read in enumerate(reads) if not may[number]]
-            left += [(chosen[at], read) for at, read in self._serve([reads[number] for number in chosen])]
+            reads = [reads[number] for number in chosen]
             sizes = {address: size for address, size in sizes.items() if address not in late}
-        self.scheduler.spent_together(sizes, now)
-        return left
-
-    def _serve(self, reads: list[PlainRead]) -> list[tuple[int, PlainRead]]:
-        assert compiled is not None
-        left: list[tuple[int, PlainRead]]
-        left = compiled.serve_plain(reads, self._table.take_plain, len(self._table.plain), write_left, settle)
-        return left
+        left = compiled.serve_plain(reads, self._table.take_plain, len(plain), write_left, settle)
+        seconds, total = self._clock.seconds() - now, sum(sizes.values())
+        for address, size in sizes.items():
+            scheduler.spent(address, seconds * size / total)
+        return left if may_all else refused + [(chosen[at], read) for at, read in left]
 
     def in_time(self, protocols: Sequence[Any]) -> list[bool]:
         """Whether the scheduler has time left for each in this turn of the reactor; with TLS it is for those within."""

@@ -83,7 +83,7 @@ class SharedReads:
 
     def _read(self, transports: list[ImmediateWriteServer]) -> int:
         """Read from the sockets that are to be read and handle what was read, as far as the buffer lasts; returns how
-        many were looked at."""
+        many were looked at. What was read is freed before the next are read, which find that memory in the caches."""
         now = self._reactor.seconds()
         try:
             count, reads, readers, sizes, others = self._receiver.receive(transports, now)

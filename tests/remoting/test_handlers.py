@@ -8,7 +8,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from mqbroker.errors import Refused
-from mqbroker.remoting.handlers import Call, HandlerTable, IConnection, PlainHandler, PlainRead, Taken, answers
+from mqbroker.remoting.handlers import Answered, Call, HandlerTable, IConnection, PlainHandler, PlainRead, answers
 from mqbroker.wire.admin_bodies import GroupList
 from mqbroker.wire.codes import RequestCode as Code
 from mqbroker.wire.codes import ResponseCode
@@ -123,9 +123,9 @@ def test_the_plain_handler_that_took_requests_is_asked_first() -> None:
     table, asked = HandlerTable(), list[int]()
 
     def taking(code: int, what: bytes) -> PlainHandler:
-        def take(reads: Sequence[PlainRead]) -> Taken | None:
+        def take(reads: Sequence[PlainRead]) -> Answered | None:
             asked.append(code)
-            return Taken([(1, 1)], [b""], lambda number: ()) if reads[0][0] == what else None
+            return ([(1, 1)], [b""]) if reads[0][0] == what else None
 
         return take
 

@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 from mqbroker.errors import Refused
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.fair_scheduler import ALL_AT_ONCE_S, AT_ONCE_S
-from mqbroker.remoting.handlers import Asked, HandlerTable, PlainRead, Taken
+from mqbroker.remoting.handlers import Answered, Asked, HandlerTable, PlainRead, Taken
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.responses import write_each
 from mqbroker.remoting.server import RemotingServerFactory
@@ -37,16 +37,21 @@ class Plain:
 
     def __init__(self) -> None:
         self.opaques: list[int] = []
+        #: What was asked in each of the reads that were taken last.
+        self.asked: list[list[Asked]] = []
         self.answer: Answer = lambda opaque: encode_command(RemotingCommand(0, opaque=opaque, flag=RESPONSE_FLAG))
 
-    def take(self, reads: Sequence[PlainRead]) -> Taken | None:
+    def take(self, reads: Sequence[PlainRead]) -> Taken | Answered | None:
         found = [self._take_one(data, at) for data, at, _ in reads]
         if not any(count for _, count, _, _ in found):
             return None
         answers: Any = [answer for _, _, answer, _ in found]
-        if any(isinstance(answer, Deferred) for answer in answers):
-            [answers] = [answer.addCallback(lambda data: [data]) for answer in answers]
-        return Taken([(stop, count) for stop, count, _, _ in found], answers, lambda number: found[number][3])
+        places = [(stop, count) for stop, count, _, _ in found]
+        self.asked = [asked for *_, asked in found]
+        if not any(isinstance(answer, Deferred) for answer in answers):
+            return places, answers
+        [awaited] = [answer.addCallback(lambda data: [data]) for answer in answers]
+        return Taken(places, awaited, lambda number: self.asked[number])
 
     def _take_one(self, data: bytes, at: int) -> tuple[int, int, Any, list[Asked]]:
         size = 4 + int.from_bytes(data[at : at + 4], "big")
@@ -157,14 +162,15 @@ class Together(Plain):
         self.later: Deferred[Any] | None = None
         self.on_take: Callable[[], Any] = lambda: None
 
-    def take(self, reads: Sequence[PlainRead]) -> Taken | None:
+    def take(self, reads: Sequence[PlainRead]) -> Taken | Answered | None:
         assert all(at == 0 for _, at, _ in reads) or len(reads) == 1
         self.calls.append([connection for *_, connection in reads])
         self.on_take()
         taken = super().take(reads)
         if taken is None or self.later is None:
             return taken
-        return taken._replace(answers=self.later.addCallback(lambda _: taken.answers))
+        places, answers, *_ = taken
+        return Taken(places, self.later.addCallback(lambda _: answers), lambda number: self.asked[number])
 
 
 class Server:

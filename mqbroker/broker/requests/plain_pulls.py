@@ -13,7 +13,7 @@ from mqbroker.broker.broker_stats import PullCounts
 from mqbroker.broker.requests.pull_message import FOUND_TAIL, PULLS_AT_ONCE_MAX, PullRequests
 from mqbroker.broker.requests.pull_plans import PullPlan, PullPlans
 from mqbroker.kernel import compiled
-from mqbroker.remoting.handlers import Asked, HandlerTable, PlainGuard, PlainRead, Taken
+from mqbroker.remoting.handlers import Answered, HandlerTable, PlainGuard, PlainRead
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import RequestCode
 
@@ -31,10 +31,10 @@ class PlainPulls:
     _gets: PullCounts
     _guard: PlainGuard | None
 
-    def take(self, reads: Sequence[PlainRead]) -> Taken | None:
+    def take(self, reads: Sequence[PlainRead]) -> Answered | None:
         """Take the plain pulls at the beginnings of `reads`; see `HandlerTable.register_plain`."""
         assert compiled is not None
-        found = compiled.take_pulls(
+        found: Answered | None = compiled.take_pulls(
             reads,
             self._plans.by_key,
             self._store.queues_by_name,
@@ -48,19 +48,11 @@ class PlainPulls:
             BYTES_AT_ONCE_MAX,
             self._guard,
         )
-        if found is None:
-            return None
-        stops, answers = found
-        return Taken(stops, answers, _asked)
+        return found
 
     def _commit(self, plan: PullPlan, offset: int) -> None:
         topic, group, queue_id = plan.counted_as
         self._pulls.commit(group, topic, queue_id, offset)
-
-
-def _asked(number: int) -> Sequence[Asked]:
-    """Nothing fails later: all are answered at once."""
-    return ()
 
 
 def serve_plain_pulls(

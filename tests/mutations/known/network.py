@@ -298,8 +298,8 @@ MISTAKES = [
     Mutation(
         "take plain requests of those whose time is used up, too",
         "remoting/server.py",
-        "        if self.scheduler.has_time_for_all and self.load",
-        "        if self.load",
+        "        may_all = scheduler.has_time_for_all and self.load",
+        "        may_all = self.load",
         ("tests/remoting/test_plain_requests.py",),
         with_compiled=True,
     ),
@@ -313,9 +313,9 @@ MISTAKES = [
     ),
     Mutation(
         "charge nobody for requests of several connections that are handled together",
-        "remoting/fair_scheduler.py",
-        "                address.turn_s += seconds * size / total\n",
-        "                pass\n",
+        "remoting/server.py",
+        "            scheduler.spent(address, seconds * size / total)\n",
+        "            pass\n",
         ("tests/remoting/test_plain_requests.py::test_each_address_is_charged_for_its_reads",),
         with_compiled=True,
     ),

@@ -129,7 +129,7 @@ class Assembly:
         self.producers = ProducerRegistry(now, live)
         UnusedGroupEviction(self.groups, self.topics, self.offsets, self.consumers, store)
         self.slow_consumers = SlowConsumers(store, self.topics, self.groups, self.offsets, self.consumers, live)
-        self.held = HeldPulls(clock, live)
+        self.held = HeldPulls(clock, live, store.dispatch_soon)
         self.slaves = Slaves(store.raw_log)
         self.acknowledgements: Acknowledgements | None = None
         if settings.store.broker_role is BrokerRole.SYNC_MASTER:

@@ -330,7 +330,6 @@ class BrokerService(Service):
             log.error("no slave can connect: {error}; set another haListenPort", error=error)
             return
         self._master = master
-        store.on_growth.append(master.log_has_grown)
         self._stops.append(master.stopService)
 
     def _read_acl(self, worker: IWorker) -> AclFiles | None:

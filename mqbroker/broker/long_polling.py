@@ -64,8 +64,10 @@ class HeldPulls:
     to a share that leaves room for others.
     """
 
-    def __init__(self, clock: IReactorTime, live: LiveSettings) -> None:
+    def __init__(self, clock: IReactorTime, live: LiveSettings, on_hold: Callable[[], None] = lambda: None) -> None:
+        """`on_hold`: called when a pull begins to wait."""
         self._clock = clock
+        self._on_hold = on_hold
         self._live = live
         self._refusal_log = RateLimitedLog("pulls not held", clock.seconds, 1)
         self._held: dict[_Key, list[HeldPull]] = {}
@@ -114,6 +116,7 @@ class HeldPulls:
             )
             return False
         self._held.setdefault((held.topic, held.queue_id), []).append(held)
+        self._on_hold()
         return True
 
     def arrived(self, topic: str, queue_id: int, next_offset: int) -> None:

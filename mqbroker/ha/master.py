@@ -52,6 +52,8 @@ class ILog(Protocol):
     """What replication reads of the store."""
 
     segment_bytes: int
+    #: Called each time that `end` has grown.
+    on_growth: list[Callable[[], None]]
 
     @property
     def start(self) -> int:
@@ -346,6 +348,7 @@ class MasterFactory(ServerFactory):
     """Builds the connections to slaves.
 
     :param is_allowed: whether a slave may connect from an address, given without port.
+    :param on_growth: called each time that the log has grown while there are connections.
     :param group: of which this broker is the master; None without elections.
     """
 
@@ -357,12 +360,14 @@ class MasterFactory(ServerFactory):
         settings: HaSettings,
         now: Callable[[], float],
         is_allowed: Callable[[str], bool],
+        on_growth: Callable[[], None],
         on_disconnected: Callable[[], None],
         group: IGroup | None = None,
     ) -> None:
         self.group = group
         self.slaves, self.log, self.settings, self.now = slaves, slaves.log, settings, now
         self._is_allowed = is_allowed
+        self._on_growth = on_growth
         self._on_disconnected = on_disconnected
         self.lines = RateLimitedLog("replication links closed", now, LINES_PER_MINUTE)
         #: Fired when no connection is left.
@@ -397,10 +402,14 @@ class MasterFactory(ServerFactory):
         return True
 
     def connected(self, connection: SlaveConnection) -> None:
+        if not self.slaves.links:
+            self.log.on_growth.append(self._on_growth)
         self.slaves.links.append(connection)
 
     def disconnected(self, connection: SlaveConnection, why: str) -> None:
         self.slaves.links.remove(connection)
+        if not self.slaves.links:
+            self.log.on_growth.remove(self._on_growth)
         if connection.link.sent is not None:
             log.info("slave {peer} disconnected: {why}", peer=connection.peer, why=why)
         self._on_disconnected()
@@ -437,7 +446,9 @@ class MasterService(Service):
         self._slaves = slaves
         slaves.on_acknowledged.append(self._fire_if_drained)
         self._steady = steady or self._clock.seconds
-        self.factory = MasterFactory(slaves, settings, self._steady, is_allowed, self._fire_if_drained, group)
+        self.factory = MasterFactory(
+            slaves, settings, self._steady, is_allowed, self._log_has_grown, self._fire_if_drained, group
+        )
         self.port = settings.listen_port
         self._listening: IListeningPort | None = None
         self._loops = [(LoopingCall(self._look), WATCH_SECONDS), (LoopingCall(self._report), REPORT_SECONDS)]
@@ -478,10 +489,10 @@ class MasterService(Service):
                 loop.stop()
         await self.factory.close()
 
-    def log_has_grown(self) -> None:
+    def _log_has_grown(self) -> None:
         """Send what was appended: where senders wait for slaves what comes first in a turn at once, and the rest of
         the turn together; else all of a pause together."""
-        if self._is_scheduled or not self._slaves.links:
+        if self._is_scheduled:
             return
         self._is_scheduled = True
         pause_s = self.factory.settings.pause_s

@@ -2,8 +2,8 @@
 
 Each function takes a prefix of what it is given, as long as that is plain, and says how far it came; the caller does
 the next piece in Python, which is the specification, and calls again. Bytes in, values out: nothing of it holds memory
-of a file, or state of a store, between two calls. What it reads of each connection in each turn, `Socket` and `Peer`,
-has fields that it reaches without a lookup. Knows nothing of the other packages.
+of a file between two calls. What it reads in each turn - of each connection `Socket` and `Peer`, of the commit log
+`LogTail` - has fields that it reaches without a lookup. Knows nothing of the other packages.
 
 `compiled` is None without it, or where the environment says ``MQBROKER_KERNEL=off``.
 """
@@ -79,5 +79,47 @@ class OffsetClock:
         raise NotImplementedError
 
 
+class LogTail:
+    """Base of a log of segments, which is appended to at its `end`.
+
+    Compiled, `append_encoded` does itself what needs nothing but a copy: where the pages are ready and no segment is
+    wanted. The rest it leaves to `append_unready`.
+    """
+
+    #: Offsets: the end, where the last segment begins, where its last record ends at most. The newest store timestamp.
+    end: int
+    _base: int
+    _limit: int
+    last_timestamp_ms: int
+    #: The last segment; how far it may be written, and until when (ms); above which end the next one is wanted.
+    _buffer: Any
+    _readied_to: int
+    _readied_until: int
+    _next_wanted_at: int
+    #: What new records wait in before they are written to the segment; why appends are refused.
+    _transient: Any
+    _refusals: dict[Any, str]
+    #: A deque of what is not yet dispatched, and the type of what it has.
+    dispatch_queue: Any
+    run_type: Any
+    #: Called when something is about to be dispatched, and nothing was before; when the log has grown for its readers.
+    on_dispatchable: list[Callable[[], None]]
+    on_growth: list[Callable[[], None]]
+
+    def next_place(self, now_ms: int) -> tuple[int, int, int]:
+        """For records that are encoded at `now_ms`: their store timestamp (ms), the offset of the first, and bytes that
+        they may take in the segment; none while appends are refused."""
+        return max(now_ms, self.last_timestamp_ms), self.end, 0 if self._refusals else self._limit - self.end
+
+    def append_encoded(self, data: bytes, count: int, last: int, now: int) -> None:
+        """Append records that were encoded for `next_place`, of which `now` is the timestamp. `last`: where the last of
+        them begins in `data`. Raises what `append_unready` does."""
+        self.append_unready(data, count, last, now)
+
+    def append_unready(self, data: bytes, count: int, last: int, now: int) -> None:
+        raise NotImplementedError
+
+
 if not TYPE_CHECKING and compiled is not None:
     Socket, Peer, OffsetClock = compiled.Socket, compiled.Peer, compiled.OffsetClock
+    LogTail = compiled.LogTail

@@ -15,6 +15,7 @@ from struct import error as struct_error
 from zope.interface import implementer
 
 from mqbroker.errors import DiskFull, RecordTooLarge, StoreBusy, StoreUnwritable
+from mqbroker.kernel import LogTail
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IMappedFile, read_before_touch
@@ -60,7 +61,7 @@ class Refusal(Enum):
 
 
 @implementer(ILogView)
-class CommitLog:
+class CommitLog(LogTail):
     """The log, open for appending at `end`.
 
     :param segments: at least one; the last has blocks behind every byte and is written to from `end` on.
@@ -80,6 +81,7 @@ class CommitLog:
         store_host: bytes,
         transient: TransientStore | None = None,
     ) -> None:
+        self.run_type = Run
         self.segments = segments
         self.segment_bytes = segments[0].size
         self.min_offset = first_offset
@@ -99,8 +101,10 @@ class CommitLog:
             transient.on_failure.append(self._commit_failed)
         #: What was appended and is not yet dispatched.
         self.dispatch_queue = DispatchQueue()
-        #: Called when there is more to dispatch.
+        #: Called when something is about to be dispatched, and nothing was before.
         self.on_dispatchable: list[Callable[[], None]] = []
+        #: Called each time that `readable_end` has grown.
+        self.on_growth: list[Callable[[], None]] = []
         #: Called once for each segment, when the next one should be created.
         self.on_next_wanted: list[Callable[[], None]] = []
         #: Where a slave's log ended when its growth was last looked at, when that was (ms), and what was found.
@@ -140,6 +144,7 @@ class CommitLog:
 
     def _activate(self) -> None:
         self._base = self.min_offset + (len(self.segments) - 1) * self.segment_bytes
+        self._limit = self._base + self.segment_bytes - BLANK_BYTES_MIN
         self._buffer = self.segments[-1].buffer
         self._next_wanted_at = self._base + self.segment_bytes // NEXT_WANTED_PART
         self._readied_to = self._readied_until = 0
@@ -186,7 +191,7 @@ class CommitLog:
         except (struct_error, TypeError, ValueError) as error:
             _undo_next_offsets(messages, queues)
             raise ValueError(f"message {len(appended)} of the batch: {error}") from error
-        if end - self._base + BLANK_BYTES_MIN > self.segment_bytes:
+        if end > self._limit:
             _undo_next_offsets(messages, queues)
             return None
         data = b"".join(parts)
@@ -225,15 +230,8 @@ class CommitLog:
             for listener in self.on_next_wanted:
                 listener()
 
-    def next_place(self, now_ms: int) -> tuple[int, int, int]:
-        """For records that are encoded at `now_ms`: their store timestamp (ms), the offset of the first, and bytes that
-        they may take in the segment; none while appends are refused."""
-        room = 0 if self._refusals else self._base + self.segment_bytes - self.end - BLANK_BYTES_MIN
-        return max(now_ms, self.last_timestamp_ms), self.end, room
-
-    def append_encoded(self, data: bytes, count: int, last: int, now: int) -> None:
-        """Append records that were encoded for `next_place`, of which `now` is the timestamp. `last`: where the last of
-        them begins in `data`. Raises StoreUnwritable."""
+    def append_unready(self, data: bytes, count: int, last: int, now: int) -> None:
+        """As `append_encoded`. Raises StoreUnwritable."""
         begin, size = self.end, len(data)
         self._store(data, Run(begin, begin + size, count, begin + last, now, data, appended_ms=now), now)
 
@@ -251,8 +249,11 @@ class CommitLog:
         self._readied_to, self._readied_until = end, now + READIED_MS
 
     def _add_to_dispatch_queue(self, run: Run) -> None:
+        if not self.dispatch_queue:
+            for listener in self.on_dispatchable:
+                listener()
         self.dispatch_queue.put(run)
-        for listener in self.on_dispatchable:
+        for listener in self.on_growth:
             listener()
 
     def _committed(self) -> None:
@@ -322,7 +323,7 @@ class CommitLog:
         """Split messages by segment; the first list fits the current one. Every record is encoded once, so that a bad
         value is found before anything is written."""
         groups: list[list[NewMessage]] = [[]]
-        room = self._base + self.segment_bytes - self.end - BLANK_BYTES_MIN
+        room = self._limit - self.end
         for message in messages:
             try:
                 self._queues.open(message[0], message[1])

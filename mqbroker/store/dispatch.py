@@ -92,12 +92,15 @@ TURN_MESSAGES = 1000
 TIMED_EVERY = 7
 #: Delay of the next attempt after the disk refused a write, seconds.
 RETRY_S = 1.0
-#: Once so many messages were dispatched within `BUSY_S`, seconds, the next turn waits for its end: a turn costs as much
-#: as ten sends, whatever it finds. The Java system's dispatch waits as long between any two rounds. Where somebody
-#: waits for messages, more may come before.
-BUSY_MESSAGES = 1
-BUSY_AWAITED_MESSAGES = 32
+#: A turn costs as much as ten sends, whatever it finds, so it is put off until more has come. Where somebody waits for
+#: messages, or asks for them, until `BUSY_S` (seconds) after the last turn, as the Java system does, once so many were
+#: dispatched within that time. Where nobody does, until about `IDLE_MESSAGES` or `IDLE_BYTES` have come, which
+#: are in the processor's caches then; `IDLE_S` at most.
 BUSY_S = 0.001
+BUSY_MESSAGES = 32
+IDLE_S = 0.05
+IDLE_MESSAGES = 500
+IDLE_BYTES = 256 * 1024
 
 
 class Dispatcher:
@@ -138,8 +141,12 @@ class Dispatcher:
         self.turn_delay_s = 0.0
         #: Whether somebody waits for messages of any queue.
         self.is_awaited: Callable[[], bool] = lambda: False
-        # When the current `BUSY_S` began, and how many messages were dispatched since.
-        self._busy_since, self._busy_count, self._is_put_off = 0.0, 0, False
+        # When the current `BUSY_S` began, how many messages were dispatched since, and when the last turn was.
+        self._busy_since, self._busy_count, self._turn_began = 0.0, 0, 0.0
+        #: In what time about as much comes as a turn waits for.
+        self._idle_s = IDLE_S
+        #: Whether the next turn waits for more, and when it is due (clock time).
+        self._is_put_off, self._due = False, 0.0
 
     # Turns
 
@@ -158,35 +165,54 @@ class Dispatcher:
 
     def _schedule(self, delay_s: float = 0) -> None:
         if self._call is None and self._is_started:
+            self._due = self._clock.seconds() + delay_s
             self._call = self._clock.callLater(delay_s, self._turn)
 
     def _schedule_more(self) -> None:
-        """Schedule a turn for what was appended, or have the next one at once if it was put off."""
-        if self._call is not None and not self._is_put_off:
-            return
-        count = self._busy_count
-        is_busy = count >= BUSY_AWAITED_MESSAGES or (count >= BUSY_MESSAGES and not self.is_awaited())
+        """Schedule a turn for what was appended."""
         if self._call is None:
-            delay_s = self.turn_delay_s
-            if is_busy:
-                delay_s = max(delay_s, min(BUSY_S, self._busy_since + BUSY_S - self._clock.seconds()))
-            self._is_put_off = is_busy
-            self._schedule(delay_s)
-        elif not is_busy:
-            self._call.reset(self.turn_delay_s)
-            self._is_put_off = False
+            put_off_s = self._put_off_s(self.is_awaited())
+            self._is_put_off = put_off_s > 0
+            self._schedule(max(self.turn_delay_s, put_off_s))
+
+    def _put_off_s(self, is_awaited: bool) -> float:
+        """How long the next turn waits for more."""
+        if self._busy_count < (BUSY_MESSAGES if is_awaited else 1):
+            return 0
+        pause_s = BUSY_S if is_awaited else self._idle_s
+        return min(pause_s, self._busy_since + pause_s - self._clock.seconds())
+
+    def hasten(self) -> None:
+        """Have a turn that was put off sooner, for somebody who waits for messages from now on."""
+        if self._call is not None and self._is_put_off:
+            self._call.cancel()
+            self._call = None
+            self._schedule(max(self.turn_delay_s, self._put_off_s(is_awaited=True)))
+
+    def dispatch_put_off(self) -> bool:
+        """Have a turn that was put off now, for somebody who reads; False if there is none, or the last one was just
+        before."""
+        if self._call is None or not self._is_put_off or self._put_off_s(is_awaited=True) > 0:
+            return False
+        self._call.cancel()
+        self._turn()
+        return True
 
     def _turn(self) -> None:
         self._call, self._is_put_off = None, False
         now = self._clock.seconds()
         if not self._busy_since <= now < self._busy_since + BUSY_S:
             self._busy_since, self._busy_count = now, 0
+        passed_s, self._turn_began = now - self._turn_began, now
+        before, taken = self._busy_count, self._taken
         try:
             self.dispatch(TURN_MESSAGES)
             # The queue has what came since the last turn. If each turn left some of it, it would exceed its bound one
             # day, and all be read from the log again, at several times the cost.
             while self._is_next_queued:
                 self.dispatch(TURN_MESSAGES)
+            part = max((self._busy_count - before) / IDLE_MESSAGES, (self._taken - taken) / IDLE_BYTES)
+            self._idle_s = min(IDLE_S, max(BUSY_S, passed_s / part)) if part else IDLE_S
             if self._index_dispatcher is not None:
                 self._index_dispatcher.index(self.offset, TURN_MESSAGES)
                 self._index_dispatcher.index_queued(self.offset, TURN_MESSAGES)
@@ -195,6 +221,10 @@ class Dispatcher:
             why = f"a consume queue or the index cannot be written: {self._why_not(error)}"
             if self._commit_log.refuse(Refusal.NOT_DISPATCHED, why):
                 self.log.error("dispatch waits for the disk, and messages are refused: {error}", error=error)
+            self._schedule(RETRY_S)
+            return
+        except Exception:
+            self.log.failure("unexpected error in the dispatch, which goes on in {seconds} s", seconds=RETRY_S)
             self._schedule(RETRY_S)
             return
         if self._commit_log.allow(Refusal.NOT_DISPATCHED):
@@ -263,7 +293,7 @@ class Dispatcher:
         if self._index_dispatcher is not None:
             self._index_dispatcher.keep(run)
         if run.appended_ms and (run.count > 1 or not run.start % TIMED_EVERY):
-            self._statistics.put(run.count, run.appended_ms)
+            self._statistics.put(run.count, max(run.appended_ms, int(self._due * 1000)))
 
     def _write_pending(self) -> None:
         self._cq_dispatcher.write()

@@ -19,44 +19,32 @@ QUEUED_BYTES_MAX = 16 * 1024 * 1024
 JOINED_BYTES_MAX = 32 * 1024
 
 
-class DispatchQueue:
+class DispatchQueue(deque[Run]):
     """Runs of records in the order of the log."""
-
-    def __init__(self) -> None:
-        self._runs: deque[Run] = deque()
-        self._bytes = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._runs)
 
     @property
     def begin(self) -> int:
         """Log offset of the first run; there must be one."""
-        return self._runs[0].start
+        return self[0].start
 
     def put(self, run: Run) -> None:
         """Add a run that follows all others."""
-        if self._bytes > QUEUED_BYTES_MAX:
-            self._runs.clear()
-            self._bytes = 0
-        self._runs.append(run)
-        self._bytes += run.end - run.start
+        if self and run.start - self.begin > QUEUED_BYTES_MAX:
+            self.clear()
+        self.append(run)
 
-    def pop(self, start: int, count: int) -> Run | None:
+    def take(self, start: int, count: int) -> Run | None:
         """Remove and return the run that begins at `start`, joined with those that follow it up to about `count`
         records; None if there is none. Runs before `start` are removed, too."""
-        runs = self._runs
-        while runs and runs[0].start < start:
-            self._bytes -= runs[0].end - runs[0].start
-            runs.popleft()
-        if not runs or runs[0].start > start:
+        while self and self.begin < start:
+            self.popleft()
+        if not self or self.begin > start:
             return None
-        taken = [last := runs.popleft()]
+        taken = [last := self.popleft()]
         records = last.count
-        while runs and records < count and runs[0].start == last.end and _can_join(last) and _can_join(runs[0]):
-            taken.append(last := runs.popleft())
+        while self and records < count and self.begin == last.end and _can_join(last) and _can_join(self[0]):
+            taken.append(last := self.popleft())
             records += last.count
-        self._bytes -= last.end - start
         return taken[0] if len(taken) == 1 else _joined(taken, records)
 
 
@@ -76,7 +64,7 @@ def read_back(log: ILogView, queue: DispatchQueue, start: int, end: int, count: 
     """As `scan`, with the runs that are in the queue; it becomes empty below where this ends. The last one that is
     yielded ends at `end`, unless there are more than `count`; fillers are empty runs, and count as one record."""
     while start < end and count > 0:
-        run = queue.pop(start, count)
+        run = queue.take(start, count)
         if run is None:
             stop = min(end, queue.begin) if queue else end
             for found in scan(log, start, stop, count):

@@ -104,8 +104,6 @@ class MessageStore:
         self._earliest = (-1, -1)
         #: The log as bytes, for replication.
         self.raw_log = RawLog(commit_log, parts.reader.resident_pages, parts.page_loader)
-        #: Called when the log has grown.
-        self.on_growth = commit_log.on_dispatchable
         self.statistics = parts.statistics
         #: Messages and bytes added to each queue; cleared by the statistics.
         self.entered = parts.cq_dispatcher.entered
@@ -139,6 +137,15 @@ class MessageStore:
     def is_awaited_by(self, waits: Callable[[], bool]) -> None:
         """`waits` returns whether somebody waits for messages of any queue."""
         self._dispatcher.is_awaited = waits
+
+    def dispatch_soon(self) -> None:
+        """Called when somebody begins to wait for messages: what is appended need not wait for more."""
+        self._dispatcher.hasten()
+
+    def dispatch_put_off(self) -> bool:
+        """Called when somebody asks for what may be there: dispatch now what waits for more, unless the last dispatch
+        was a moment ago. False if nothing changes."""
+        return self._dispatcher.dispatch_put_off()
 
     def make_bit_maps(self, of_topic: Callable[[str], BitMap | None]) -> None:
         """Compute bit maps for extension units from now on, for topics with filters."""
@@ -250,24 +257,31 @@ class MessageStore:
     # Reading
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        return (self._queues.bounds(topic, queue_id) or (0, 0))[0]
+        return (self.bounds(topic, queue_id) or (0, 0))[0]
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The end of what `get` finds: undispatched messages do not count."""
-        return (self._queues.bounds(topic, queue_id) or (0, 0))[1]
+        return (self.bounds(topic, queue_id) or (0, 0))[1]
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         """See `ConsumeQueues.bounds`."""
+        self.dispatch_put_off()
         return self._queues.bounds(topic, queue_id)
 
     async def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> ByKey:
         """Records of a topic by unique key or key, stored between two times: see `Queries.by_key`."""
+        self.dispatch_put_off()
         self._index_queued()
         return await self.queries.by_key(topic, key, max_count, begin_ms, end_ms)
 
     def _index_queued(self) -> None:
         with contextlib.suppress(OSError):  # on a full disk messages that wait to be indexed are not found
             self._dispatcher.index_queued()
+
+    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """See `Queries.offset_by_time`."""
+        self.dispatch_put_off()
+        return await self.queries.offset_by_time(topic, queue_id, timestamp_ms)
 
     async def is_far(self, topic: str, queue_id: int, offset: int) -> bool:
         """Whether a message of a queue is so far behind that it counts as on disk; False if there is none."""

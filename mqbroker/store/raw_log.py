@@ -16,6 +16,8 @@ class RawLog:
     def __init__(self, log: CommitLog, resident_pages: ResidentPages, page_loader: PageLoader) -> None:
         self._log, self._resident_pages, self._page_loader = log, resident_pages, page_loader
         self.segment_bytes = log.segment_bytes
+        #: Called each time that `end` has grown.
+        self.on_growth = log.on_growth
 
     @property
     def start(self) -> int:

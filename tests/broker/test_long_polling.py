@@ -14,11 +14,11 @@ from twisted.internet.task import Clock
 from mqbroker.broker import long_polling as module
 from mqbroker.broker.long_polling import HeldPull, HeldPulls
 from mqbroker.remoting.limits import Shares
-from mqbroker.store.dispatch import BUSY_MESSAGES
-from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.command import RemotingCommand, encode_command
+from mqbroker.store.dispatch import BUSY_MESSAGES, BUSY_S, IDLE_S
+from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.record import decode_records
-from tests.broker.bench import Bench, FakeConnection, live_settings, pull_header
+from tests.broker.bench import Bench, Client, FakeConnection, live_settings, pull_header
 from tests.remoting.logs import Logged
 
 
@@ -314,18 +314,49 @@ def test_those_that_are_to_look_are_answered_where_it_stops(held: HeldPulls, clo
     assert not [call for call in clock.getDelayedCalls() if call.getTime() <= clock.seconds()]
 
 
+def pull(consumer: Client, suspend: bool = True, offset: int = 0) -> list[bytes] | None:
+    """The bodies of the messages of a queue from an offset on; None if it is held."""
+    sys_flag = PullSysFlag.SUSPEND * suspend | PullSysFlag.SUBSCRIPTION
+    answer = consumer.pull(queue_offset=offset, sys_flag=sys_flag, suspend_timeout_millis=10_000)
+    return None if answer is None else bodies(answer)
+
+
+def bodies(answer: RemotingCommand) -> list[bytes]:
+    return [record.body for record in decode_records(answer.body)]
+
+
 def test_who_waits_for_messages_has_them_without_delay_though_many_came(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store")
     client, consumer = bench.client(), bench.client()
     for _ in range(2 * BUSY_MESSAGES):
         client.send("T", queue_id=1)
     client.send("T", b"last", queue_id=1)
-    consumer.peer.transport.write(encode_command(RemotingCommand.request(
-        RequestCode.PULL_MESSAGE, pull_header(queue_offset=0, sys_flag=2 | 4, suspend_timeout_millis=10_000)
-    )))  # fmt: skip
-    consumer.link.pump()
+    assert pull(consumer) is None
     assert len(bench.parts.held) == 1
+    bench.clock.advance(BUSY_S)
     client.send("T", b"wanted", queue_id=0)
-    [answer] = consumer.heard()
-    assert [record.body for record in decode_records(answer.body)] == [b"wanted"]
+    assert [bodies(answer) for answer in consumer.heard()] == [[b"wanted"]]
+    bench.close()
+
+
+def test_who_begins_to_wait_has_soon_what_waits_for_its_dispatch(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    client, consumer = bench.client(), bench.client()
+    for _ in range(2 * BUSY_MESSAGES):
+        client.send("T", queue_id=1)
+    bench.clock.advance(IDLE_S)
+    client.send("T", b"wanted", queue_id=0)
+    assert pull(consumer) is None  # many were dispatched just now
+    bench.clock.advance(BUSY_S)
+    assert [bodies(answer) for answer in consumer.heard()] == [[b"wanted"]]
+    bench.close()
+
+
+def test_a_pull_finds_what_waits_for_its_dispatch(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    client, consumer = bench.client(), bench.client()
+    assert pull(consumer, suspend=False) == []
+    for number in range(3):
+        client.send("T", b"%d" % number, queue_id=0)
+        assert pull(consumer, suspend=number > 1, offset=number) == [b"%d" % number]
     bench.close()

@@ -177,7 +177,7 @@ def in_path(part: str) -> Callable[..., Any]:
 def points() -> dict[str, Callable[..., Any]]:
     from mqbroker.store.commitlog import CommitLog
     from mqbroker.store.consumequeue import ConsumeQueue
-    from mqbroker.store.dispatch import IndexDispatcher
+    from mqbroker.store.dispatch import Dispatcher, IndexDispatcher
     from mqbroker.store.index import Index
     from mqbroker.store.opening import Opening
     from mqbroker.store.os_disk import OsDisk, OsMappedFile
@@ -187,7 +187,7 @@ def points() -> dict[str, Callable[..., Any]]:
     return {
         "append.before": before(CommitLog, "append"),
         "append.half": half_stored(CommitLog),
-        "append.stored": before(CommitLog, "_add_to_dispatch_queue"),
+        "append.stored": before(Dispatcher, "_schedule_more"),
         "append.after": after(CommitLog, "append"),
         # roll
         "roll.before": before(CommitLog, "_roll_to"),

@@ -37,6 +37,7 @@ class Log:
     start: int = 0
     cold: int = 0
     segment_bytes: int = SEGMENT
+    on_growth: list[Callable[[], None]] = attrs.field(factory=list)
     reads: list[tuple[Deferred[bytes], int, int]] = attrs.field(factory=list)
     is_busy: bool = False
 
@@ -51,6 +52,11 @@ class Log:
             return memoryview(self.data)[offset : offset + size]
         self.reads.append((Deferred(), offset, size))
         return self.reads[-1][0]
+
+    def grow(self, data: bytes) -> None:
+        self.data += data
+        for listener in list(self.on_growth):
+            listener()
 
 
 class Transport(StringTransport):
@@ -106,13 +112,11 @@ def test_a_slave_is_sent_what_it_lacks_and_then_what_comes(
     assert [offset for offset, _ in pieces] == [7900, 8192, 9192]
     assert b"".join(data for _, data in pieces) == source.data[7900:]
     for more in (b"first", b"second", b"third"):
-        source.data += more
-        master.log_has_grown()
+        source.grow(more)
     assert transport.received() == [(10_000, b"first")]
     reactor.advance(0)
     assert transport.received() == [(10_005, b"secondthird")]
-    source.data += b"fourth"
-    master.log_has_grown()
+    source.grow(b"fourth")
     assert transport.received() == [(10_016, b"fourth")]
 
 
@@ -122,8 +126,7 @@ def test_the_log_is_sent_once_in_a_pause_also_when_a_slave_acknowledges(
     master.factory.settings = attrs.evolve(master.factory.settings, pause_s=0.5)
     connection, transport = slave(10_000)
     for more in (b"first", b"second", b"third"):
-        source.data += more
-        master.log_has_grown()
+        source.grow(more)
         reactor.advance(0)
         connection.dataReceived(REPORT.pack(10_005))
     assert transport.received() == [(10_000, b"first")]

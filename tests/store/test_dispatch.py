@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import pytest
 
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store import GetMessageStatus, dispatch
 from mqbroker.store import dispatch_queue as dispatch_queue_module
+from mqbroker.store.logscan import Run
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.tags_codes import parse_delay_levels
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import NewMessage
-from tests.store.harness import START_S, Bench, message, now, stop, tree
+from tests.remoting.logs import log_kept
+from tests.store.harness import START_S, Bench, message, now, run_now, stop, tree
 
 NOW_MS = int(START_S * 1000)
 Told = tuple[str, int, int, int | None, int]
@@ -40,29 +43,118 @@ def test_messages_can_be_got_in_the_turn_after_their_append(bench: Bench) -> Non
     assert (found.status, found.count, found.next_offset) == (GetMessageStatus.FOUND, 1, 1)
 
 
-@pytest.mark.parametrize("is_awaited", [False, True])
-def test_after_many_messages_the_next_turn_waits_for_more(bench: Bench, is_awaited: bool) -> None:
-    """A millisecond, as the Java system's dispatch does between any two rounds."""
+@attrs.define
+class Appends:
+    """A store that is appended to; where its queue ends is looked at without asking the store, which would dispatch."""
+
+    bench: Bench
+    store: MessageStore
+
+    def dispatched_after(self, count: int, seconds: float = 0.0) -> int:
+        for _ in range(count):
+            self.store.append([message()])
+        self.bench.clock.advance(seconds)
+        return self.dispatched()
+
+    def dispatched(self) -> int:
+        _, end = self.store._queues.bounds("T", 0) or (0, 0)
+        return end
+
+
+@pytest.fixture
+def appends(bench: Bench) -> Appends:
     store = bench.open()
     store.start()
-    store.is_awaited_by(lambda: is_awaited)
-    many = dispatch.BUSY_AWAITED_MESSAGES if is_awaited else dispatch.BUSY_MESSAGES
+    return Appends(bench, store)
 
-    def dispatched_after(count: int, seconds: float = 0.0) -> int:
-        for _ in range(count):
-            store.append([message()])
-        bench.clock.advance(seconds)
-        return store.max_offset("T", 0)
 
+def test_after_many_messages_the_next_turn_waits_for_more(appends: Appends) -> None:
+    """A millisecond where somebody waits, as the Java system's dispatch does between any two rounds."""
+    appends.store.is_awaited_by(lambda: True)
+    many = dispatch.BUSY_MESSAGES
     for count in range(1, many):
-        assert dispatched_after(1) == count
-    assert dispatched_after(50) == many + 49
+        assert appends.dispatched_after(1) == count
+    assert appends.dispatched_after(50) == many + 49
     for passed in (0.0, dispatch.BUSY_S / 2, dispatch.BUSY_S / 4):
-        assert dispatched_after(1, passed) == many + 49
-    assert dispatched_after(1, dispatch.BUSY_S / 4) == many + 53
-    if not is_awaited:
-        bench.clock.advance(dispatch.BUSY_S)
-    assert dispatched_after(1) == many + 54  # few came meanwhile
+        assert appends.dispatched_after(1, passed) == many + 49
+    assert appends.dispatched_after(1, dispatch.BUSY_S / 4) == many + 53
+    assert appends.dispatched_after(1) == many + 54  # few came meanwhile
+
+
+def test_where_nobody_waits_a_turn_waits_until_many_came(appends: Appends) -> None:
+    idle_s, many = dispatch.IDLE_S, dispatch.IDLE_MESSAGES
+    assert appends.dispatched_after(1) == 1
+    assert appends.dispatched_after(1, 0.75 * idle_s) == 1
+    assert appends.dispatched_after(many - 1, 0.25 * idle_s) == (end := 1 + many)
+    assert appends.dispatched_after(2 * many, 0.75 * idle_s) == end
+    assert appends.dispatched_after(0, 0.25 * idle_s) == (end := end + 2 * many)
+    # So many come in half the time.
+    assert appends.dispatched_after(1, 0.375 * idle_s) == end
+    assert appends.dispatched_after(0, 0.126 * idle_s) == end + 1
+    assert appends.dispatched_after(1, 0.75 * idle_s) == end + 1
+    assert appends.dispatched_after(0, 0.251 * idle_s) == end + 2
+
+
+def test_however_many_come_a_turn_waits_for_some(appends: Appends) -> None:
+    appends.dispatched_after(1)
+    assert appends.dispatched_after(100 * dispatch.IDLE_MESSAGES, dispatch.IDLE_S) == 100 * dispatch.IDLE_MESSAGES + 1
+    assert appends.dispatched_after(1, 0.75 * dispatch.BUSY_S) == 100 * dispatch.IDLE_MESSAGES + 1
+    assert appends.dispatched_after(1, 0.25 * dispatch.BUSY_S) == 100 * dispatch.IDLE_MESSAGES + 3
+
+
+def test_of_large_messages_a_turn_waits_for_fewer(appends: Appends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "IDLE_BYTES", 10_000)
+    assert appends.dispatched_after(1) == 1
+    appends.store.append([message(body=bytes(20_000))])
+    assert appends.dispatched_after(0, dispatch.IDLE_S) == 2
+    assert appends.dispatched_after(1, 0.4 * dispatch.IDLE_S) == 2
+    assert appends.dispatched_after(0, 0.11 * dispatch.IDLE_S) == 3
+
+
+def test_who_begins_to_wait_has_at_once_what_was_put_off(appends: Appends) -> None:
+    appends.store.dispatch_soon()  # there is nothing
+    assert appends.dispatched_after(1) == 1
+    assert appends.dispatched_after(1) == 1
+    appends.store.dispatch_soon()
+    assert appends.dispatched_after(0) == 2
+    assert appends.dispatched_after(dispatch.BUSY_MESSAGES, dispatch.IDLE_S) == (end := 2 + dispatch.BUSY_MESSAGES)
+    assert appends.dispatched_after(1, 0.5 * dispatch.BUSY_S) == end
+    appends.store.dispatch_soon()  # many were dispatched just now
+    assert appends.dispatched_after(0, 0.25 * dispatch.BUSY_S) == end
+    assert appends.dispatched_after(0, 0.25 * dispatch.BUSY_S) == end + 1
+
+
+def test_who_asks_for_messages_finds_what_was_put_off(appends: Appends) -> None:
+    store = appends.store
+    assert not store.dispatch_put_off()
+    assert appends.dispatched_after(1) == 1
+    assert not store.dispatch_put_off()
+    assert appends.dispatched_after(1) == 1
+    assert store.dispatch_put_off()
+    assert not store.dispatch_put_off()
+    assert appends.dispatched() == 2
+    assert appends.dispatched_after(1) == 2
+    assert (store.max_offset("T", 0), store.min_offset("T", 0), store.bounds("T", 0)) == (3, 0, (0, 3))
+    assert appends.dispatched_after(dispatch.BUSY_MESSAGES, dispatch.IDLE_S) == (end := 3 + dispatch.BUSY_MESSAGES)
+    assert appends.dispatched_after(1, 0.5 * dispatch.BUSY_S) == end
+    assert store.max_offset("T", 0) == end  # many were dispatched just now
+    assert appends.dispatched_after(0, 0.5 * dispatch.BUSY_S) == end
+    assert store.max_offset("T", 0) == end + 1
+    assert appends.dispatched_after(1, dispatch.IDLE_S) == end + 2  # turns go on
+
+
+def test_who_asks_by_key_finds_what_was_put_off(appends: Appends) -> None:
+    appends.store.append([message()])
+    appends.bench.clock.advance(0)
+    appends.store.append([message(properties=b"KEYS\x01k")])
+    assert len(run_now(appends.store.query("T", "k", 32, 0, 2 * NOW_MS)).records) == 1
+
+
+def test_who_asks_by_time_finds_what_was_put_off(appends: Appends) -> None:
+    for _ in range(2):
+        appends.store.append([message()])
+        appends.bench.clock.advance(0)
+    assert run_now(appends.store.offset_by_time("T", 0, NOW_MS + 1000)) == 1
 
 
 def test_messages_appended_before_the_start_are_dispatched_by_it(bench: Bench) -> None:
@@ -235,6 +327,7 @@ def test_beyond_the_bound_of_the_dispatch_queue_the_log_is_read(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same appends, dispatched from memory and read back from the log: the same files."""
+    monkeypatch.setattr(dispatch, "IDLE_S", 0.0)
     monkeypatch.setattr(dispatch, "BUSY_S", 0.0)
     batches = [
         [message(f"T{i % 3}", i % 5, b"%d" % i * i, b"KEYS\x01k%d k\x02TAGS\x01t%d" % (i, i % 4), sys_flag=i % 4 * 4)]
@@ -315,3 +408,39 @@ def test_dispatch_waits_for_a_full_disk_and_goes_on(bench: Bench) -> None:
     assert not store._commit_log.why_refused
     assert sorted(row[:3] for row in told) == [("T", 0, 1), ("T", 0, 2), ("T", 1, 1)]
     assert now(store).query("T", "7F0000010A2C18B4AAC27D0000000001", 10, 0, 2**62)
+
+
+def test_after_an_unexpected_error_dispatch_goes_on_by_itself(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = bench.open()
+    store.start()
+    dispatch_run = store._cq_dispatcher.dispatch_run
+    fails = [True]
+
+    def failing(run: Run) -> None:
+        if fails:
+            raise MemoryError
+        dispatch_run(run)
+
+    monkeypatch.setattr(store._cq_dispatcher, "dispatch_run", failing)
+    store.append([message()])
+    with log_kept() as logged:
+        bench.clock.advance(0)
+    assert [failure.type for failure in logged.failures] == [MemoryError]
+    store.append([message()])  # they are accepted meanwhile
+    fails.clear()
+    bench.clock.advance(dispatch.RETRY_S)
+    assert store.max_offset("T", 0) == 2
+
+
+def test_where_the_dispatcher_cannot_be_notified_the_next_append_does(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    log = store._commit_log
+    listeners, log.on_dispatchable[:] = list(log.on_dispatchable), [lambda: 1 / 0]  # type: ignore[list-item]
+    with pytest.raises(ZeroDivisionError):
+        store.append([message()])
+    log.on_dispatchable[:] = listeners
+    store.append([message()])
+    bench.clock.advance(0)
+    assert now(store).get("T", 0, 0, 32).count == 2
+    assert store._queues.open(b"T", 0).next_offset == 2

@@ -52,7 +52,7 @@ def test_what_was_evicted_is_read_by_the_worker(bench: Bench, store: MessageStor
 
 def test_growth_is_told(store: MessageStore) -> None:
     told: list[int] = []
-    store.on_growth.append(lambda: told.append(store.raw_log.end))
+    store.raw_log.on_growth.append(lambda: told.append(store.raw_log.end))
     fill(store, 1)
     store.dispatch_now()
     assert len(told) == 1

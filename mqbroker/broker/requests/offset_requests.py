@@ -57,7 +57,7 @@ class OffsetRequests:
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     async def search_offset(self, call: Call[h.SearchOffsetRequestHeader]) -> h.SearchOffsetResponseHeader:
         header = call.header
-        offset = await self.store.queries.offset_by_time(header.topic, header.queue_id, header.timestamp)
+        offset = await self.store.offset_by_time(header.topic, header.queue_id, header.timestamp)
         return h.SearchOffsetResponseHeader(offset=offset)
 
     @answers(RequestCode.GET_MAX_OFFSET)
@@ -203,7 +203,7 @@ class OffsetAdminRequests:
             if header.timestamp == TO_THE_END:
                 offset = self.store.max_offset(header.topic, queue_id)
             else:
-                offset = await self.store.queries.offset_by_time(header.topic, queue_id, header.timestamp)
+                offset = await self.store.offset_by_time(header.topic, queue_id, header.timestamp)
             table[self.queues.queue(header.topic, queue_id)] = offset if header.is_force else min(offset, committed)
         return table
 

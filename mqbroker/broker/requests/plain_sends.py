@@ -18,7 +18,7 @@ from mqbroker.broker.requests.send_rules import SendRules
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused, StoreError
 from mqbroker.kernel import compiled
-from mqbroker.remoting.handlers import Asked, HandlerTable, PlainGuard, PlainRead, Taken
+from mqbroker.remoting.handlers import Answered, Asked, HandlerTable, PlainGuard, PlainRead, Taken
 from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop, RequestCode, ResponseCode
@@ -68,7 +68,7 @@ class PlainSends:
             self._guard,
         )
 
-    def take(self, reads: Sequence[PlainRead]) -> Taken | None:
+    def take(self, reads: Sequence[PlainRead]) -> Taken | Answered | None:
         """Take the plain sends at the beginnings of `reads`; see `HandlerTable.register_plain`."""
         log = self._log
         now, begin, room = log.next_place(int(reads[0][2].last_active * 1000))  # which is now
@@ -81,14 +81,15 @@ class PlainSends:
             log.append_encoded(records, count, last, now)
         except StoreError:  # nothing was stored, and whoever refuses them says why
             return None
-        for queue, next_offset in numbers:
-            queue.next_offset = next_offset
+        finally:
+            if log.end > begin:
+                for queue, next_offset in numbers:
+                    queue.next_offset = next_offset
+        if not self._sends.waits:
+            return stops, answers
 
         def asked(number: int) -> list[Asked]:
             return [(opaque, flag, JSON) for opaque, flag, *_ in _MARKS.iter_unpack(marks[number])]
-
-        if not self._sends.waits:
-            return Taken(stops, answers, asked)
 
         def answer(code: int, refusal: Refused | None = None) -> list[bytes]:
             if code == ResponseCode.SUCCESS:

@@ -63,6 +63,12 @@ _CODES = {
     GetMessageStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
+#: What a pull finds at the end of a queue.
+_AT_END = (
+    GetMessageStatus.NO_MESSAGE_IN_QUEUE,
+    GetMessageStatus.OFFSET_OVERFLOW_ONE,
+    GetMessageStatus.OFFSET_OVERFLOW_BADLY,
+)
 _FOUND = (
     '{"code":0,"extFields":{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d"},'
     '"flag":1,"language":"PYTHON","opaque":%d'
@@ -174,7 +180,10 @@ class PullRequests:
         header = pull.header
         if self._cold and self._cold.get(connection, 0) >= COLD_ON_CONNECTION_MAX:
             raise StoreBusy(f"{COLD_ON_CONNECTION_MAX} pulls of the connection wait for the disk")
-        result = self._store.get(header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter)
+        what = header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter
+        result = self._store.get(*what)
+        if not isinstance(result, Deferred) and result.status in _AT_END and self._store.dispatch_put_off():
+            result = self._store.get(*what)
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
             self.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         if isinstance(result, Deferred):

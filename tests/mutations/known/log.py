@@ -352,9 +352,9 @@ MISTAKES = [
     ),
     Mutation(
         "let store timestamps go back with the clock",
-        "store/commitlog.py",
-        "        return max(now_ms, self.last_timestamp_ms), self.end, room\n",
-        "        return now_ms, self.end, room\n",
+        "kernel/__init__.py",
+        "        return max(now_ms, self.last_timestamp_ms), self.end, 0",
+        "        return now_ms, self.end, 0",
         ("tests/store/test_append.py::test_timestamps_do_not_go_back_with_the_clock",),
     ),
     Mutation(

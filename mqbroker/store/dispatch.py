@@ -184,10 +184,13 @@ class Dispatcher:
 
     def hasten(self) -> None:
         """Have a turn that was put off sooner, for somebody who waits for messages from now on."""
-        if self._call is not None and self._is_put_off:
+        if self._call is None or not self._is_put_off:
+            return
+        delay_s = max(self.turn_delay_s, self._put_off_s(is_awaited=True))
+        if self._clock.seconds() + delay_s < self._due:
             self._call.cancel()
             self._call = None
-            self._schedule(max(self.turn_delay_s, self._put_off_s(is_awaited=True)))
+            self._schedule(delay_s)
 
     def dispatch_put_off(self) -> bool:
         """Have a turn that was put off now, for somebody who reads; False if there is none, or the last one was just

@@ -119,7 +119,11 @@ def test_who_begins_to_wait_has_at_once_what_was_put_off(appends: Appends) -> No
     assert appends.dispatched_after(0) == 2
     assert appends.dispatched_after(dispatch.BUSY_MESSAGES, dispatch.IDLE_S) == (end := 2 + dispatch.BUSY_MESSAGES)
     assert appends.dispatched_after(1, 0.5 * dispatch.BUSY_S) == end
+    calls = list(appends.bench.clock.getDelayedCalls())
     appends.store.dispatch_soon()  # many were dispatched just now
+    assert len(hastened := list(appends.bench.clock.getDelayedCalls())) == len(calls)
+    appends.store.dispatch_soon()  # and another, who changes nothing
+    assert list(appends.bench.clock.getDelayedCalls()) == hastened != calls
     assert appends.dispatched_after(0, 0.25 * dispatch.BUSY_S) == end
     assert appends.dispatched_after(0, 0.25 * dispatch.BUSY_S) == end + 1
 

@@ -11,7 +11,7 @@ from mqbroker.filter import compile_expression
 from mqbroker.filter.bloom import BloomData
 from mqbroker.filter.sql92 import Expression
 from mqbroker.store.consumequeue_ext import ExtUnit
-from mqbroker.store.dispatch import BUSY_S
+from mqbroker.store.dispatch import IDLE_S
 from tests.broker.bench import START, Bench, Client
 from tests.broker.test_filtered_pulls import put, sql
 from tests.broker.test_pull import beat, bodies
@@ -45,7 +45,7 @@ def test_the_bits_of_those_who_want_a_message_are_set(bench: Bench, client: Clie
     assert [unit.bit_map for unit in units(bench, "V")] == [b""]
     put(client, 1, topic="U")
     put(client, 0, topic="U")
-    bench.turn(BUSY_S)
+    bench.turn(IDLE_S)
     assert [any(unit.bit_map) for unit in units(bench, "U")] == [False, True]
 
 

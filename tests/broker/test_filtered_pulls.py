@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mqbroker.store.dispatch import BUSY_S
+from mqbroker.store.dispatch import IDLE_S
 from mqbroker.wire.bodies import CheckClientRequestBody, SubscriptionData
 from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
@@ -41,7 +41,7 @@ def put(client: Client, *values: int, topic: str = "T") -> None:
     for value in values:
         (answer,) = client.send(topic, b"%d" % value, properties=f"a\x01{value}\x02TAGS\x01t{value % 2}")
         assert answer.code == 0
-    client.bench.turn(BUSY_S)
+    client.bench.turn(IDLE_S)
     client.heard()  # that its group has changed
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mqbroker.store.dispatch import BUSY_S
+from mqbroker.store.dispatch import IDLE_S
 from mqbroker.wire.bodies import (
     ConsumerConnection,
     ProducerConnection,
@@ -166,7 +166,7 @@ def query(
 def test_messages_by_key(bench: Bench, client: Client) -> None:
     for i in range(3):
         client.send(body=b"%d" % i, properties=f"KEYS\x01k k{i}\x02UNIQ_KEY\x01U{i}")
-    bench.turn(BUSY_S)
+    bench.turn(IDLE_S)
     found = query(client)
     assert sorted(record.body for record in decode_records(found.body)) == [b"0", b"1", b"2"]
     assert int(found.ext_fields["indexLastUpdateTimestamp"]) == START * 1000
@@ -186,7 +186,7 @@ def test_how_many_messages_by_key_there_are_at_a_time(
     client = make_bench(store={setting: 2}).client()
     for _ in range(3):
         client.send(properties="KEYS\x01k")
-    client.bench.turn(BUSY_S)
+    client.bench.turn(IDLE_S)
     assert len(decode_records(query(client, unique=unique).body)) == count
 
 

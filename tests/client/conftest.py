@@ -51,3 +51,4 @@ def server(tmp_path: Path) -> Iterator[Loopback]:
 def _dispatch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The brokers' clock stands still: the dispatch need not wait for the end of a millisecond."""
     monkeypatch.setattr(dispatch, "BUSY_S", 0.0)
+    monkeypatch.setattr(dispatch, "IDLE_S", 0.0)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from twisted.logger import capturedLogs, formatEvent
 
 from mqbroker.store import MessageStore
-from mqbroker.store.dispatch import BUSY_S
+from mqbroker.store.dispatch import IDLE_S
 from mqbroker.store.index import Index, KeyHasher, positive_hash
 from mqbroker.store.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile
 from mqbroker.store.logscan import Run
@@ -493,7 +493,7 @@ def test_time_windows_over_many_files(make: Callable[..., Bench]) -> None:
     for i in range(120):
         bench.clock.advance(0.4)
         times.append(store.append([message(properties=b"KEYS\x01k %d" % i)])[0][3])
-    bench.clock.advance(BUSY_S)
+    bench.clock.advance(IDLE_S)
     assert store._index is not None
     assert len(store._index.files) == 10
     points = [0, 1, 11, 12, 13, 23, 60, 95, 96, 118, 119]

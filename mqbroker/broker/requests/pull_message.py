@@ -63,12 +63,6 @@ _CODES = {
     GetMessageStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
-#: What a pull finds at the end of a queue.
-_AT_END = (
-    GetMessageStatus.NO_MESSAGE_IN_QUEUE,
-    GetMessageStatus.OFFSET_OVERFLOW_ONE,
-    GetMessageStatus.OFFSET_OVERFLOW_BADLY,
-)
 _FOUND = (
     '{"code":0,"extFields":{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d"},'
     '"flag":1,"language":"PYTHON","opaque":%d'
@@ -182,7 +176,7 @@ class PullRequests:
             raise StoreBusy(f"{COLD_ON_CONNECTION_MAX} pulls of the connection wait for the disk")
         what = header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter
         result = self._store.get(*what)
-        if not isinstance(result, Deferred) and result.status in _AT_END and self._store.dispatch_put_off():
+        if not isinstance(result, Deferred) and _is_at_end(result) and self._store.dispatch_put_off():
             result = self._store.get(*what)
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
             self.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
@@ -327,6 +321,11 @@ class PullRequests:
         if result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
             return True
         return self._code(result, offset)[0] == ResponseCode.PULL_NOT_FOUND
+
+
+def _is_at_end(result: GetMessageResult) -> bool:
+    """Whether nothing was found up to the end of the queue."""
+    return result.status is not GetMessageStatus.FOUND and result.next_offset >= result.max_offset
 
 
 def suggested_broker(settings: BrokerSettings, group: SubscriptionGroupConfig, *, suggest_slave: bool) -> int:

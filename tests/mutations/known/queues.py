@@ -199,7 +199,7 @@ MISTAKES = [
     Mutation(
         "answer that nothing was found, though messages wait for their dispatch",
         "broker/requests/pull_message.py",
-        "result.status in _AT_END and self._store.dispatch_put_off()",
+        "_is_at_end(result) and self._store.dispatch_put_off()",
         "False",
         ("tests/broker/test_long_polling.py",),
     ),

@@ -141,7 +141,7 @@ class Assembly:
         self.delay = DelayService(store, open_file("delayOffset.json"), clock, delays_ms, self.stats)
         self.half_queue = HalfQueue(store, self.offsets, clock, store_host, self.stats)
         store.on_dispatch.append(self._arrived)
-        store.is_awaited_by(lambda: bool(self.held))
+        store.is_awaited_by(*self.held.waiting)
         self._follow_settings()
 
         self.rights: IAccessControl = NoAccessControl()

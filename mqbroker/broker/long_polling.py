@@ -72,6 +72,8 @@ class HeldPulls:
         self._refusal_log = RateLimitedLog("pulls not held", clock.seconds, 1)
         self._held: dict[_Key, list[HeldPull]] = {}
         self._woken: dict[_Key, _Woken] = {}
+        #: By topic and queue id, the pulls that wait.
+        self.waiting = self._held, self._woken
         self._call: IDelayedCall | None = None
         self._shares = Shares()
         self._sweep = LoopingCall(self.sweep)

@@ -6,7 +6,7 @@ it exceeded its bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
@@ -139,8 +139,8 @@ class Dispatcher:
         self._is_started = False
         #: How long appends may wait for their turn, seconds: until what belongs together has come.
         self.turn_delay_s = 0.0
-        #: Whether somebody waits for messages of any queue.
-        self.is_awaited: Callable[[], bool] = lambda: False
+        #: By topic and queue id, those whose messages somebody waits for.
+        self.awaited: list[Mapping[tuple[str, int], object]] = []
         # When the current `BUSY_S` began, how many messages were dispatched since, and when the last turn was.
         self._busy_since, self._busy_count, self._turn_began = 0.0, 0, 0.0
         #: In what time about as much comes as a turn waits for.
@@ -171,11 +171,18 @@ class Dispatcher:
     def _schedule_more(self) -> None:
         """Schedule a turn for what was appended."""
         if self._call is None:
-            put_off_s = self._put_off_s(self.is_awaited())
+            put_off_s = self._put_off_s()
             self._is_put_off = put_off_s > 0
             self._schedule(max(self.turn_delay_s, put_off_s))
 
-    def _put_off_s(self, is_awaited: bool) -> float:
+    def appended(self, queues: Sequence[ConsumeQueue] | None = None) -> None:
+        """Called when messages were appended, of these queues, or any: those that somebody waits for are dispatched
+        soon."""
+        for waiting in self.awaited:
+            if waiting and (queues is None or any((queue.topic, queue.queue_id) in waiting for queue in queues)):
+                self.hasten()
+
+    def _put_off_s(self, is_awaited: bool = False) -> float:
         """How long the next turn waits for more."""
         if self._busy_count < (BUSY_MESSAGES if is_awaited else 1):
             return 0

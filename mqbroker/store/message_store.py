@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -107,8 +107,12 @@ class MessageStore:
         self.statistics = parts.statistics
         #: Messages and bytes added to each queue; cleared by the statistics.
         self.entered = parts.cq_dispatcher.entered
-        #: Hot: the log's own method, unless messages may name queues (see multi_dispatch).
-        self.append: Callable[[Sequence[NewMessage]], list[Appended]] = parts.append
+        #: The log's own method, unless messages may name queues (see multi_dispatch).
+        self._append = parts.append
+        #: Hot: whose messages somebody waits for, and what is told of theirs, where `append` was not called.
+        self.awaited, self.appended = dispatcher.awaited, dispatcher.appended
+        if parts.transient is not None:
+            parts.transient.on_commit.append(dispatcher.appended)
         #: Hot: where records that are encoded already are appended, and the queues that number them.
         self.encoded_log: IEncodedLog = commit_log
         self.open_queue = parts.queues.open
@@ -134,9 +138,9 @@ class MessageStore:
         #: queue that got messages in a turn, once they can be got.
         self.on_dispatch: list[DispatchListener] = parts.cq_dispatcher.listeners
 
-    def is_awaited_by(self, waits: Callable[[], bool]) -> None:
-        """`waits` returns whether somebody waits for messages of any queue."""
-        self._dispatcher.is_awaited = waits
+    def is_awaited_by(self, *waiting: Mapping[tuple[str, int], object]) -> None:
+        """`waiting`: by topic and queue id, those whose messages somebody waits for."""
+        self.awaited.extend(waiting)
 
     def dispatch_soon(self) -> None:
         """Called when somebody begins to wait for messages: what is appended need not wait for more."""
@@ -200,6 +204,12 @@ class MessageStore:
         self._files.lock.release()
 
     # Writing
+
+    def append(self, messages: Sequence[NewMessage]) -> list[Appended]:
+        """See `CommitLog.append`."""
+        appended = self._append(messages)
+        self.appended()
+        return appended
 
     def durable(self, end: int) -> Deferred[None]:
         """Fires when the log is on disk below `end`, a physical offset.

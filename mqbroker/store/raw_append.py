@@ -128,6 +128,7 @@ class RawAppender:
 
     def _append(self, run: Run) -> None:
         self._log.append_raw(run)
+        self._dispatcher.appended()
         self._last = run.last, run.end - run.last
 
     def _append_one(self, data: bytes, at: int) -> int:

@@ -247,6 +247,28 @@ def test_sends_are_appended_by_it(make_tail: Callable[..., Tail], tmp_path: Path
     bench.close()
 
 
+def test_of_plain_sends_those_that_somebody_waits_for_are_dispatched_soon(tmp_path: Path) -> None:
+    from tests.broker.bench import Bench as BrokerBench
+
+    bench = BrokerBench(tmp_path / "broker")
+    client, consumer = bench.client(), bench.client()
+    client.send("T", queue_id=1)
+    client.send("T", queue_id=0)
+    bench.turn(1)
+    assert consumer.pull(queue_id=1, queue_offset=1, sys_flag=6, suspend_timeout_millis=20_000) is None
+    bench.turn(1)
+    client.send("T", queue_id=0)  # at once, as none came before
+    bench.store._commit_log.append_unready = None  # all others are plain
+    for _ in range(3):
+        client.send("T", queue_id=0)
+        assert bench.store._queues.bounds("T", 0) == (0, 2)
+    client.send("T", b"wanted", queue_id=1)
+    [answer] = consumer.heard()
+    assert b"wanted" in answer.body
+    assert bench.store._queues.bounds("T", 0) == (0, 5)
+    bench.close()
+
+
 def test_queue_offsets_are_given_out_once_though_something_fails_behind_an_append(tmp_path: Path) -> None:
     from tests.broker.bench import Bench as BrokerBench
 

@@ -70,7 +70,7 @@ def appends(bench: Bench) -> Appends:
 
 def test_after_many_messages_the_next_turn_waits_for_more(appends: Appends) -> None:
     """A millisecond where somebody waits, as the Java system's dispatch does between any two rounds."""
-    appends.store.is_awaited_by(lambda: True)
+    appends.store.is_awaited_by({("another", 1): "somebody"})
     many = dispatch.BUSY_MESSAGES
     for count in range(1, many):
         assert appends.dispatched_after(1) == count
@@ -109,6 +109,34 @@ def test_of_large_messages_a_turn_waits_for_fewer(appends: Appends, monkeypatch:
     assert appends.dispatched_after(0, dispatch.IDLE_S) == 2
     assert appends.dispatched_after(1, 0.4 * dispatch.IDLE_S) == 2
     assert appends.dispatched_after(0, 0.11 * dispatch.IDLE_S) == 3
+
+
+def test_of_messages_whose_queues_are_known_those_that_somebody_waits_for_are_dispatched_soon(appends: Appends) -> None:
+    store, waiting = appends.store, dict[tuple[str, int], str]()
+    store.is_awaited_by({}, waiting)
+    log, queues = store._commit_log, [store.open_queue(b"T", number) for number in range(3)]
+    assert appends.dispatched_after(1) == 1
+    for number, (who, told, is_soon) in enumerate(
+        [
+            ({}, None, False),
+            ({}, queues, False),
+            ({("T", 1): "somebody"}, queues[:1], False),
+            ({("U", 0): "somebody"}, queues, False),
+            ({("T", 1): "somebody"}, [], False),
+            ({("T", 1): "somebody"}, queues[:2], True),
+            ({("U", 0): "somebody"}, None, True),
+        ]
+    ):
+        waiting.clear()
+        waiting.update(who)
+        for _ in range(2):
+            appends.bench.clock.advance(dispatch.IDLE_S)
+        log.append([message()])
+        appends.bench.clock.advance(0)
+        log.append([message()])  # this one waits for more
+        store.appended(told)
+        appends.bench.clock.advance(0)
+        assert appends.dispatched() == 2 + 2 * number + is_soon
 
 
 def test_who_begins_to_wait_has_at_once_what_was_put_off(appends: Appends) -> None:

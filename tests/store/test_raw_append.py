@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mqbroker.errors import DiskFull, StoreUnwritable
 from mqbroker.store import MessageStore, commitlog, segment
+from mqbroker.store.message_store import FOLLOWER_DISPATCH_S
 from mqbroker.store.raw_append import RECORD_BYTES_MAX, RawAppender
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_MAGIC, MAGIC, SIZE_AND_MAGIC, BadRecord, NewMessage
@@ -97,6 +98,21 @@ def test_the_log_is_the_masters_and_its_messages_are_found(master: MessageStore,
         assert len(found) == 1
         assert found == now(master).query(f"T{n % 3}", key, 9, 0, 2**62)
     assert store.stats.corrupt_ranges == 0
+
+
+def test_who_waits_for_messages_of_a_slave_has_them_soon(master: MessageStore, slave: Bench) -> None:
+    store, log = slave.open(), log_of(master)
+    store.is_awaited_by({("another", 1): "somebody"})
+    store.start()
+    raw = store.follow()
+    slave.clock.advance(1.0)
+    at = 0
+    for _ in range(3):
+        size: int = SIZE_AND_MAGIC.unpack_from(log, at)[0]
+        put(raw, at, log[at : at + size])
+        at += size
+        slave.clock.advance(1.01 * FOLLOWER_DISPATCH_S)
+        assert store.stats.dispatched == at
 
 
 @settings(max_examples=30, deadline=None)

@@ -67,6 +67,15 @@ def test_few_bytes_are_committed_after_the_interval(pool: Pool) -> None:
     assert now(pool.store).record(0) is not None
 
 
+def test_who_waits_for_messages_has_them_as_soon_as_they_are_committed(pool: Pool) -> None:
+    pool.store.is_awaited_by({("T", 0): "somebody"})
+    for count in (15, 30):
+        pool.append(*[b"x" * 1500] * 15)
+        for _ in range(3):
+            pool.bench.clock.advance(0)
+        assert len(pool.bodies()) == count
+
+
 def test_four_pages_are_committed_at_once(pool: Pool) -> None:
     pool.append(*[b"x" * 1000] * 20)
     pool.bench.clock.advance(0)

@@ -46,7 +46,7 @@ class PlainSends:
         guard: PlainGuard | None,
     ) -> None:
         self._store, self._log, self._rules, self._sends = store, store.encoded_log, rules, sends
-        self._store_host, self._guard = store_host, guard
+        self._store_host, self._guard, self._awaited = store_host, guard, store.awaited
         self._settings_changed(live.current)
         live.follow(self._settings_changed, "traceOn", "rejectTransactionMessage")
 
@@ -85,6 +85,8 @@ class PlainSends:
             if log.end > begin:
                 for queue, next_offset in numbers:
                     queue.next_offset = next_offset
+        if any(self._awaited):
+            self._store.appended([queue for queue, _ in numbers])
         if not self._sends.waits:
             return stops, answers
 

@@ -139,8 +139,8 @@ class MessageStore:
         self.on_dispatch: list[DispatchListener] = parts.cq_dispatcher.listeners
 
     def is_awaited_by(self, *waiting: Mapping[tuple[str, int], object]) -> None:
-        """`waiting`: by topic and queue id, those whose messages somebody waits for."""
-        self.awaited.extend(waiting)
+        """`waiting`: by topic and queue id, those whose messages somebody waits for, from now on."""
+        self.awaited[:] = waiting
 
     def dispatch_soon(self) -> None:
         """Called when somebody begins to wait for messages: what is appended need not wait for more."""

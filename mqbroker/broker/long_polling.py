@@ -97,9 +97,6 @@ class HeldPulls:
             for held in self._held.pop(key):
                 self._finish(held, True)
 
-    def __bool__(self) -> bool:
-        return bool(self._held or self._woken)
-
     def __len__(self) -> int:
         woken = sum(len(each.pulls) for each in self._woken.values())
         return woken + sum(map(len, self._held.values()))

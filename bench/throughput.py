@@ -21,7 +21,7 @@ SENDS = (
     Shape("send 16x4 1 KiB", "send", 16, 4, 1024, 150_000),
 )
 PULLS = (
-    Shape("pull 1x1 of 32", "pull", 1, 1, 128, 300_000),
+    Shape("pull 1x1 of 32", "pull", 1, 1, 128, 1_000_000),
     Shape("pull 4x1 of 32", "pull", 4, 1, 128, 1_000_000),
 )
 #: After the sends.
@@ -81,8 +81,9 @@ def compare_twistd(bench: Bench, table: Table, rounds: int, factor: float) -> No
     with ExitStack() as running:
         kinds: tuple[Kind, ...] = ("ours", "twistd")
         servers = [running.enter_context(bench.server(kind)) for kind in kinds]
+        reach_second_file(servers, factor)
         for server in servers:
-            server.load(FILLED, FILL.scaled(factor / 2))
+            server.load(FILLED, FILL.scaled(factor))
         table.head(f"{'messages a second':18}{'script':>9} {'twistd':>9} {'ratio':>6}")
         for shape in TWISTD_SHAPES:
             topic = "bench" if shape.mode == "send" else FILLED

@@ -54,8 +54,25 @@ def is_stored(answer: RemotingCommand) -> bool:
     return answer.code == ResponseCode.SUCCESS
 
 
-def has_first_message(answer: RemotingCommand) -> bool:
-    return answer.code == ResponseCode.SUCCESS and decode_records(answer.body)[0].queue_offset == 0
+def reaches(end: int) -> Callable[[RemotingCommand], bool]:
+    """Whether a pull is answered with the first message, of a queue that ends at `end` or later."""
+    return lambda answer: (
+        answer.code == ResponseCode.SUCCESS
+        and decode_records(answer.body)[0].queue_offset == 0
+        and int(answer.ext_fields["maxOffset"]) >= end
+    )
+
+
+def max_offset(port: int, topic: str) -> int:
+    """Where queue 0 ends. Raises LoadFailed."""
+    ends: list[int] = []
+
+    def note(answer: RemotingCommand) -> bool:
+        ends.append(int(answer.ext_fields["maxOffset"]))
+        return answer.code == ResponseCode.SUCCESS
+
+    wait_for(port, pull_request(topic), note, lambda: True)
+    return ends[-1]
 
 
 def wait_for(

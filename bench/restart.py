@@ -3,6 +3,8 @@
 A store is written under load and its broker killed at once (SIGKILL) when the last send is answered. Each start works
 on a copy of that, all of it written to the disk before. Then the brokers change stores: each opens the other's, and
 finds little of what it would have noted itself: ours reads all of the log then.
+
+And how fast ours reads the log of ten million messages to build queues and index anew, as where both were lost.
 """
 
 import os
@@ -17,7 +19,7 @@ from pathlib import Path
 import attrs
 
 from bench import probe
-from bench.rmqload import LoadFailed
+from bench.rmqload import LoadFailed, Shape
 from bench.servers import Bench, Kind
 from bench.table import Table, divided, number
 from bench.throughput import FILL, FILLED, RATIO_WANTED
@@ -25,6 +27,11 @@ from tests.interop.processes import free_ports
 
 #: A store with its segments in full, and copies without their holes, for both.
 ROOM_BYTES = 5 << 30
+#: The same for ten million messages of ours.
+LARGE_FILL = Shape("fill 64x8 128 B", "send", 64, 8, 128, 10_000_000)
+LARGE_ROOM_BYTES = 12 << 30
+#: Of messages a second, from the start of the program.
+REBUILD_WANTED = 2_000_000
 
 
 @attrs.frozen
@@ -57,6 +64,29 @@ def compare(bench: Bench, table: Table, kinds: Sequence[Kind], rounds: int, fact
             shutil.rmtree(store, ignore_errors=True)
 
 
+def measure_large(bench: Bench, table: Table, factor: float) -> None:
+    """Starts of ours on a killed broker's store of ten million messages: as it was left, and without its consume
+    queues and index, until all messages are in the queues again."""
+    bench.require_room(LARGE_ROOM_BYTES)
+    fill = LARGE_FILL.scaled(factor)
+    killed = bench.scratch / "killed-large"
+    try:
+        with bench.server("ours") as server:
+            server.load(FILLED, fill)
+            last = probe.max_offset(server.port, FILLED)
+            server.process.kill()
+            copy_store(server.store, killed)
+        table.head(f"s after SIGKILL, {fill.count:,} messages in the store of ours")
+        table.row("all pulled again", f"{number(restart(bench, 'ours', killed, last).pull_s, 2):>9}")
+        for lost in ("consumequeue", "index"):
+            shutil.rmtree(killed / lost)
+        seconds = restart(bench, "ours", killed, last).pull_s
+        cells = f"{number(seconds, 2):>9}   {fill.count / seconds:,.0f} messages/s"
+        table.wanted_row("all built anew", cells, fill.count / seconds, at_least=REBUILD_WANTED)
+    finally:
+        shutil.rmtree(killed, ignore_errors=True)
+
+
 def show(table: Table, whose: str, found: dict[Kind, Restart]) -> None:
     for what, field in (("send", "send_s"), ("pull", "pull_s")):
         ours, java = (getattr(found[kind], field) if kind in found else None for kind in ("ours", "java"))
@@ -74,8 +104,9 @@ def restarts(bench: Bench, kind: Kind, killed: Path, rounds: int) -> Restart:
     return Restart(statistics.median(f.send_s for f in found), statistics.median(f.pull_s for f in found))
 
 
-def restart(bench: Bench, kind: Kind, killed: Path) -> Restart:
-    """Start a broker on a copy of a killed one's store; send and pull are asked for side by side."""
+def restart(bench: Bench, kind: Kind, killed: Path, last: int = 0) -> Restart:
+    """Start a broker on a copy of a killed one's store; send and pull are asked for side by side. `last`: the queue
+    offset up to which queue 0 must reach before a pull counts."""
     store = bench.scratch / f"restarted-{kind}"
     copy_store(killed, store)
     port = free_ports()
@@ -85,7 +116,7 @@ def restart(bench: Bench, kind: Kind, killed: Path) -> Restart:
         with ThreadPoolExecutor(2) as clients:
             asked = (
                 (probe.send_request("after"), probe.is_stored),
-                (probe.pull_request(FILLED), probe.has_first_message),
+                (probe.pull_request(FILLED), probe.reaches(last)),
             )
             answered = [
                 clients.submit(probe.wait_for, port, request, is_good, lambda: process.running)

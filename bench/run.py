@@ -9,6 +9,7 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     filter   messages a second that pulls by tag and by SQL92 look through
     sync     as send, answered when on the disk (SYNC_FLUSH)
     restart  from exec to the first send and the first pull that are answered, after SIGKILL with a million messages
+    rebuild  of ours alone: the same with ten million, and how fast queues and index are built anew from the log
     roll     latency of sends through ten rolls to a next segment of the log
     transactions  half messages and commits a second, of the first 100,000 and the next
     delayed  taken and delivered a second, and how late those come that are due while a million wait
@@ -69,6 +70,7 @@ PARTS = (
     "filter",
     "sync",
     "restart",
+    "rebuild",
     "roll",
     "transactions",
     "delayed",
@@ -85,7 +87,7 @@ PARTS = (
 )
 
 #: Parts that measure nothing of the Java broker.
-OURS_ALONE = {"memory", "twistd", "shards", "spark"}
+OURS_ALONE = {"memory", "rebuild", "twistd", "shards", "spark"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,6 +153,7 @@ def steps(
         "filter": lambda: filtered.compare(bench, table, kinds, rounds, factor),
         "sync": lambda: throughput.compare_sync(bench, table, kinds, rounds, factor),
         "restart": lambda: restart.compare(bench, table, kinds, rounds, factor),
+        "rebuild": lambda: restart.measure_large(bench, table, factor),
         "roll": lambda: roll.compare(bench, table, kinds, is_quick=factor < 1),
         "transactions": lambda: transactions.compare(bench, table, kinds, rounds, factor),
         "delayed": lambda: delayed.compare(bench, table, kinds, rounds, factor),

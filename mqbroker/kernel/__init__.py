@@ -79,6 +79,10 @@ class OffsetClock:
         raise NotImplementedError
 
 
+#: Consume queues, and the queue offsets of the next messages that are appended to them.
+NextOffsets = list[tuple[Any, int]]
+
+
 class LogTail:
     """Base of a log of segments, which is appended to at its `end`.
 
@@ -111,12 +115,12 @@ class LogTail:
         they may take in the segment; none while appends are refused."""
         return max(now_ms, self.last_timestamp_ms), self.end, 0 if self._refusals else self._limit - self.end
 
-    def append_encoded(self, data: bytes, count: int, last: int, now: int) -> None:
+    def append_encoded(self, data: bytes, count: int, last: int, now: int, numbers: NextOffsets) -> None:
         """Append records that were encoded for `next_place`, of which `now` is the timestamp. `last`: where the last of
-        them begins in `data`. Raises what `append_unready` does."""
-        self.append_unready(data, count, last, now)
+        them begins in `data`. Their queues get `numbers`. Raises what `append_unready` does."""
+        self.append_unready(data, count, last, now, numbers)
 
-    def append_unready(self, data: bytes, count: int, last: int, now: int) -> None:
+    def append_unready(self, data: bytes, count: int, last: int, now: int, numbers: NextOffsets) -> None:
         raise NotImplementedError
 
 

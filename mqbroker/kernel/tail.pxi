@@ -27,10 +27,11 @@ cdef class LogTail:
     def next_place(self, int64_t now_ms):
         return max(now_ms, self.last_timestamp_ms), self.end, 0 if self._refusals else self._limit - self.end
 
-    def append_encoded(self, bytes data, count, int64_t last, int64_t now):
+    def append_encoded(self, bytes data, count, int64_t last, int64_t now, list numbers):
         cdef int64_t begin = self.end, n = PyBytes_GET_SIZE(data), start = begin - self._base, stop = start + n
         cdef Py_buffer to
         cdef const char *p = PyBytes_AS_STRING(data)
+        cdef Py_ssize_t i
         queue = self.dispatch_queue
         was_empty = not queue
         if (
@@ -38,7 +39,7 @@ cdef class LogTail:
             or n < COMMIT_BYTES or start < 0 or stop > self._readied_to or now >= self._readied_until
             or begin + n > self._next_wanted_at or (not was_empty and begin - <int64_t> queue[0].start > QUEUED_BYTES)
         ):
-            self.append_unready(data, count, last, now)
+            self.append_unready(data, count, last, now, numbers)
             return
         run = self.run_type(begin, begin + n, count, begin + last, now, data, None, now)
         PyObject_GetBuffer(self._buffer, &to, PyBUF_WRITABLE)
@@ -49,7 +50,7 @@ cdef class LogTail:
                 for listener in self.on_dispatchable:
                     listener()
             queue.append(run)
-            # Nothing can fail from here on.
+            # Nothing can fail from here on: no object is made before the queues have their numbers.
             memcpy(<char *> to.buf + start + COMMIT_BYTES, p + COMMIT_BYTES, n - COMMIT_BYTES)
             KEEP_ORDER()
             memcpy(<char *> to.buf + start, p, COMMIT_BYTES)
@@ -57,5 +58,8 @@ cdef class LogTail:
             PyBuffer_Release(&to)
         self.end = begin + n
         self.last_timestamp_ms = max(self.last_timestamp_ms, now)
+        for i in range(len(numbers)):
+            consume_queue, next_offset = <tuple> numbers[i]
+            consume_queue.next_offset = next_offset
         for listener in self.on_growth:
             listener()

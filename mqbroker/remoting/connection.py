@@ -333,11 +333,13 @@ class RemotingProtocol(Peer, Protocol):
         self._pace()
 
     def go_on(self, until: float) -> bool:
-        """Handle queued frames until the given time on the clock; called by the scheduler."""
+        """Handle queued frames until the given time on the clock; called by the scheduler, which has others wait."""
         try:
             del self._waiting[: self._handle(self._waiting, until)]
-        except BadFrame as error:
-            self._close(LogLevel.warn, str(error))
+        except Exception as error:
+            if not isinstance(error, BadFrame):
+                log.failure("unexpected error of a connection, which is closed")
+            self._close(LogLevel.warn, str(error) or type(error).__name__)
         if not self._waiting and not self.closed:
             self._waiting_bytes = 0
             self._count_kept(self._decoder.pending_bytes)

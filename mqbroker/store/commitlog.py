@@ -7,7 +7,7 @@ for the dispatcher in `dispatch_queue`. Knows nothing of flushing, indexes or re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from struct import error as struct_error
@@ -15,7 +15,7 @@ from struct import error as struct_error
 from zope.interface import implementer
 
 from mqbroker.errors import DiskFull, RecordTooLarge, StoreBusy, StoreUnwritable
-from mqbroker.kernel import LogTail
+from mqbroker.kernel import LogTail, NextOffsets
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IMappedFile, read_before_touch
@@ -174,35 +174,41 @@ class CommitLog(LogTail):
         open_queue, doubtful_end = self._queues.open, 0
         parts: list[bytes] = []
         appended: list[Appended] = []
-        queues: list[ConsumeQueue] = []
-        try:
-            for message in messages:
-                queue = open_queue(message[0], message[1])
-                is_queued = not message[3] & SysFlag.TRANSACTION_PREPARED
-                queue_offset = queue.next_offset if is_queued else 0
-                record, size = record_parts(message, queue_offset, end, now, self._store_host)
-                queue.next_offset += is_queued
-                parts += record
-                appended.append((end, queue_offset, size, now))
-                queues.append(queue)
-                end += size
-                if leaves_doubt(message[9]):
-                    doubtful_end = end
-        except (struct_error, TypeError, ValueError) as error:
-            _undo_next_offsets(messages, queues)
-            raise ValueError(f"message {len(appended)} of the batch: {error}") from error
-        if end > self._limit:
-            _undo_next_offsets(messages, queues)
-            return None
-        data = b"".join(parts)
-        try:
-            self._store(
-                data, Run(self.end, end, len(messages), appended[-1][0], now, data, appended_ms=now), now, doubtful_end
-            )
-        except StoreUnwritable:
-            _undo_next_offsets(messages, queues)
-            raise
+        former: dict[ConsumeQueue, int] = {}
+        with self._undoing(former):
+            try:
+                for message in messages:
+                    queue = open_queue(message[0], message[1])
+                    former.setdefault(queue, queue.next_offset)
+                    is_queued = not message[3] & SysFlag.TRANSACTION_PREPARED
+                    queue_offset = queue.next_offset if is_queued else 0
+                    record, size = record_parts(message, queue_offset, end, now, self._store_host)
+                    queue.next_offset += is_queued
+                    parts += record
+                    appended.append((end, queue_offset, size, now))
+                    end += size
+                    if leaves_doubt(message[9]):
+                        doubtful_end = end
+            except (struct_error, TypeError, ValueError) as error:
+                raise ValueError(f"message {len(appended)} of the batch: {error}") from error
+            if end > self._limit:
+                return None
+            data = b"".join(parts)
+            run = Run(self.end, end, len(messages), appended[-1][0], now, data, appended_ms=now)
+            self._store(data, run, now, doubtful_end)
         return appended
+
+    @contextmanager
+    def _undoing(self, former: Mapping[ConsumeQueue, int]) -> Iterator[None]:
+        """Context in which queues are numbered on and records are stored; at its end the queues have their former next
+        offsets again unless the log has grown, whatever went wrong."""
+        begin = self.end
+        try:
+            yield
+        finally:
+            if self.end == begin:
+                for queue, next_offset in former.items():
+                    queue.next_offset = next_offset
 
     def _store(self, data: bytes, run: Run, now: int, doubtful_end: int = 0) -> None:
         """Store whole records at the end, where there is room, and leave them to the dispatcher. Of `data` what belongs
@@ -230,10 +236,13 @@ class CommitLog(LogTail):
             for listener in self.on_next_wanted:
                 listener()
 
-    def append_unready(self, data: bytes, count: int, last: int, now: int) -> None:
+    def append_unready(self, data: bytes, count: int, last: int, now: int, numbers: NextOffsets) -> None:
         """As `append_encoded`. Raises StoreUnwritable."""
         begin, size = self.end, len(data)
-        self._store(data, Run(begin, begin + size, count, begin + last, now, data, appended_ms=now), now)
+        with self._undoing({queue: queue.next_offset for queue, _ in numbers}):
+            for queue, next_offset in numbers:
+                queue.next_offset = next_offset
+            self._store(data, Run(begin, begin + size, count, begin + last, now, data, appended_ms=now), now)
 
     def _make_ready(self, start: int, stop: int, now: int) -> None:
         """Fault in the pages that are about to be written, as those of the active segment may have been evicted: a
@@ -501,10 +510,3 @@ class CommitLog(LogTail):
     def close(self) -> None:
         for segment in self.segments:
             segment.close()
-
-
-def _undo_next_offsets(messages: Sequence[NewMessage], queues: Sequence[ConsumeQueue]) -> None:
-    """Take back the queue offsets of the first messages of a batch."""
-    for message, queue in zip(messages, queues, strict=False):
-        if not message[3] & SysFlag.TRANSACTION_PREPARED:
-            queue.next_offset -= 1

@@ -106,8 +106,8 @@ class ConsumeQueues:
             queue = ConsumeQueue(
                 self.cache, f"{self.root}/{place}", name, queue_id, self._file_bytes, self._new_names, begins_at, ext
             )
-            self.by_bytes[topic, queue_id] = queue
             self.by_name[name, queue_id] = queue
+            self.by_bytes[topic, queue_id] = queue  # last, as it is looked up there: it is in both, or made again
             self.lmq_count += name.startswith(LMQ_PREFIX)
         return queue
 

@@ -193,12 +193,24 @@ class LogFlusher:
         if not running and commit_log.doubtful_end > self._noted:
             then = partial(self._sync_names_and_note, end)
         running.append(sync)
-        done = begin(segments, then)
-        done.addCallbacks(self._ended, self._failed, callbackArgs=(sync,), errbackArgs=(sync,))
+        try:
+            done = begin(segments, then)
+            done.addCallbacks(self._ended, self._failed, callbackArgs=(sync,), errbackArgs=(sync,))
+            done.addErrback(self._not_noticed, sync)
+        except Exception:  # for want of memory: it may run or not, and nobody would learn what the disk says
+            self._failed(Failure(), sync)  # type: ignore[no-untyped-call]
 
     def _ended(self, _: None, sync: _Sync) -> None:
         sync.is_done = True
         self._serve()
+
+    def _not_noticed(self, failure: Failure, sync: _Sync) -> None:
+        """Called for an unexpected error when a sync has ended. The next tick serves who waits, if the end was noticed;
+        else it counts as failed."""
+        if sync.is_done:
+            self.log.failure("unexpected error after a sync of the commit log", failure)
+        else:
+            self._failed(failure, sync)
 
     def _serve(self) -> None:
         """Complete the syncs that have ended, in their order, after recording in the checkpoint what recovery would
@@ -242,18 +254,17 @@ class LogFlusher:
         self.flushed_ms = sync.timestamp_ms
         waiting = self._waiting
         since = waiting[0][1] - self._timeout_s if waiting else 0.0
-        served: list[Deferred[None]] = []
-        while waiting and waiting[0][0] <= sync.end:
-            served.append(waiting.popleft()[2])
         if self._is_due:
             self._is_due = False
             self._begin()
-        elif waiting:  # the disk works while these are served
+        elif waiting and waiting[-1][0] > sync.end:  # the disk works while the others are served
             self._begin_alone()
+        served = 0
+        while waiting and waiting[0][0] <= sync.end:
+            served += 1
+            _fire(waiting.popleft()[2], None)
         if served:
-            self._on_served(len(served), since)
-        for each in served:
-            _fire(each, None)
+            self._on_served(served, since)
 
     def _failed(self, failure: Failure, sync: _Sync) -> None:
         if sync not in self._running:  # one beside it has failed, which is final
@@ -263,7 +274,8 @@ class LogFlusher:
             self._not_begun(failure.value)
             return
         self._running.clear()
-        why = f"the commit log cannot be synced to the disk, restart the broker: {failure.getErrorMessage()}"
+        error = failure.getErrorMessage() or type(failure.value).__name__  # that of memory has no text
+        why = f"the commit log cannot be synced to the disk, restart the broker: {error}"
         self.log.critical("{why}", why=why)
         self._commit_log.refuse(Refusal.STOPPED, why)
         self._on_failed()

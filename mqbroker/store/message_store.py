@@ -20,6 +20,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreUnwritable
+from mqbroker.kernel import NextOffsets
 from mqbroker.store.commitlog import Refusal
 from mqbroker.store.consumequeue_dispatcher import BitMap, DispatchListener
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile
@@ -76,7 +77,7 @@ class IEncodedLog(Protocol):
 
     def next_place(self, now_ms: int) -> tuple[int, int, int]: ...
 
-    def append_encoded(self, data: bytes, count: int, last: int, now: int) -> None: ...
+    def append_encoded(self, data: bytes, count: int, last: int, now: int, numbers: NextOffsets) -> None: ...
 
 
 class MessageStore:

@@ -40,7 +40,7 @@ class Tail:
             parts, _ = record_parts(each, number, begin + sum(map(len, records)), timestamp, HOST)
             records.append(b"".join(parts))
         data = b"".join(records)
-        self.log.append_encoded(data, len(records), len(data) - len(records[-1]), timestamp)
+        self.log.append_encoded(data, len(records), len(data) - len(records[-1]), timestamp, [])
         return data
 
 
@@ -49,7 +49,7 @@ def make_tail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     appended = CommitLog.append_unready
     lefts: dict[int, list[int]] = {}
 
-    def append_unready(log: CommitLog, data: bytes, *rest: int) -> None:
+    def append_unready(log: CommitLog, data: bytes, *rest: Any) -> None:
         lefts[id(log)].append(len(data))
         appended(log, data, *rest)
 
@@ -209,12 +209,16 @@ def test_nothing_is_written_behind_the_segment(tail: Tail) -> None:
 @pytest.mark.parametrize("data", [b"", b"1234567"])
 def test_what_is_no_record_is_left(tail: Tail, data: bytes) -> None:
     with pytest.raises(IndexError):
-        tail.log.append_encoded(data, 1, 0, NOW_MS)
+        tail.log.append_encoded(data, 1, 0, NOW_MS, [])
     assert tail.left == [len(data)]
 
 
 @pytest.mark.parametrize(
-    "wrong", [(None, 1, 0, 1), ("text", 1, 0, 1), (b"x" * 99, 1, 1 << 64, 1), (b"x" * 99, 1, 0, "1")]
+    "wrong",
+    [
+        *[(None, 1, 0, 1, []), ("text", 1, 0, 1, []), (b"x" * 99, 1, 1 << 64, 1, []), (b"x" * 99, 1, 0, "1", [])],
+        (b"x" * 99, 1, 0, 1, ()),
+    ],
 )
 def test_wrong_types_are_refused(tail: Tail, wrong: Any) -> None:
     end = tail.log.end

@@ -213,6 +213,29 @@ def test_garbage_behind_frames_that_wait_closes_when_its_turn_comes(
     assert "opaque of a command must be a 32-bit integer, not list" in logged.lines[-1]
 
 
+def test_an_error_closes_the_connection_whose_turn_it_was_and_others_have_theirs(
+    clock: WorkingClock, table: HandlerTable, logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory = serve(clock, table)
+    (first, first_link), (second, second_link) = (connect(factory, port=port) for port in (40000, 40001))
+    for peer, link in ((first, first_link), (second, second_link)):
+        peer.transport.write(request(LATER) * 4 + request(ECHO, 7))
+        link.pump()
+
+    def fail(*_: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(first_link.protocols[1], "_handle", fail)
+    for _ in range(5):
+        clock.turn()
+    first_link.pump()
+    second_link.pump()
+    assert (first.lost, second.lost) == (True, False)
+    assert second.answers[-1].opaque == 7
+    assert [failure.type for failure in logged.failures] == [MemoryError]
+    assert "MemoryError" in logged.lines[-1]
+
+
 def test_frames_that_wait_count_as_what_is_kept(clock: WorkingClock, table: HandlerTable, logged: Logged) -> None:
     factory = serve(clock, table, Limits(unfinished_bytes_max=100_000))
     greedy, greedy_link = connect(factory)

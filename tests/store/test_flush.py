@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import pytest
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -398,6 +398,31 @@ def test_a_failed_sync_fails_all_who_wait_and_stops_writes_for_good(bench: Bench
     stop(store)
     # It was no clean stop, and the checkpoint covers nothing.
     assert (bench.root / "abort").exists()
+
+
+class NoMemory(WorkerSyncs):
+    """Syncs that cannot be begun, or whose end is not noticed."""
+
+    is_begun = False
+
+    def sync(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
+        if not self.is_begun:
+            raise MemoryError
+        return super().sync(files, then).addCallback(lambda _: succeed(None).addCallback(self._fail))
+
+    def _fail(self, _: None) -> None:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_sync_of_which_nobody_knows_what_became_counts_as_failed(bench: Bench, is_begun: bool) -> None:
+    syncs = NoMemory(bench.worker)
+    syncs.is_begun = is_begun
+    store = bench.open(log_syncs=syncs)
+    got = results(store.durable(end_of(store.append([message()]))))
+    assert [type(error) for error in got] == [StoreUnwritable]
+    assert "restart the broker: MemoryError" in store._commit_log.why_refused
+    stop(store)
 
 
 def test_a_failed_sync_has_a_start_after_a_kill_trust_the_log_as_little_as_after_a_power_cut(bench: Bench) -> None:

@@ -115,7 +115,7 @@ def test_who_waits_for_messages_of_a_slave_has_them_soon(master: MessageStore, s
         assert store.stats.dispatched == at
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(sizes=st.lists(st.integers(1, 9000), min_size=1, max_size=40))
 def test_pieces_of_any_size_make_the_same_log(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
     root = tmp_path_factory.mktemp("stores")

@@ -78,13 +78,9 @@ class PlainSends:
         answers: list[bytes]
         stops, answers, marks, count, records, last, numbers = found
         try:
-            log.append_encoded(records, count, last, now)
+            log.append_encoded(records, count, last, now, numbers)
         except StoreError:  # nothing was stored, and whoever refuses them says why
             return None
-        finally:
-            if log.end > begin:
-                for queue, next_offset in numbers:
-                    queue.next_offset = next_offset
         if any(self._awaited):
             self._store.appended([queue for queue, _ in numbers])
         if not self._sends.waits:

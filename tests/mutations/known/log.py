@@ -360,9 +360,24 @@ MISTAKES = [
     Mutation(
         "leave queue offsets given out by a batch that was refused",
         "store/commitlog.py",
-        "            _undo_next_offsets(messages, queues)\n            raise ValueError(",
-        "            raise ValueError(",
+        "            if self.end == begin:\n",
+        "            if False:\n",
         ("tests/store/test_append.py::test_a_bad_value_refuses_the_whole_batch",),
+    ),
+    Mutation(
+        "wait for a sync of which nobody knows whether it runs",
+        "store/flush.py",
+        "            self._failed(Failure(), sync)  # type: ignore[no-untyped-call]\n",
+        "            pass\n",
+        ("tests/store/test_flush.py::test_a_sync_of_which_nobody_knows_what_became_counts_as_failed",),
+    ),
+    Mutation(
+        "keep a queue that only those who write to it find",
+        "store/consumequeues.py",
+        "            self.by_name[name, queue_id] = queue\n            self.by_bytes[topic, queue_id] = queue",
+        "            self.by_bytes[topic, queue_id] = queue\n            self.by_name[name, queue_id] = queue",
+        ("tests/kernel/test_out_of_memory.py::test_appends_of_the_general_path",),
+        with_compiled=True,
     ),
     Mutation(
         "show readers what is not committed",

@@ -322,10 +322,19 @@ MISTAKES = [
     Mutation(
         "leave requests of several connections in flight when their answers are there",
         "remoting/responses.py",
-        "                connection.end_requests(count)\n",
-        "                pass\n",
+        "            connection.end_requests(count)\n",
+        "            pass\n",
         ("tests/remoting/test_plain_requests.py::test_answers_that_come_later_are_in_flight_for_each",),
         with_compiled=True,
+    ),
+    Mutation(
+        "let an error in a connection's turn end the turns of others",
+        "remoting/connection.py",
+        "        except Exception as error:\n            if not isinstance(error, BadFrame)",
+        "        except BadFrame as error:\n            if not isinstance(error, BadFrame)",
+        (
+            "tests/remoting/test_fair_scheduler.py::test_an_error_closes_the_connection_whose_turn_it_was_and_others_have_theirs",
+        ),
     ),
     Mutation(
         "take the first bytes of a connection for plain text before anybody has looked at them",

@@ -1,0 +1,176 @@
+"""Sends and pulls where one allocation after another fails: what is acknowledged is stored, and what is stored can be
+pulled, all messages once, in the order of their queues. Without the general path's JSON parser, which crashes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from ctypes import ArgumentError
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.python.failure import Failure
+
+from mqbroker.config import FlushDiskType
+from mqbroker.kernel import compiled
+from mqbroker.wire.command import FrameDecoder, encode_frame
+from mqbroker.wire.record import decode_records
+from tests.broker.bench import Bench
+from tests.commands import decode_commands
+from tests.kernel.test_pulls import BASE, filled, pulled
+from tests.kernel.test_sends import FIELDS
+from tests.remoting.link import CLIENT, SERVER, End, take_together
+from tests.store.harness import message
+
+testcapi = pytest.importorskip("_testcapi")
+
+pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+
+QUEUES = 4
+SENDS = 6
+#: More than a read of sends takes.
+ALLOCATIONS = 220
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power is cut here."""
+    for name in ("fdatasync", "fsync"):
+        monkeypatch.setattr(os, name, lambda fd: None)
+
+
+def send_frame(opaque: int) -> bytes:
+    ext = FIELDS | {"a": "PG", "b": "T", "c": "TBW102", "e": str(opaque % QUEUES), "i": "WAIT\x01true"}
+    header = {"code": 310, "extFields": ext | {"k": "false", "m": "false"}, "flag": 0, "opaque": opaque}
+    return encode_frame(0, json.dumps(header, separators=(",", ":")).encode(), b"%d" % opaque)
+
+
+def without(number: int, act: Callable[[], object]) -> bool:
+    """Call `act` with one allocation failing, the one of that number; returns whether there were so many."""
+    failed = False
+    testcapi.set_nomemory(number, number + 1)
+    try:
+        act()
+    except (MemoryError, ArgumentError):  # ctypes makes one of the other
+        failed = True
+    finally:
+        testcapi.remove_mem_hooks()
+    return failed
+
+
+class Connected:
+    """A broker with one topic, and connections to it: the next one where the last one has ended."""
+
+    def __init__(self, root: Path, flush: FlushDiskType) -> None:
+        self.bench = Bench(root, store={"flush_disk_type": flush})
+        assert self.bench.client().send("T", body=b"0")[0].code == 0
+        #: Of the messages that were acknowledged.
+        self.acknowledged: set[int] = set()
+        self._connect()
+
+    def _connect(self) -> None:
+        self.end = End(CLIENT, SERVER)
+        self.protocol: Any = self.bench.factory.buildProtocol(CLIENT)
+        self.protocol.makeConnection(self.end)
+
+    def take(self, data: bytes) -> None:
+        """Handle a read."""
+        [rest] = take_together(self.bench.factory, [self.protocol], [data])
+        if rest:  # sends are refused
+            self.protocol.dataReceived(rest)
+
+    def take_without(self, number: int, data: bytes) -> bool:
+        """Handle a read while the allocation of that number fails, which ends the connection, unless the failure is
+        handled; returns whether it has ended."""
+        failed = without(number, lambda: self.take(data))
+        self.read()
+        if failed:
+            self.protocol.connectionLost(Failure(MemoryError()))
+            self._connect()
+        return failed
+
+    def read(self) -> None:
+        """Read the answers that are there when nothing waits any more."""
+        self.bench.turn(1)
+        for answer in decode_commands(FrameDecoder(1 << 30).feed(self.end.taken(1 << 30))):
+            if answer.code == 0:
+                self.acknowledged.add(answer.opaque)
+
+    def close(self) -> None:
+        """Stop the broker. What was acknowledged must be there, and the messages of each queue in order."""
+        stored = numbers_of(self.bench)
+        assert all(numbers == sorted(set(numbers)) for numbers in stored)
+        assert self.acknowledged <= {number for numbers in stored for number in numbers}
+        self.bench.close()
+
+
+def numbers_of(bench: Bench) -> list[list[int]]:
+    """The messages of each queue, whose bodies are numbers. Their queue offsets must have no gap."""
+    queues = [bench.records("T", queue_id) for queue_id in range(QUEUES)]
+    for records in queues:
+        assert [record.queue_offset for record in records] == list(range(len(records)))
+    return [[int(record.body) for record in records] for records in queues]
+
+
+@pytest.mark.parametrize("flush", [*FlushDiskType])
+def test_sends(tmp_path: Path, flush: FlushDiskType) -> None:
+    brokers = (Connected(tmp_path / str(number), flush) for number in count())
+    connected = next(brokers)
+    ended = opaque = 0
+    for number in range(ALLOCATIONS):
+        ended += connected.take_without(number, sends(opaque + 1))
+        opaque += 2 * SENDS
+        connected.take(sends(opaque - SENDS + 1))  # when nothing fails any more
+        connected.read()
+        if flush is FlushDiskType.ASYNC_FLUSH:  # a Deferred may lose its callbacks
+            assert connected.bench.factory.load.requests == 0
+        if not connected.bench.store._commit_log.why_refused:
+            assert connected.acknowledged >= set(range(opaque - SENDS + 1, opaque + 1))
+        else:  # what becomes of a sync is not known: a restart is wanted
+            assert flush is FlushDiskType.SYNC_FLUSH
+            connected.close()
+            connected = next(brokers)
+    assert 10 < ended < ALLOCATIONS
+    connected.close()
+
+
+def test_appends_of_the_general_path(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    stored = ended = 0
+    for number in range(ALLOCATIONS):
+        before = bench.store.log_end
+        batch = [message("T", n % QUEUES, b"%d" % (stored + n)) for n in range(SENDS)]
+        ended += without(number, lambda batch=batch: bench.store.append(batch))  # type: ignore[misc]
+        if bench.store.log_end > before:
+            stored += SENDS
+        bench.turn(1)
+    assert sorted(number for numbers in numbers_of(bench) for number in numbers) == list(range(stored))
+    assert 10 < ended < ALLOCATIONS
+    bench.close()
+
+
+def test_pulls(tmp_path: Path) -> None:
+    bench, client = filled(tmp_path)
+    header = {"code": 11, "extFields": BASE | {"queueOffset": "0", "maxMsgNums": "8"}, "flag": 0, "opaque": 5}
+    data = encode_frame(0, json.dumps(header, separators=(",", ":")).encode(), b"")
+    ended = 0
+    for number in range(ALLOCATIONS):
+        protocol = client.link.protocols[1]
+        failed = without(number, lambda protocol=protocol: take_together(bench.factory, [protocol], [data]))  # type: ignore[misc]
+        for answer in client.heard():
+            assert [record.queue_offset for record in decode_records(answer.body)] == [*range(8)]
+        if failed:
+            ended += 1
+            client.link.cut()
+            client = bench.client()
+            assert pulled(bench, client, 0) == (True, [*range(8)], 8)
+    assert 10 < ended < ALLOCATIONS
+    bench.close()
+
+
+def sends(first: int) -> bytes:
+    return b"".join(map(send_frame, range(first, first + SENDS)))

@@ -103,6 +103,8 @@ class LogTail:
     #: What new records wait in before they are written to the segment; why appends are refused.
     _transient: Any
     _refusals: dict[Any, str]
+    #: Consume queues that were numbered on for records which are not stored yet, and their former next offsets.
+    _unstored: NextOffsets
     #: A deque of what is not yet dispatched, and the type of what it has.
     dispatch_queue: Any
     run_type: Any
@@ -113,6 +115,8 @@ class LogTail:
     def next_place(self, now_ms: int) -> tuple[int, int, int]:
         """For records that are encoded at `now_ms`: their store timestamp (ms), the offset of the first, and bytes that
         they may take in the segment; none while appends are refused."""
+        if self._unstored:  # memory was out as well when it was to be done
+            self._take_back_numbers()
         return max(now_ms, self.last_timestamp_ms), self.end, 0 if self._refusals else self._limit - self.end
 
     def append_encoded(self, data: bytes, count: int, last: int, now: int, numbers: NextOffsets) -> None:
@@ -121,6 +125,9 @@ class LogTail:
         self.append_unready(data, count, last, now, numbers)
 
     def append_unready(self, data: bytes, count: int, last: int, now: int, numbers: NextOffsets) -> None:
+        raise NotImplementedError
+
+    def _take_back_numbers(self) -> None:
         raise NotImplementedError
 
 

@@ -22,9 +22,11 @@ cdef class LogTail:
     cdef public int64_t _base, _limit, _readied_to, _readied_until, _next_wanted_at
     cdef public object _buffer, _transient, dispatch_queue, run_type
     cdef public dict _refusals
-    cdef public list on_dispatchable, on_growth
+    cdef public list on_dispatchable, on_growth, _unstored
 
     def next_place(self, int64_t now_ms):
+        if self._unstored:
+            self._take_back_numbers()
         return max(now_ms, self.last_timestamp_ms), self.end, 0 if self._refusals else self._limit - self.end
 
     def append_encoded(self, bytes data, count, int64_t last, int64_t now, list numbers):

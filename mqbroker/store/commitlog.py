@@ -7,7 +7,7 @@ for the dispatcher in `dispatch_queue`. Knows nothing of flushing, indexes or re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from struct import error as struct_error
@@ -16,7 +16,6 @@ from zope.interface import implementer
 
 from mqbroker.errors import DiskFull, RecordTooLarge, StoreBusy, StoreUnwritable
 from mqbroker.kernel import LogTail, NextOffsets
-from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IMappedFile, read_before_touch
 from mqbroker.store.dispatch_queue import Appended, DispatchQueue
@@ -96,6 +95,7 @@ class CommitLog(LogTail):
         self._transient = transient
         self._is_reserved = False
         self._uncommitted: deque[Run] = deque()
+        self._unstored: NextOffsets = []
         if transient is not None:
             transient.on_commit.append(self._committed)
             transient.on_failure.append(self._commit_failed)
@@ -174,12 +174,12 @@ class CommitLog(LogTail):
         open_queue, doubtful_end = self._queues.open, 0
         parts: list[bytes] = []
         appended: list[Appended] = []
-        former: dict[ConsumeQueue, int] = {}
-        with self._undoing(former):
+        unstored = self._unstored
+        try:
             try:
                 for message in messages:
                     queue = open_queue(message[0], message[1])
-                    former.setdefault(queue, queue.next_offset)
+                    unstored.append((queue, queue.next_offset))
                     is_queued = not message[3] & SysFlag.TRANSACTION_PREPARED
                     queue_offset = queue.next_offset if is_queued else 0
                     record, size = record_parts(message, queue_offset, end, now, self._store_host)
@@ -196,19 +196,17 @@ class CommitLog(LogTail):
             data = b"".join(parts)
             run = Run(self.end, end, len(messages), appended[-1][0], now, data, appended_ms=now)
             self._store(data, run, now, doubtful_end)
+        finally:
+            self._take_back_numbers()
         return appended
 
-    @contextmanager
-    def _undoing(self, former: Mapping[ConsumeQueue, int]) -> Iterator[None]:
-        """Context in which queues are numbered on and records are stored; at its end the queues have their former next
-        offsets again unless the log has grown, whatever went wrong."""
-        begin = self.end
-        try:
-            yield
-        finally:
-            if self.end == begin:
-                for queue, next_offset in former.items():
-                    queue.next_offset = next_offset
+    def _take_back_numbers(self) -> None:
+        """Give queues their former next offsets again unless what they were numbered on for is stored. Makes no object:
+        memory may be out."""
+        unstored = self._unstored
+        while unstored:
+            queue, former = unstored.pop()
+            queue.next_offset = former
 
     def _store(self, data: bytes, run: Run, now: int, doubtful_end: int = 0) -> None:
         """Store whole records at the end, where there is room, and leave them to the dispatcher. Of `data` what belongs
@@ -225,6 +223,7 @@ class CommitLog(LogTail):
         """Let the log end behind records that are stored, and leave them to the dispatcher."""
         self.doubtful_end = max(self.doubtful_end, doubtful_end)
         self.end = run.end
+        self._unstored.clear()
         self.last_timestamp_ms = max(self.last_timestamp_ms, run.newest_ms)
         if self._transient is None:
             self._add_to_dispatch_queue(run)
@@ -239,10 +238,13 @@ class CommitLog(LogTail):
     def append_unready(self, data: bytes, count: int, last: int, now: int, numbers: NextOffsets) -> None:
         """As `append_encoded`. Raises StoreUnwritable."""
         begin, size = self.end, len(data)
-        with self._undoing({queue: queue.next_offset for queue, _ in numbers}):
+        try:
             for queue, next_offset in numbers:
+                self._unstored.append((queue, queue.next_offset))
                 queue.next_offset = next_offset
             self._store(data, Run(begin, begin + size, count, begin + last, now, data, appended_ms=now), now)
+        finally:
+            self._take_back_numbers()
 
     def _make_ready(self, start: int, stop: int, now: int) -> None:
         """Fault in the pages that are about to be written, as those of the active segment may have been evicted: a

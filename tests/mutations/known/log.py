@@ -360,8 +360,8 @@ MISTAKES = [
     Mutation(
         "leave queue offsets given out by a batch that was refused",
         "store/commitlog.py",
-        "            if self.end == begin:\n",
-        "            if False:\n",
+        "        while unstored:\n",
+        "        while False:\n",
         ("tests/store/test_append.py::test_a_bad_value_refuses_the_whole_batch",),
     ),
     Mutation(

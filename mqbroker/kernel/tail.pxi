@@ -29,7 +29,7 @@ cdef class LogTail:
             self._take_back_numbers()
         return max(now_ms, self.last_timestamp_ms), self.end, 0 if self._refusals else self._limit - self.end
 
-    def append_encoded(self, bytes data, count, int64_t last, int64_t now, list numbers):
+    def append_encoded(self, bytes data not None, count, int64_t last, int64_t now, list numbers not None):
         cdef int64_t begin = self.end, n = PyBytes_GET_SIZE(data), start = begin - self._base, stop = start + n
         cdef Py_buffer to
         cdef const char *p = PyBytes_AS_STRING(data)

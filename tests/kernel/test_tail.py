@@ -217,7 +217,7 @@ def test_what_is_no_record_is_left(tail: Tail, data: bytes) -> None:
     "wrong",
     [
         *[(None, 1, 0, 1, []), ("text", 1, 0, 1, []), (b"x" * 99, 1, 1 << 64, 1, []), (b"x" * 99, 1, 0, "1", [])],
-        (b"x" * 99, 1, 0, 1, ()),
+        *[(b"x" * 99, 1, 0, 1, ()), (b"x" * 99, 1, 0, 1, None)],
     ],
 )
 def test_wrong_types_are_refused(tail: Tail, wrong: Any) -> None:

@@ -41,7 +41,7 @@ cdef PyMemberDef *slot_of(type kind, str name) except NULL:
     return (<PyMemberDescrObject *> found).d_member
 
 
-def take_messages(bytes data, Py_ssize_t at, type kind, str broker_name):
+def take_messages(bytes data not None, Py_ssize_t at, type kind, str broker_name):
     """Make a `kind` of each plain record from `at` on: not compressed, with valid text. Returns (them, where they end).
 
     Of the fields only `body` and `queue_offset` are set; `fill_message` sets the others, of a record without its body.
@@ -85,7 +85,7 @@ cdef bint has_escapes(Header *h) noexcept nogil:
     return False
 
 
-def take_responses(bytes data, Py_ssize_t at, type kind, dict languages, int other):
+def take_responses(bytes data not None, Py_ssize_t at, type kind, dict languages, int other):
     """Make a `kind`, a command, of each response from `at` on whose frame is whole and plain, as mqbroker/wire/command.py:
     decode_command does. `languages`: numbers by names, `other` that of any other name. Returns (them, where they
     end)."""

@@ -5,7 +5,7 @@ cdef enum:
     NAMES_MAX = 64              # distinct ones
 
 
-def record_starts(bytes data):
+def record_starts(bytes data not None):
     """Where each record begins, as int64; None where their sizes do not fill `data`."""
     cdef Bytes p = <Bytes> PyBytes_AS_STRING(data)
     cdef Py_ssize_t n = PyBytes_GET_SIZE(data), at = 0, count = 0
@@ -56,7 +56,7 @@ cdef int give_back(Ranges *ranges) except -1:
     return 0
 
 
-def wrong_body(bytes data, starts, ends, crcs):
+def wrong_body(bytes data not None, starts, ends, crcs):
     """The number of the first body, from `starts` to `ends`, that does not have its checksum; -1 if all have. An empty
     one has any. All are arrays of int64."""
     cdef Ranges bodies
@@ -156,7 +156,7 @@ cdef bint add_pairs(Pairs *pairs, Bytes at, Bytes end, Py_ssize_t row) noexcept 
     return True
 
 
-def read_pairs(bytes data, starts, ends):
+def read_pairs(bytes data not None, starts, ends):
     """The properties of messages, which stand from `starts` to `ends`, arrays of int64.
 
     Returns (row of each pair, number of its name, where its value ends, as int32; the values; the names; whether a

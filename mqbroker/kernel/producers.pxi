@@ -167,7 +167,7 @@ cdef bint read_stored(Header *h, Stored *found) noexcept nogil:
     return found.msg_id.p != NULL
 
 
-def take_stored(bytes data, dict pending, type kind, object status):
+def take_stored(bytes data not None, dict pending, type kind, object status):
     """Read the responses at the beginning of `data` that say plainly that a message of `pending` is stored, and take it
     out of there. Returns ([(its entry, a `kind` of `status`), ...], where they end)."""
     cdef Bytes p = <Bytes> PyBytes_AS_STRING(data)

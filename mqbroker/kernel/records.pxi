@@ -123,7 +123,7 @@ cdef inline void check_range(bytes data, Py_ssize_t at, Py_ssize_t stop) except 
         raise ValueError(f"bytes {at}..{stop} of {len(data)}")
 
 
-def scan(bytes data, Py_ssize_t at, Py_ssize_t stop, int64_t offset, Py_ssize_t count, bint has_crc):
+def scan(bytes data not None, Py_ssize_t at, Py_ssize_t stop, int64_t offset, Py_ssize_t count, bint has_crc):
     """Count the whole records at the beginning of bytes at..stop, at most `count`, where `data` begins at `offset` of
     the log. Returns (their number, where they end in `data`, where the last one begins, newest store timestamp in ms,
     whether properties contain the byte 0)."""
@@ -187,7 +187,7 @@ cdef class QueueEntries:
         PyMem_Free(self._rows)
         PyMem_Free(self._queues)
 
-    def take(self, bytes data, Py_ssize_t at, Py_ssize_t stop, int64_t offset):
+    def take(self, bytes data not None, Py_ssize_t at, Py_ssize_t stop, int64_t offset):
         """Take records from bytes at..stop, where `data` begins at `offset` of the log. Returns where it stopped, how
         many it took, and for each queue that gets entries: (queue, entries, their number, bytes of the messages, tags
         code, whether others differ from that, newest store timestamp in ms)."""
@@ -376,7 +376,7 @@ cdef int hash_keys(Record *r, Properties *properties, uint32_t *hashes, int hash
 
 
 def index_keys(
-    bytes data, Py_ssize_t at, Py_ssize_t stop, int64_t offset, file_bytes, int64_t slots, int64_t number,
+    bytes data not None, Py_ssize_t at, Py_ssize_t stop, int64_t offset, file_bytes, int64_t slots, int64_t number,
     int64_t number_max, int64_t begin_ms, int64_t slots_used, int64_t resumed
 ):
     """Enter the keys of records in bytes at..stop into an index file, where `data` begins at `offset` of the log.

@@ -257,3 +257,22 @@ def test_what_a_callback_raises_comes_out_and_it_goes_on(tmp_path: Path) -> None
     with pytest.raises(OSError, match="no"):
         entries.take(data, 0, len(data), BASE)
     assert entries.take(data, 0, len(data), BASE)[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("function", "rest"),
+    [
+        ("scan", (0, 0, 0, 1, True)),
+        ("record_starts", ()),
+        ("wrong_body", ([], [], [])),
+        ("read_pairs", ([], [])),
+        ("take_messages", (0, Record, "broker-a")),
+        ("take_responses", (0, Record, {}, 0)),
+        ("take_stored", ({}, Record, 0)),
+        ("index_keys", (0, 0, 0, bytearray(100), 1, 2, 3, 0, 0, -1)),
+    ],
+)
+def test_none_is_no_data(function: str, rest: tuple[Any, ...]) -> None:
+    """Its size would be read from what lies behind it."""
+    with pytest.raises(TypeError, match="NoneType|not be None"):
+        getattr(compiled, function)(None, *rest)

@@ -274,5 +274,5 @@ def test_what_a_callback_raises_comes_out_and_it_goes_on(tmp_path: Path) -> None
 )
 def test_none_is_no_data(function: str, rest: tuple[Any, ...]) -> None:
     """Its size would be read from what lies behind it."""
-    with pytest.raises(TypeError, match="NoneType|not be None"):
+    with pytest.raises(TypeError, match=r"NoneType|not be None"):
         getattr(compiled, function)(None, *rest)

@@ -63,18 +63,6 @@ def reaches(end: int) -> Callable[[RemotingCommand], bool]:
     )
 
 
-def max_offset(port: int, topic: str) -> int:
-    """Where queue 0 ends. Raises LoadFailed."""
-    ends: list[int] = []
-
-    def note(answer: RemotingCommand) -> bool:
-        ends.append(int(answer.ext_fields["maxOffset"]))
-        return answer.code == ResponseCode.SUCCESS
-
-    wait_for(port, pull_request(topic), note, lambda: True)
-    return ends[-1]
-
-
 def wait_for(
     port: int, request: RemotingCommand, is_good: Callable[[RemotingCommand], bool], is_alive: Callable[[], bool]
 ) -> float:

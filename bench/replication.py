@@ -18,7 +18,7 @@ from bench.idle import Line
 from bench.rmqload import LoadFailed, Shape
 from bench.servers import Bench, Kind, Server
 from bench.table import Table, divided, number
-from bench.throughput import print_head, print_row, take_turns
+from bench.throughput import print_head, print_row, reach_second_file, take_turns
 from mqbroker.wire.bodies import KVTable
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
@@ -39,7 +39,7 @@ WARM_UP = Shape("warm-up 64x8", "send", 64, 8, 128, 600_000)
 #: About 1.3 GiB of the log: the third file is there by the end, and the fourth is wanted only a GiB later. Slow enough
 #: that our slave goes on as it does beside a master all day, with files that were filled with zeros before; one that
 #: gets more than 160 MiB/s catches up, and writes to files that were not.
-SECOND_FILE = Shape("to the second file", "send", 1, 1, 4096, 320_000)
+STEADY_FILL = Shape("to the second file", "send", 1, 1, 4096, 320_000)
 #: About 2 GiB of the log.
 FILL = Shape("fill", "send", 16, 4, 1024, 1_810_000)
 ATTACHED_RATIO_WANTED = 0.85
@@ -177,7 +177,7 @@ def compare_attached(bench: Bench, table: Table, kinds: Sequence[Kind], rounds: 
             attached = running.enter_context(pair_of(bench, kind, "ASYNC_MASTER")).master
             for server in (alone, attached):
                 server.load("bench", WARM_UP.scaled(factor))
-                server.load("to-the-second-file", SECOND_FILE.scaled(factor))
+            reach_second_file((alone, attached), factor, STEADY_FILL)
             for shape in BESIDE:
                 found: tuple[list[float], list[float]] = ([], [])
                 for _ in range(rounds):

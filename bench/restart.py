@@ -14,11 +14,13 @@ import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import attrs
 
 from bench import probe
+from bench.idle import Line
 from bench.rmqload import LoadFailed, Shape
 from bench.servers import Bench, Kind
 from bench.table import Table, divided, number
@@ -73,7 +75,8 @@ def measure_large(bench: Bench, table: Table, factor: float) -> None:
     try:
         with bench.server("ours") as server:
             server.load(FILLED, fill)
-            last = probe.max_offset(server.port, FILLED)
+            with closing(Line(server.port)) as line:
+                last = int(line.ask(probe.pull_request(FILLED)).ext_fields["maxOffset"])
             server.process.kill()
             copy_store(server.store, killed)
         table.head(f"s after SIGKILL, {fill.count:,} messages in the store of ours")

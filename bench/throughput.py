@@ -94,11 +94,11 @@ def compare_twistd(bench: Bench, table: Table, rounds: int, factor: float) -> No
             table.wanted_row(shape.name, cells, ratio, at_least=TWISTD_RATIO_WANTED)
 
 
-def reach_second_file(servers: Sequence[Server], factor: float) -> None:
+def reach_second_file(servers: Sequence[Server], factor: float, fill: Shape = SECOND_FILE) -> None:
     """Send until the log goes on in its second file, as it does in all but the first hours of a broker: ours prepares
     the others before they are needed, and the first one of a new store while it writes to it."""
     for server in servers:
-        server.load("to-the-second-file", SECOND_FILE.scaled(factor))
+        server.load("to-the-second-file", fill.scaled(factor))
 
 
 def take_turns(servers: Sequence[Server], topic: str, shape: Shape, rounds: int) -> Results:

@@ -17,28 +17,21 @@ if TYPE_CHECKING:
 
 def settle(taken: Taken, connections: list[RemotingProtocol]) -> None:
     """Send the responses over the connections when they are there: until then the requests are in flight."""
-
-    def end() -> None:
-        for connection, (_, count) in zip(connections, taken.reads, strict=True):
-            connection.end_requests(count)
+    for connection, (_, count) in zip(connections, taken.reads, strict=True):
+        connection.begin_requests(count)
 
     def finish(found: list[bytes]) -> None:
         try:
             write_each(connections, found)
         finally:
-            end()
+            for connection, (_, count) in zip(connections, taken.reads, strict=True):
+                connection.end_requests(count)
 
     def fail(failure: Failure) -> None:
         requests = [taken.asked(number) for number in range(len(connections))]
         finish([failures(those, failure.value) if those else b"" for those in requests])
 
-    for connection, (_, count) in zip(connections, taken.reads, strict=True):
-        connection.begin_requests(count)
-    try:
-        taken.answers.addCallbacks(finish, fail)
-    except MemoryError:
-        end()
-        raise
+    taken.answers.addCallbacks(finish, fail)
 
 
 def write_each(connections: list[RemotingProtocol], answers: list[bytes]) -> None:

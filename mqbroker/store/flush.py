@@ -300,8 +300,8 @@ class LogFlusher:
     def _fail_waiting(self, error: Exception) -> None:
         self._cancel_timeout()
         waiting, self._waiting = self._waiting, deque()
-        for _, _, deferred in waiting:
-            _fire(deferred, error)
+        for end, _, deferred in waiting:  # what is on the disk stays there, whatever fails later
+            _fire(deferred, None if end <= self.flushed else error)
 
     def _give_up(self) -> None:
         self._timeout_call = None

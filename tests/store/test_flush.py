@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import pytest
-from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -17,7 +17,7 @@ from mqbroker.errors import FlushTimedOut, StoreUnwritable
 from mqbroker.store import GetMessageStatus, MessageStore, open_store_in_turns
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.disk import IMappedFile
-from mqbroker.store.flush import AT_ONCE_BYTES, INTERVAL_S_MIN, RUNNING_MAX
+from mqbroker.store.flush import AT_ONCE_BYTES, INTERVAL_S_MIN, RUNNING_MAX, LogFlusher
 from mqbroker.store.syncs import ISyncs, WorkerSyncs
 from tests.fakes import SteppedWorker
 from tests.store.harness import SMALL, Bench, message, now, stop
@@ -401,27 +401,59 @@ def test_a_failed_sync_fails_all_who_wait_and_stops_writes_for_good(bench: Bench
 
 
 class NoMemory(WorkerSyncs):
-    """Syncs that cannot be begun, or whose end is not noticed."""
+    """Syncs that cannot be begun any more once memory is out."""
 
-    is_begun = False
+    is_out = False
 
     def sync(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
-        if not self.is_begun:
+        if self.is_out:
             raise MemoryError
-        return super().sync(files, then).addCallback(lambda _: succeed(None).addCallback(self._fail))
-
-    def _fail(self, _: None) -> None:
-        raise MemoryError
+        return super().sync(files, then)
 
 
-@pytest.mark.parametrize("is_begun", [False, True])
-def test_a_sync_of_which_nobody_knows_what_became_counts_as_failed(bench: Bench, is_begun: bool) -> None:
+def out_of_memory(*_: object) -> None:
+    raise MemoryError
+
+
+def test_a_sync_that_cannot_be_begun_counts_as_failed_and_what_is_on_the_disk_as_that(bench: Bench) -> None:
     syncs = NoMemory(bench.worker)
-    syncs.is_begun = is_begun
     store = bench.open(log_syncs=syncs)
+    bench.worker.at_once = False
+    first = results(store.durable(end_of(store.append([message()]))))
+    second = results(store.durable(end_of(store.append([message()]))))
+    syncs.is_out = True
+    bench.worker.step()
+    assert first == [None]
+    assert [type(error) for error in second] == [StoreUnwritable]
+    assert "restart the broker: MemoryError" in store._commit_log.why_refused
+    bench.worker.at_once = True
+    stop(store)
+
+
+def test_a_sync_whose_end_is_not_noticed_counts_as_failed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogFlusher, "_ended", out_of_memory)
+    store = bench.open()
     got = results(store.durable(end_of(store.append([message()]))))
     assert [type(error) for error in got] == [StoreUnwritable]
     assert "restart the broker: MemoryError" in store._commit_log.why_refused
+    stop(store)
+
+
+def test_after_an_error_behind_a_sync_the_next_tick_serves_who_waits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = bench.open()
+    store.start()
+    bench.worker.at_once = False
+    got = results(store.durable(end_of(store.append([message()]))))
+    with monkeypatch.context() as patched:
+        patched.setattr(LogFlusher, "_synced", out_of_memory)
+        bench.worker.step()
+    assert got == []
+    bench.worker.at_once = True
+    bench.clock.advance(1)
+    assert not store._commit_log.why_refused
+    assert got == [None]
     stop(store)
 
 

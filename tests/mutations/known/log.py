@@ -369,7 +369,9 @@ MISTAKES = [
         "store/flush.py",
         "            self._failed(Failure(), sync)  # type: ignore[no-untyped-call]\n",
         "            pass\n",
-        ("tests/store/test_flush.py::test_a_sync_of_which_nobody_knows_what_became_counts_as_failed",),
+        (
+            "tests/store/test_flush.py::test_a_sync_that_cannot_be_begun_counts_as_failed_and_what_is_on_the_disk_as_that",
+        ),
     ),
     Mutation(
         "keep a queue that only those who write to it find",

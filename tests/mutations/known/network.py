@@ -322,8 +322,8 @@ MISTAKES = [
     Mutation(
         "leave requests of several connections in flight when their answers are there",
         "remoting/responses.py",
-        "            connection.end_requests(count)\n",
-        "            pass\n",
+        "                connection.end_requests(count)\n",
+        "                pass\n",
         ("tests/remoting/test_plain_requests.py::test_answers_that_come_later_are_in_flight_for_each",),
         with_compiled=True,
     ),

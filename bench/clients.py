@@ -1,6 +1,6 @@
-"""Our asyncio client beside the Java client, which take turns with one broker of ours: asynchronous sends, and a push
-consumer with a backlog, whose listener counts. The clients have one core alone, the broker another one. A client that
-waits for the broker shows in the CPU time of a message, not in the rate."""
+"""Our asyncio and our Twisted client beside the Java client, which take turns with one broker of ours: asynchronous
+sends, and a push consumer with a backlog, whose listener counts. The clients have one core alone, the broker another
+one. A client that waits for the broker shows in the CPU time of a message, not in the rate."""
 
 import itertools
 import os
@@ -25,13 +25,15 @@ BACKLOG = 500_000
 #: Sends of each client before those that are measured: Java's takes ten seconds and more for them.
 WARM_UP = 800_000
 RATIO_WANTED = 1.5
+#: Our client on Twisted; "ours" is the one on asyncio.
+TWISTED = "twisted"
 LIMIT_S = 300.0
 _groups = itertools.count()
 
 
 @attrs.frozen
 class Client:
-    kind: Kind
+    kind: str
     process: EventProcess
 
     def order(self, text: str) -> tuple[float, float]:
@@ -52,13 +54,15 @@ def compare(bench: Bench, table: Table, kinds: Sequence[Kind], rounds: int, fact
     backlog = int(BACKLOG * factor)
     with ExitStack() as running:
         name_server = running.enter_context(servers(bench))
-        clients = [running.enter_context(client(bench, kind, name_server)) for kind in kinds]
+        names = [name for kind in kinds for name in ((kind, TWISTED) if kind == "ours" else (kind,))]
+        clients = [running.enter_context(client(bench, name, name_server)) for name in names]
         clients[0].order(f"send backlog {backlog} 256 {BYTES}")
         for one in clients:
             one.order(f"send load {int(WARM_UP * factor)} 256 {BYTES}")
             one.consume(backlog)
             one.consume(backlog)
         heads = f"{'ours':>9} {'Java':>9} {'ratio':>6}   CPU us: {'ours':>6} {'Java':>6} {'ratio':>6}"
+        heads += f"   {'Twisted':>9} {'CPU us':>6}"
         table.head(f"{'clients, msg/s':18}{heads}")
         for in_flight in IN_FLIGHT:
             order = f"send load {int(SENDS * factor)} {in_flight} {BYTES}"
@@ -69,7 +73,7 @@ def compare(bench: Bench, table: Table, kinds: Sequence[Kind], rounds: int, fact
 def _row(
     table: Table, name: str, clients: Sequence[Client], rounds: int, measure: Callable[[Client], tuple[float, float]]
 ) -> None:
-    found: dict[Kind, list[tuple[float, float]]] = {one.kind: [] for one in clients}
+    found: dict[str, list[tuple[float, float]]] = {one.kind: [] for one in clients}
     for _ in range(rounds):
         for one in clients:
             found[one.kind].append(measure(one))
@@ -79,6 +83,7 @@ def _row(
     cells = f"{number(rates.get('ours')):>9} {number(rates.get('java')):>9} {number(ratio, 2):>6}   {'':7}"
     cells += f"{number(cpu.get('ours'), 1):>7} {number(cpu.get('java'), 1):>6}"
     cells += f" {number(divided(cpu.get('java'), cpu.get('ours')), 2):>6}"
+    cells += f"   {number(rates.get(TWISTED)):>9} {number(cpu.get(TWISTED), 1):>6}"
     table.wanted_row(name, cells, ratio, at_least=RATIO_WANTED)
 
 
@@ -106,12 +111,13 @@ def on_cores(for_client: bool) -> list[str]:
 
 
 @contextmanager
-def client(bench: Bench, kind: Kind, name_server: str) -> Iterator[Client]:
+def client(bench: Bench, kind: str, name_server: str) -> Iterator[Client]:
     if kind == "java":
         assert bench.java is not None
         command = bench.java.command(bench.scratch, "mqbroker.interop.Load", name_server, jvm=())
     else:
-        command = [sys.executable, "-m", "bench.client_load", name_server]
+        module = "bench.deferred_load" if kind == TWISTED else "bench.client_load"
+        command = [sys.executable, "-m", module, name_server]
     process = EventProcess(
         f"client-{kind}", [*on_cores(True), *command], bench.scratch, {"PYTHONPATH": os.pathsep.join(sys.path)}
     )

@@ -18,20 +18,22 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from mqbroker.client.broker_requests import MemberRequests, pull_consumer_answers
+from mqbroker.client.broker_requests import MemberRequests, decline, pull_consumer_answers
 from mqbroker.client.consume_service import Listener
-from mqbroker.client.deferred_net import DeferredNet, handler_table
+from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.faces import core, offsets, started
 from mqbroker.client.identity import local_ip, make_client_id, producer_identity
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.net import RequestHandler
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
+from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.stack_traces import thread_stacks
-from mqbroker.remoting.client import Connector, RemotingClient
+from mqbroker.kernel import compiled
+from mqbroker.remoting.client import Connector
 from mqbroker.wire.bodies import MessageQueue
 
 P = ParamSpec("P")
@@ -73,7 +75,10 @@ class Producer:
         options = options or ProducerOptions()
         net = _net(reactor, options, rng, connector)
         client_id, next_id = producer_identity(servers, rng, net.now)
-        self._core = ProducerCore(net, servers, group, options, client_id=client_id, next_id=next_id, live=net)
+        plain_sends = None if compiled is None else functools.partial(PlainSends, net, next_id)
+        self._core = ProducerCore(
+            net, servers, group, options, client_id=client_id, next_id=next_id, live=net, plain_sends=plain_sends
+        )
 
     start = call(ProducerCore.start, core)
     send = call(ProducerCore.send, started)
@@ -109,7 +114,7 @@ class PushConsumer:
         net = _net(reactor, options, rng, connector, answer)
         self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
         self._listener = listener
-        self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id)
+        self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id, net.pull_on)
 
     @property
     def assigned(self) -> frozenset[MessageQueue]:
@@ -169,13 +174,14 @@ def _net(
     options: ProducerOptions | PushOptions | PullOptions,
     rng: random.Random,
     connector: Connector | None,
-    answer: RequestHandler | None = None,
+    answer: RequestHandler = decline,
 ) -> DeferredNet:
     """A client's network; `answer` handles brokers' requests. Raises BadTls."""
+    explain = None
     if connector is None and options.tls is not None:
         # TLS modules are imported only if they are used.
         from mqbroker.client.deferred_tls import TlsConnector
 
-        connector = TlsConnector(reactor, options.tls)
-    client = RemotingClient(reactor, handlers=answer and handler_table(answer), connector=connector)
-    return DeferredNet(reactor, client, rng, options.credentials, connector)
+        connector = tls = TlsConnector(reactor, options.tls)
+        explain = tls.why_lost
+    return DeferredNet(reactor, answer, rng, options.credentials, connector, explain)

@@ -1,102 +1,71 @@
-"""The clients' network on Twisted: RemotingClient and the reactor's clock."""
+"""The clients' network on Twisted: coroutines await Deferreds, on a reactor that is given."""
 
 from __future__ import annotations
 
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from types import TracebackType
-from typing import Any, cast
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any, Protocol, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IAddress, IConsumer, IPushProducer, IReactorTime, ITCPTransport
+from twisted.internet.protocol import Factory, connectionDone
+from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
-from mqbroker.client.broker_requests import MemberRequests
-from mqbroker.client.net import Lock, RequestHandler, Signal, Task, signed
-from mqbroker.client.tls import connection_lost
-from mqbroker.errors import ConnectionClosed, MQError
-from mqbroker.remoting.client import Connector, RemotingClient
-from mqbroker.remoting.handlers import HandlerTable, IConnection
-from mqbroker.wire.command import RemotingCommand
+from mqbroker.client.connection import Connection
+from mqbroker.client.loop_net import CONNECT_TIMEOUT_S, LoopNet
+from mqbroker.client.net import RequestHandler, Task
+from mqbroker.client.tls import why_lost
+from mqbroker.errors import MQError, Unreachable
+from mqbroker.remoting.client import Connector, tcp_connector
+from mqbroker.remoting.response_table import Timeout, Timer
+from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
 
-_ONEWAY_TIMEOUT_MS = 3000
+
+class WhyLost(Protocol):
+    """Returns the error of a connection to an address that was lost; see `mqbroker.client.tls.why_lost`."""
+
+    def __call__(
+        self, addr: str, error: BaseException | None, *, has_answered: bool, request_bytes: int
+    ) -> MQError: ...
 
 
-def handler_table(answer: RequestHandler) -> HandlerTable:
-    """Handlers of brokers' requests to a consumer; the table itself declines the rest."""
-
-    def handle(request: RemotingCommand, connection: IConnection) -> Awaitable[RemotingCommand | None]:
-        return answer(request)
-
-    table = HandlerTable()
-    for code in MemberRequests.HANDLERS:
-        table.register(code, handle)
-    return table
-
-
-class DeferredNet:
-    """LiveNet on a reactor, whose coroutines await Deferreds."""
+class DeferredNet(LoopNet):
+    """LiveNet on a reactor."""
 
     def __init__(
         self,
         reactor: Any,
-        client: RemotingClient,
+        on_request: RequestHandler,
         rng: random.Random,
         credentials: Credentials | None = None,
         connector: Connector | None = None,
+        explain: WhyLost | None = None,
     ) -> None:
-        """`connector` is the client's; it may know more about why a connection was lost."""
-        self._connector = connector
-        self.rng = rng
-        self._credentials = credentials
+        """`connector` makes the endpoints of connections; `explain` knows more about why they were lost."""
+        super().__init__(on_request, rng, credentials)
         self._clock: IReactorTime = reactor
-        self._client = client
-        self._have_answered: set[str] = set()
+        self._loop = ReactorLoop(reactor)
+        self._connector = connector or tcp_connector(reactor)
+        self._explain = explain
+
+    @property
+    def loop(self) -> ReactorLoop:
+        return self._loop
 
     def now(self) -> float:
         return float(self._clock.seconds())
 
-    async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        try:
-            answer = await self._client.invoke_sync(addr, signed(command, self._credentials), timeout_ms)
-        except ConnectionClosed as error:
-            raise self._why_lost(addr, error, len(command.body)) from error
-        self._have_answered.add(addr)
-        return answer
-
-    def _why_lost(self, addr: str, error: ConnectionClosed, request_bytes: int) -> MQError:
-        refusals: dict[str, MQError] = getattr(self._connector, "refusals", {})
-        if addr in refusals:
-            return refusals.pop(addr)
-        if self._client.is_closed:
-            return error
-        tls = getattr(self._connector, "tls", None)
-        return connection_lost(str(error), tls, has_answered=addr in self._have_answered, request_bytes=request_bytes)
-
-    async def invoke_many(
-        self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int
-    ) -> list[RemotingCommand | MQError]:
-        waiting = [Deferred.fromCoroutine(self.invoke(addr, command, timeout_ms)) for addr, command in requests]
-        results: Any = await DeferredList(waiting, consumeErrors=True)
-        return [result if success else _mq_error(result) for success, result in results]
-
-    async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
-        await self._client.invoke_oneway(addr, signed(command, self._credentials), _ONEWAY_TIMEOUT_MS)
-
     async def sleep(self, seconds: float) -> None:
         await deferLater(self._clock, seconds)
-
-    def lock(self) -> Lock:
-        return _Lock(self._clock)
-
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
-        return _Task(coroutine, self._clock)
 
     def is_cancelled_inside(self, error: BaseException) -> bool:
         return False  # Twisted's CancelledError is like any other
@@ -104,18 +73,111 @@ class DeferredNet:
     def after_spawned(self, call: Callable[[], None]) -> None:
         call()
 
-    def signal(self) -> Signal:
-        return _Signal(self._clock)
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
+        return _Task(coroutine, self._clock)
 
-    async def close(self) -> None:
-        await self._client.close()
+    async def _all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
+        results: Any = await DeferredList([Deferred.fromCoroutine(each) for each in waiting], consumeErrors=True)
+        return [result if success else result.value for success, result in results]
+
+    async def _connect(self, addr: str) -> Connection:
+        attempt = self._connector(*split_address(addr)).connect(_Factory(self._new_connection(addr)))
+        timeout = Timeout(self._loop.time, self._loop.call_later, CONNECT_TIMEOUT_S, attempt.cancel)
+        try:
+            return cast(_Protocol, await attempt).connection
+        except MQError:  # the connector's own error is more specific
+            raise
+        except Exception as error:
+            why = "timed out" if timeout.is_over else str(error)
+            raise Unreachable(f"connect to {addr} failed: {why}") from error
+        finally:
+            timeout.cancel()
+
+    def _why_lost(self, addr: str, error: BaseException | None, *, has_answered: bool, request_bytes: int) -> MQError:
+        if self._explain is not None:
+            return self._explain(addr, error, has_answered=has_answered, request_bytes=request_bytes)
+        return why_lost(addr, None, error, has_answered=has_answered, request_bytes=request_bytes)
 
 
-def _mq_error(failure: Failure) -> MQError:
-    if isinstance(failure.value, MQError):
-        return failure.value
-    failure.raiseException()
-    raise AssertionError("raiseException returned")
+class ReactorLoop:
+    """A reactor as a `Loop`. What is to be called in the next turn costs one delayed call for all of it."""
+
+    def __init__(self, reactor: IReactorTime) -> None:
+        self.time: Callable[[], float] = reactor.seconds
+        self._call_later = reactor.callLater
+        self._soon: deque[Callable[[], object]] = deque()
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> Timer:
+        return _Timer(self._call_later, seconds, call)
+
+    def call_soon(self, call: Callable[[], object]) -> None:
+        if not self._soon:
+            self._call_later(0, self._turn)
+        self._soon.append(call)
+
+    def create_future(self) -> DeferredFuture:
+        return DeferredFuture(self.call_soon)
+
+    def _turn(self) -> None:
+        calls, self._soon = self._soon, deque()
+        for call in calls:
+            try:
+                call()
+            except Exception:
+                log.exception("a call of the client failed")
+
+
+class _Timer:
+    """A delayed call that may be cancelled after it was made."""
+
+    def __init__(self, call_later: Callable[..., Any], seconds: float, call: Callable[[], object]) -> None:
+        self._call = call_later(seconds, call)
+
+    def cancel(self) -> None:
+        if self._call.active():
+            self._call.cancel()
+
+
+class DeferredFuture:
+    """A `Future` around a Deferred, which fires in a later turn."""
+
+    __slots__ = ("_call_soon", "_deferred", "_is_cancelled", "_is_done", "_outcome")
+
+    def __init__(self, call_soon: Callable[[Callable[[], object]], object]) -> None:
+        self._call_soon = call_soon
+        self._deferred: Deferred[Any] = Deferred(self._cancel)
+        self._is_done = self._is_cancelled = False
+        self._outcome: Any = None
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def result(self) -> Any:
+        if isinstance(self._outcome, Failure):
+            self._outcome.raiseException()
+        return self._outcome
+
+    def set_result(self, result: Any) -> None:
+        assert not self._is_done
+        self._is_done, self._outcome = True, result
+        self._call_soon(self._fire)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.set_result(Failure(error))  # type: ignore[no-untyped-call]
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._deferred.__await__()
+
+    def _fire(self) -> None:
+        if not self._deferred.called:
+            self._deferred.callback(self._outcome)
+
+    def _cancel(self, deferred: Deferred[Any]) -> None:
+        if not self._is_done:
+            self._is_done = self._is_cancelled = True
 
 
 class _Task:
@@ -137,70 +199,59 @@ class _Task:
             log.error("a task of the client failed", exc_info=failure.value)
 
 
-class _Lock:
-    """Unlike DeferredLock, it resumes thousands of waiters from a loop, not recursively."""
+@implementer(IPushProducer)
+class _Protocol(TwistedProtocol):
+    """Hands a connection what its transport has, and is that transport to it."""
 
-    def __init__(self, clock: IReactorTime) -> None:
-        self._clock = clock
-        self._is_held = False
-        self._is_granting = False
-        self._waiting: deque[Deferred[None]] = deque()
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._is_closing = False
 
-    async def __aenter__(self) -> None:
-        waiter: Deferred[None] = Deferred(self._waiting.remove)
-        self._waiting.append(waiter)
-        self._grant()
-        await waiter
+    def connectionMade(self) -> None:
+        transport = cast(ITCPTransport, self.transport)
+        if hasattr(transport, "setTcpNoDelay"):  # a connector may make connections of another kind
+            transport.setTcpNoDelay(True)
+        cast(IConsumer, transport).registerProducer(self, True)
+        self.connection.opened(self)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        self._is_held = False
-        if self._waiting and not self._is_granting:
-            # The releasing coroutine continues first: waiters would resume inside this call, before it.
-            self._clock.callLater(0, self._grant)
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._is_closing = True
+        self.connection.lost(None if isinstance(reason.value, ConnectionDone) else reason.value)
 
-    def _grant(self) -> None:
-        if self._is_granting:
-            return
-        self._is_granting = True
-        try:
-            while self._waiting and not self._is_held:
-                self._is_held = True
-                self._waiting.popleft().callback(None)
-        finally:
-            self._is_granting = False
+    def dataReceived(self, data: bytes) -> None:
+        self.connection.data_received(data)
+
+    def pauseProducing(self) -> None:
+        self.connection.pause_writing()
+
+    def resumeProducing(self) -> None:
+        self.connection.resume_writing()
+
+    def stopProducing(self) -> None:
+        self.close()
+
+    def write(self, data: bytes) -> None:
+        cast(ITCPTransport, self.transport).write(data)
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            cast(IConsumer, self.transport).unregisterProducer()  # which would keep it open
+            cast(ITCPTransport, self.transport).loseConnection()
+
+    def abort(self) -> None:
+        self._is_closing = True
+        cast(ITCPTransport, self.transport).abortConnection()
 
 
-class _Signal:
-    def __init__(self, clock: IReactorTime) -> None:
-        self._clock = clock
-        self._is_set = False
-        self._waiter: Deferred[bool] | None = None
+class _Factory(Factory):
+    noisy = False
 
-    def set(self) -> None:
-        if self._waiter is None:
-            self._is_set = True
-        else:
-            self._fire(True)
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
-    async def wait(self, timeout_s: float | None = None) -> bool:
-        if self._is_set:
-            self._is_set = False
-            return True
-        waiter: Deferred[bool] = Deferred(self._forget)
-        self._waiter = waiter
-        timer = None if timeout_s is None else self._clock.callLater(timeout_s, self._fire, False)
-        try:
-            return await waiter
-        finally:
-            if timer is not None and timer.active():
-                timer.cancel()
-
-    def _forget(self, waiter: Deferred[bool]) -> None:
-        self._waiter = None
-
-    def _fire(self, value: bool) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            waiter.callback(value)
+    def buildProtocol(self, addr: IAddress | None) -> _Protocol:
+        return _Protocol(self._connection)

@@ -25,7 +25,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.client.errors import TlsFailed
-from mqbroker.client.tls import OTHER_NAME, ClientTls, Contexts, not_trusted, ssl_context, tls_failed
+from mqbroker.client.tls import OTHER_NAME, ClientTls, Contexts, not_trusted, ssl_context, tls_failed, why_lost
+from mqbroker.errors import MQError
 from mqbroker.remoting.tls import ENDPOINT_TIMEOUT_S, openssl_context, openssl_reasons, trust
 from mqbroker.wire.names import is_ip
 
@@ -33,22 +34,25 @@ _CONTROL_FLOW = (SSL.WantReadError, SSL.ZeroReturnError, SSL.SysCallError)
 
 
 class TlsConnector:
-    """Makes the endpoints of connections by `tls`.
-
-    `refusals`: by address, why a server rejected the client's certificate.
-    """
+    """Makes the endpoints of connections by `tls`."""
 
     def __init__(self, reactor: Any, tls: ClientTls) -> None:
         """Raises BadTls if files cannot be used; so does a later call."""
-        self.tls = tls
-        self.refusals: dict[str, TlsFailed] = {}
+        self._tls = tls
         self._reactor = reactor
         self._contexts = Contexts(tls, _context)
 
     def __call__(self, host: str, port: int) -> IStreamClientEndpoint:
         tcp = HostnameEndpoint(self._reactor, host, port, timeout=ENDPOINT_TIMEOUT_S)
-        server = _Server(host, port, self.tls, self.refusals)
-        return _TlsEndpoint(tcp, self._contexts.current(), server)
+        return _TlsEndpoint(tcp, self._contexts.current(), _Server(host, port, self._tls))
+
+    def why_lost(self, addr: str, error: BaseException | None, *, has_answered: bool, request_bytes: int) -> MQError:
+        """As `tls.why_lost`. With TLS 1.3 a server verifies the client's certificate after the client's part of the
+        handshake."""
+        words = _words(error)
+        if words:
+            return tls_failed(addr, self._tls, words)
+        return why_lost(addr, self._tls, error, has_answered=has_answered, request_bytes=request_bytes)
 
 
 @attrs.frozen
@@ -58,7 +62,6 @@ class _Server:
     host: str
     port: int
     tls: ClientTls
-    refusals: dict[str, TlsFailed]
 
     @property
     def addr(self) -> str:
@@ -73,12 +76,6 @@ class _Server:
             (verify_ip_address if is_ip(name) else verify_hostname)(connection, name)
         except (VerificationError, CertificateError):
             raise not_trusted(self.addr, self.tls, OTHER_NAME) from None
-
-    def note_refusal(self, reason: Failure) -> None:
-        """With TLS 1.3 a server verifies the client's certificate after the client's part of the handshake."""
-        words = _words(reason.value)
-        if words:
-            self.refusals[self.addr] = tls_failed(self.addr, self.tls, words)
 
     def why(self, reason: Failure, verify_code: int) -> TlsFailed:
         """Explain a failed handshake; `verify_code` is OpenSSL's, 0 for a certificate that passed."""
@@ -149,18 +146,12 @@ class _Handshake(Protocol):
         inner = self._make()
         # The TLS layer talks to the real protocol from now on, without this one in between.
         transport.wrappedProtocol = inner
-        inner.connectionLost = partial(self._lost_later, inner.connectionLost)
         inner.makeConnection(transport)
-        inner.handshakeCompleted()
         self.done.callback(inner)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if not self.done.called:
             self.done.errback(self._server.why(reason, self.verify_code))
-
-    def _lost_later(self, tell: Callable[[Failure], None], reason: Failure = connectionDone) -> None:
-        self._server.note_refusal(reason)
-        tell(reason)
 
     def _abort(self) -> None:
         cast(ITCPTransport, self.transport).abortConnection()

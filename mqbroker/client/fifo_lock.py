@@ -1,13 +1,15 @@
-"""A lock for tasks of an asyncio loop, which get it in the order in which they came."""
+"""A lock for coroutines on an event loop, which get it in the order in which they came."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 from types import TracebackType
 
 import attrs
+
+from mqbroker.client.loop import Future, Loop, wake
 
 #: Of those that wait, so many at most wake up when the lock is released.
 AWAKE_MAX = 1024
@@ -17,11 +19,10 @@ AWAKE_MAX = 1024
 class _Place:
     """In the line of those that wait."""
 
-    sleep: asyncio.Future[None] | None = None
+    sleep: Future | None = None
 
     def wake(self) -> None:
-        if self.sleep is not None and not self.sleep.done():
-            self.sleep.set_result(None)
+        wake(self.sleep)
 
 
 class FifoLock:
@@ -33,9 +34,12 @@ class FifoLock:
 
     Where a holder suspends, those that woke up with it did so in vain: one wakes up at the next release, and twice as
     many after each that has got it.
+
+    :param loop: is asked for where somebody waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loop: Callable[[], Loop]) -> None:
+        self._loop = loop
         self._is_held = False
         self._places: deque[_Place] = deque()
         self._to_wake = AWAKE_MAX
@@ -50,12 +54,14 @@ class FifoLock:
         self._places.append(place)
         try:
             while self._is_held or self._places[0] is not place:
+                loop = self._loop()
+                place.sleep = loop.create_future()
                 if self._is_held:
-                    place.sleep = asyncio.get_running_loop().create_future()
                     await place.sleep
                     self._woke_up()
-                else:
-                    await asyncio.sleep(0)  # the first one is awake
+                else:  # the first one is awake
+                    loop.call_soon(place.wake)
+                    await place.sleep
             self._is_held = True
         except BaseException:
             self._places.remove(place)

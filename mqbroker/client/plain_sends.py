@@ -1,17 +1,17 @@
-"""Plain sends on an asyncio loop, which are most: those of one turn are encoded together by the compiled module, and it
+"""Plain sends on an event loop, which are most: those of one turn are encoded together by the compiled module, and it
 reads what is answered. What is not plain, and all that goes wrong, is left to the general path (`client/producer.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter, methodcaller
 
-from mqbroker.client.aio_connection import Place, Sent
-from mqbroker.client.aio_net import AioNet
+from mqbroker.client.connection import Place, Sent
 from mqbroker.client.heartbeats import Heartbeats
+from mqbroker.client.loop import Future, Loop
+from mqbroker.client.loop_net import LoopNet
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.options import ProducerOptions
 from mqbroker.client.producer import FirstAttempt
@@ -36,16 +36,13 @@ _topic = attrgetter("topic")
 _is_done = methodcaller("done")
 
 
-Waiter = asyncio.Future[SendResult | FirstAttempt | None]
-
-
 class PlainSends:
     """Takes sends; those of a turn of the loop leave at its end, or when they are enough, in the order in which they
     came."""
 
     def __init__(
         self,
-        net: AioNet,
+        net: LoopNet,
         next_ids: UniqIdSource,
         routes: Routes,
         rotation: Rotation,
@@ -65,9 +62,9 @@ class PlainSends:
         self._timeout_ms = options.send_timeout_ms
         self._next_ids = next_ids
         self._size_max = min(options.compress_over_bytes - 1, options.message_bytes_max)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: Loop | None = None
         self._messages: list[Message] = []
-        self._waiters: list[Waiter] = []
+        self._waiters: list[Future] = []
         self._targets: dict[str, _Targets] = {}
 
     # The protocol of client/producer.py:
@@ -75,11 +72,11 @@ class PlainSends:
     def suits(self, message: Message) -> bool:
         return 0 < len(message.body) <= self._size_max
 
-    def take(self, message: Message) -> Waiter:
+    def take(self, message: Message) -> Future:
         loop = self._loop
         if loop is None:
-            loop = self._loop = asyncio.get_running_loop()
-        waiter: Waiter = loop.create_future()
+            loop = self._loop = self._net.loop
+        waiter = loop.create_future()
         if not self._messages:
             loop.call_soon(self.flush)
         self._messages.append(message)
@@ -88,7 +85,7 @@ class PlainSends:
             self.flush()
         return waiter
 
-    def give_up(self, message: Message, taken: Waiter) -> None:
+    def give_up(self, message: Message, taken: Future) -> None:
         # Cancelled, its slot ends where it would have; with another outcome than a SendResult it was kept.
         if not taken.cancelled() and taken.done() and not isinstance(taken.result(), SendResult):
             self._in_flight.release(len(message.body))
@@ -108,7 +105,7 @@ class PlainSends:
             self._send_to(topic, of_topic, waiters[at : at + len(of_topic)])
             at += len(of_topic)
 
-    def _send_to(self, topic: str, messages: list[Message], waiters: list[Waiter]) -> None:
+    def _send_to(self, topic: str, messages: list[Message], waiters: list[Future]) -> None:
         route = self._routes.known(topic, create=True)
         if route is None or not route.publish_queues:
             self._give_back(messages, waiters)
@@ -129,7 +126,7 @@ class PlainSends:
             places = [targets.places[(first + n) % count] for n in mine]
             self._send(addr, [messages[n] for n in mine], places, [waiters[n] for n in mine])
 
-    def _send(self, addr: str | None, messages: list[Message], places: list[Place], waiters: list[Waiter]) -> None:
+    def _send(self, addr: str | None, messages: list[Message], places: list[Place], waiters: list[Future]) -> None:
         connection = None if addr is None else self._net.free_connection(addr)
         sent = 0
         # A send of the general path is followed by a heartbeat where one is due.
@@ -140,7 +137,7 @@ class PlainSends:
         # What follows one that is not plain must not overtake it.
         self._give_back(messages[sent:], waiters[sent:])
 
-    def _give_back(self, messages: list[Message], waiters: list[Waiter]) -> None:
+    def _give_back(self, messages: list[Message], waiters: list[Future]) -> None:
         for message, waiter in zip(messages, waiters, strict=True):
             if waiter.done():  # it was cancelled
                 self._in_flight.release(len(message.body))

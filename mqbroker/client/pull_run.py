@@ -1,4 +1,4 @@
-"""Pulls of a queue on an asyncio loop, one after the other as long as they find messages: the next one leaves as soon
+"""Pulls of a queue on an event loop, one after the other as long as they find messages: the next one leaves as soon
 as the response is there, before its messages are looked at, and no coroutine runs. The broker has work meanwhile.
 
 What ends a run - nothing found, another broker to pull from, no more room, an error - is left to the general path
@@ -7,11 +7,11 @@ What ends a run - nothing found, another broker to pull from, no more room, an e
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from mqbroker.client.loop import Loop, complete
 from mqbroker.client.messages import RawPull
 from mqbroker.client.queue_requests import QUEUE_OFFSET, read_pull_answer
 from mqbroker.errors import MQError
@@ -29,16 +29,6 @@ from mqbroker.wire.command import (
 
 #: A run ends after so long, seconds: the general path looks the route up again.
 RUN_S = 1.0
-
-
-def complete(waiter: asyncio.Future[RemotingCommand], result: RemotingCommand | MQError) -> None:
-    """End the wait for a response, unless it was cancelled."""
-    if waiter.done():
-        return
-    if isinstance(result, MQError):
-        waiter.set_exception(result)
-    else:
-        waiter.set_result(result)
 
 
 class Connection(Protocol):
@@ -76,25 +66,26 @@ class Puller(Protocol):
 
 
 class PullRun:
-    """Pulls by `first` and what follows it. Made on the loop."""
+    """Pulls by `first` and what follows it."""
 
     def __init__(
-        self, connection: Connection, first: RemotingCommand, timeout_ms: int, puller: Puller, now: Callable[[], float]
+        self, connection: Connection, first: RemotingCommand, timeout_ms: int, puller: Puller, loop: Loop
     ) -> None:
         self._connection, self._first, self._timeout_ms, self._puller, self._now = (
-            connection, first, timeout_ms, puller, now,
+            connection, first, timeout_ms, puller, loop.time,
         )  # fmt: skip
-        self._until = now() + RUN_S
-        self._ended: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+        self._until = loop.time() + RUN_S
+        self._ended = loop.create_future()
         self._head: bytes | None = None
         self._opaque = self._post(partial(encode_command, first))
 
     async def ended(self) -> RemotingCommand:
         """The first response with which the run does not go on. Raises as `Net.invoke`, and what the puller does."""
         try:
-            return await self._ended
+            last: RemotingCommand = await self._ended
         finally:
             self._connection.forget(self._opaque)
+        return last
 
     def _post(self, encode: Callable[[int], bytes]) -> int:
         return self._connection.post(self._first, self._timeout_ms, self._answered, encode)

@@ -6,7 +6,9 @@ import pytest
 
 from mqbroker.client import ClientClosed, Message, MessageQueue, PullOptions, PushOptions, SendFailed
 from mqbroker.client.aio import Producer, PullConsumer, PushConsumer
-from mqbroker.client.aio_net import UNANSWERED_MAX, AioNet
+from mqbroker.client.aio_net import AioNet
+from mqbroker.client.broker_requests import decline
+from mqbroker.client.loop_net import UNANSWERED_MAX
 from mqbroker.client.options import ConsumeFrom, ProducerOptions
 from mqbroker.errors import ConnectionClosed, RequestTimedOut, Unreachable
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, GetConsumerStatusBody
@@ -158,6 +160,19 @@ def test_a_broker_that_asks_without_an_end_is_heard_only_so_often(server: Loopba
         assert (await taken(again, 1))[0].opaque == 1000
         await net.close()
         assert answers.empty()
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_a_connection_when_its_client_closes_is_told(server: Loopback) -> None:
+    async def main() -> None:
+        net = AioNet(decline, random.Random(1))
+        ask = RemotingCommand.request(RequestCode.HEART_BEAT, body=HeartbeatData("me").to_json())
+        waiting = asyncio.create_task(net.invoke(server.broker_addr, ask, 60_000))
+        await asyncio.sleep(0)  # the attempt has not begun
+        await net.close()
+        with pytest.raises(ConnectionClosed, match="the client is closed"):
+            await asyncio.wait_for(waiting, 10)
 
     asyncio.run(main())
 

@@ -10,10 +10,9 @@ from twisted.internet.defer import Deferred
 
 from mqbroker.client import RetryLater
 from mqbroker.client.broker_requests import MemberRequests, decline, pull_consumer_answers
+from mqbroker.client.connection import Connection, Line
 from mqbroker.client.consume_service import DIRECT_MAX
-from mqbroker.client.deferred_net import handler_table
-from mqbroker.remoting.connection import RemotingProtocol
-from mqbroker.remoting.limits import Limits
+from mqbroker.client.deferred_net import DeferredNet, _Protocol
 from mqbroker.wire import fastjson
 from mqbroker.wire.admin_bodies import (
     ConsumeMessageDirectlyResult,
@@ -27,7 +26,7 @@ from mqbroker.wire.record import encode_record
 from tests.client.asking import INFO, NOW_MS, RECORD, STATUS, ask, committed, consume, fill, peer_of, reset_to
 from tests.client.member import RETRY, A, Member, Q
 from tests.client.world import World
-from tests.remoting.link import Link, NoOwner, Peer
+from tests.remoting.link import Link, Peer
 
 # --- running info
 
@@ -154,6 +153,7 @@ def test_answers_tell_of_so_many_queues_and_no_more(
     for n in range(3):
         world.cluster.store(MessageQueue("T", "a", n))
     member = Member(world, name_server).start()
+    world.clock.pump([0.5] * 4)  # its retry topics were made when it joined
     monkeypatch.setattr("mqbroker.client.running_info.QUEUES_TOLD_MAX", 2)
     first_two = [MessageQueue("T", "a", n) for n in range(2)]
     retries = [MessageQueue("%RETRY%g", broker, 0) for broker in "ab"]
@@ -248,8 +248,10 @@ def test_so_many_by_hand_and_no_more_and_a_close_waits_for_them(one_queue: World
     for waiting in held[:-1]:
         if not waiting.called:
             waiting.callback(None)
+    one_queue.cluster.settle()
     assert not closed.called
     held[-1].callback(None)
+    one_queue.cluster.settle()
     assert closed.called
     assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * (DIRECT_MAX + 1)
 
@@ -359,33 +361,28 @@ def test_a_notice_of_changed_members_is_heard(one_queue: World, name_server: str
     assert ask(member, attrs.evolve(notice, ext_fields={}, flag=0)).code == ResponseCode.SYSTEM_ERROR
 
 
-def test_the_table_of_the_twisted_face_has_all_of_it(one_queue: World, name_server: str) -> None:
-    member = Member(one_queue, name_server).start()
-    table = handler_table(peer_of(member).answer)
-    for request in REQUESTS:
-        found: list[Any] = []
-        table.handle(request, None).addCallback(found.append)
-        assert [answer.code for answer in found] == [ResponseCode.SUCCESS]
-
-
 def test_over_a_connection_each_request_has_its_answer(one_queue: World, name_server: str) -> None:
     fill(one_queue, 1)
     held: Deferred[Any] = Deferred()
     member = Member(one_queue, name_server, listener=lambda m: held if m.body == b"by hand" else None).start()
     broker = Peer()
-    ours = RemotingProtocol(handler_table(peer_of(member).answer), one_queue.cluster.reactor, Limits(), NoOwner())
-    link = Link(broker, ours)
+    net = DeferredNet(one_queue.cluster.reactor, peer_of(member).answer, random.Random(1))
+    ours = Connection("10.0.0.2:10911", net.loop, Line(), net._answer, len, net._why_lost)
+    link = Link(broker, _Protocol(ours))  # type: ignore[arg-type]
     bad = [attrs.evolve(request, ext_fields={}, body=b"\x00") for request in REQUESTS]
     asked = [*REQUESTS, *bad, RemotingCommand(39), attrs.evolve(INFO, flag=ONEWAY_FLAG)]
     for opaque, request in enumerate(asked):
         broker.transport.write(encode_command(attrs.evolve(request, opaque=opaque)))
     link.pump(chunk=7)
+    one_queue.clock.advance(0)
+    link.pump()
     by_hand = REQUESTS.index(CONSUME)
     expected = {n: ResponseCode.SUCCESS for n in range(len(REQUESTS)) if n != by_hand}
     expected |= {len(REQUESTS) + n: ResponseCode.SYSTEM_ERROR for n in range(len(bad))}
     expected |= {len(REQUESTS) + len(bad): ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
     assert {answer.opaque: answer.code for answer in broker.answers} == expected
     held.callback(None)
+    one_queue.clock.advance(0)
     link.pump()
     assert {answer.opaque: answer.code for answer in broker.answers} == expected | {by_hand: ResponseCode.SUCCESS}
     assert not broker.lost

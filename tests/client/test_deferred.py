@@ -10,6 +10,7 @@ from twisted.internet.task import Clock
 from zope.interface import implementer
 
 from mqbroker.client import ClientClosed, Message, MessageQueue, deferred
+from mqbroker.client.broker_requests import decline
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.net import every
 from mqbroker.errors import Unreachable
@@ -23,7 +24,7 @@ def clock() -> Any:
 
 @pytest.fixture
 def net(clock: Any) -> Any:
-    return DeferredNet(clock, None, random.Random(1))
+    return DeferredNet(clock, decline, random.Random(1))
 
 
 def note(found: Any, coroutine: Any) -> Any:
@@ -42,6 +43,7 @@ def test_a_signal_is_kept_until_somebody_waits(clock: Any, net: Any) -> None:
     assert found == [True, False]
     note(found, signal.wait(5))
     signal.set()
+    clock.advance(0)
     assert found == [True, False, True]
     assert not clock.getDelayedCalls()
 
@@ -146,6 +148,8 @@ def test_the_clients_keep_to_the_reactor_they_are_given(clock: Any, world: World
     pusher = deferred.PushConsumer(clock, "127.0.0.1:9876", "g", print, connector=lambda host, port: Refusing())
     pusher.subscribe("T")
     pusher.start().addErrback(found.append)
+    for _ in range(10):
+        clock.advance(0)
     assert ["No name server answers" in str(failure.value) for failure in found] == [True] * 3
     for client in (consumer, producer, pusher):
         client.close().addErrback(found.append)

@@ -73,6 +73,7 @@ def test_two_listeners_may_close_at_once(one_queue: World, name_server: str) -> 
     member.start()
     for gate in gates:
         gate.callback(None)
+    one_queue.cluster.settle()
     assert one_queue.cluster.offsets["g", Q] == 2
     assert one_queue.cluster.members("g") == []
 
@@ -91,6 +92,7 @@ def test_a_call_that_has_ended_is_waited_for_by_none(one_queue: World, name_serv
     member = Member(one_queue, name_server, listener=lambda message: one_queue.run(later()) and None)
     member.start()
     gate.callback(None)
+    one_queue.cluster.settle()
     assert closed == [[]]
 
 
@@ -116,9 +118,11 @@ def test_what_an_earlier_call_has_started_closes_without_waiting_for_the_next_on
     member = Member(one_queue, name_server, listener=listener, concurrency=1)
     member.start()
     gate.callback(None)
+    one_queue.cluster.settle()
     assert len(closed) == 1
     assert closed[0] != []
     held.callback(None)
+    one_queue.cluster.settle()
     assert one_queue.cluster.offsets["g", Q] == 2
     assert one_queue.cluster.members("g") == []
 

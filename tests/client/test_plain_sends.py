@@ -67,7 +67,7 @@ def test_many_sends_of_one_turn_leave_while_others_are_encoded(topic: Loopback) 
         sizes: list[int] = []
         transport: Any = connection._transport
         write = transport.write
-        connection._transport = SimpleNamespace(  # type: ignore[assignment]
+        connection._transport = SimpleNamespace(
             write=lambda data: (sizes.append(data.count(b"BODY")), write(data)),
             is_closing=transport.is_closing, close=transport.close, abort=transport.abort,
         )  # fmt: skip
@@ -263,6 +263,7 @@ def test_each_message_goes_to_the_master_of_its_queue() -> None:
     )
 
     async def main() -> None:
+        net.loop = asyncio.get_running_loop()
         sends = PlainSends(
             net, parts, parts, Rotation(Random(1)), parts, parts, lambda o, q: send_request(o, q, "g", OPTIONS), OPTIONS
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -50,6 +51,11 @@ class Wire:
     calls: list[Callable[[], None]] = attrs.Factory(list)
     pending: dict[int, Callable[[Any], object]] = attrs.Factory(dict)
     events: list[Any] = attrs.Factory(list)
+
+    @property
+    def loop(self) -> Any:
+        """The running one, with the test's time."""
+        return SimpleNamespace(time=lambda: self.now, create_future=asyncio.get_running_loop().create_future)
 
     def post(self, command: RemotingCommand, timeout_ms: int, complete: Any, encode: Callable[[int], bytes]) -> int:
         opaque = 1000 + len(self.asked)
@@ -102,7 +108,7 @@ def run(test: Callable[[Wire, Puller, asyncio.Task[RemotingCommand]], Coroutine[
     async def main() -> Wire:
         wire = Wire()
         puller = Puller(wire.events)
-        pulls = PullRun(wire, FIRST, 1000, puller, lambda: wire.now)
+        pulls = PullRun(wire, FIRST, 1000, puller, wire.loop)
         task = asyncio.create_task(pulls.ended())
         await asyncio.sleep(0)
         await test(wire, puller, task)
@@ -231,7 +237,7 @@ class TestOfAQueue:
             got: list[Any] = []
 
             async def pull(queue: AssignedQueue, offset: int, broker_id: int) -> RawPull:
-                pulls = PullRun(wire, pull_from(FIRST, offset), 1000, queue, lambda: wire.now)
+                pulls = PullRun(wire, pull_from(FIRST, offset), 1000, queue, wire.loop)
                 return read_pull_answer(await pulls.ended())
 
             def deliver(queue: AssignedQueue, batch: Any, took_s: float) -> None:

@@ -52,6 +52,7 @@ def test_a_reset_is_committed_at_once_and_drops_what_was_fetched(one_queue: Worl
     assert len(running) == 2
     assert len(pulled_from(one_queue)) == pulls
     running[1][1].callback(None)
+    one_queue.cluster.settle()
     assert pulled_from(one_queue)[pulls] == 40
     assert [body for body, _ in running[2:]] == [b"40", b"41"]
     assert one_queue.cluster.sent_back == []
@@ -128,6 +129,7 @@ def test_a_reset_reaches_the_next_owner_though_its_queue_moves_at_once(one_queue
     one_queue.faults.refuse.clear()
     one_queue.cluster.join("g", "c1")
     member.core.ids_changed("g")
+    one_queue.cluster.settle()
     assert member.core.assigned == frozenset()
     assert committed(one_queue) == 3
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import random
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from twisted.internet.defer import Deferred
 
 from mqbroker.client import Credentials, Message, MessageQueue, ProducerOptions, PullOptions, PushOptions, aio, blocking
+from mqbroker.client.broker_requests import decline
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.net import signed
 from mqbroker.wire.codes import RequestCode
@@ -71,25 +71,14 @@ def test_on_asyncio(topic: Loopback, heard: Any) -> None:
 
 
 def test_on_a_reactor(world: World) -> None:
-    sent = []
-
-    class Remoting:
-        def invoke_sync(self, addr: Any, command: Any, timeout_ms: Any) -> Any:
-            sent.append((addr, command))
-            return Deferred()
-
-        def invoke_oneway(self, addr: Any, command: Any, timeout_ms: Any) -> Any:
-            sent.append((addr, command))
-            return Deferred()
-
-    net = DeferredNet(world.clock, cast(Any, Remoting()), random.Random(1), ME)
+    net = DeferredNet(world.clock, decline, random.Random(1), ME, world.cluster.network.connector)
     command = RemotingCommand(RequestCode.GET_MAX_OFFSET, {"topic": "T"})
-    for coroutine in (net.invoke("a:1", command, 1000), net.send_oneway("a:1", command)):
-        coroutine.send(None)
-        coroutine.close()
-    assert len(sent) == 2
-    check(sent, RequestCode.GET_MAX_OFFSET)
+    world.run(net.invoke("10.0.0.2:10911", command, 1000))
+    world.run(net.send_oneway("10.0.0.2:10911", command))
+    assert len(world.faults.requests) == 2
+    check(world.faults.requests, RequestCode.GET_MAX_OFFSET)
     assert command.ext_fields == {"topic": "T"}
+    world.run(net.close())
 
 
 def test_without_an_account_nothing_is_signed() -> None:

@@ -11,8 +11,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
+from mqbroker.client.broker_requests import decline
 from mqbroker.client.deferred_net import DeferredNet
-from mqbroker.remoting.client import RemotingClient
 from tests.client.own_cluster import OwnCluster
 
 T = TypeVar("T")
@@ -53,8 +53,7 @@ class World:
         self.faults = cluster.faults
 
     def net(self, seed: int = 1) -> DeferredNet:
-        client = RemotingClient(self.cluster.reactor, connector=self.cluster.network.connector)
-        return DeferredNet(self.clock, client, random.Random(seed))
+        return DeferredNet(self.clock, decline, random.Random(seed), connector=self.cluster.network.connector)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Deferred[Any]:
         """Start a coroutine; the Deferred of its result."""

@@ -1,23 +1,21 @@
-"""One connection of the asyncio clients: frames on one transport, joined when they are written, and the plain sends and
-responses that the compiled module makes and reads."""
+"""One connection of the clients on an event loop: frames on one transport, joined when they are written, and the plain
+sends and responses that the compiled module makes and reads."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol
 
 import attrs
 
 from mqbroker.client.fifo_lock import FifoLock
+from mqbroker.client.loop import Future, Loop, complete, wake
 from mqbroker.client.messages import Message, SendResult, SendStatus
-from mqbroker.client.pull_run import complete
-from mqbroker.client.tls import ClientTls, why_lost
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError
 from mqbroker.kernel import compiled
-from mqbroker.remoting.response_table import Complete, PendingRequest, ResponseTable
+from mqbroker.remoting.response_table import Complete, PendingRequest, ResponseTable, Timeout
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import (
@@ -35,14 +33,13 @@ log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 1.0
 #: Frames sent within one turn of the loop are joined, up to so many bytes; the peer works on these meanwhile.
 _UNWRITTEN_BYTES_MAX = 8 * 1024
-_READ_BYTES = 64 * 1024
 #: A peer that reads nothing for so long, seconds, while more waits for it, counts as gone.
 _UNREAD_S_MAX = 10.0
 
 #: Where a message is sent: its queue, and what its header has before its own fields.
 Place = tuple[MessageQueue, bytes]
 #: A plain send that was not answered yet.
-Sent = tuple[asyncio.Future[Any], Message, MessageQueue, str, "_Run"]
+Sent = tuple[Future, Message, MessageQueue, str, "_Run"]
 
 
 @attrs.define(eq=False)
@@ -63,73 +60,90 @@ class _Run:
 SendsEnded = Callable[[list[tuple[Sent, SendResult | RemotingCommand | MQError]]], object]
 
 
-class Connection(asyncio.BufferedProtocol):
+class Transport(Protocol):
+    """As asyncio's transports: what is written and not sent yet is kept."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+    def is_closing(self) -> bool: ...
+
+    def close(self) -> object:
+        """Close it when all is sent."""
+
+    def abort(self) -> object: ...
+
+
+@attrs.define(eq=False)
+class Line:
+    """Those that wait for a connection to an address: who comes later must not go before them."""
+
+    count: int = 0
+
+
+class Connection:
     """Frames on one transport; each request waits for the response with its opaque."""
 
     def __init__(
         self,
         addr: str,
+        loop: Loop,
+        line: Line,
         answer: Callable[[RemotingCommand, Connection], None],
-        tls: ClientTls | None,
-        gate: FifoLock,
         sends_ended: SendsEnded,
+        why_lost: Callable[..., MQError],
     ) -> None:
-        """`gate` is held by those that wait for a connection to this address."""
-        self._sends_ended = sends_ended
+        """`answer` is called with each request of the peer, `sends_ended` with plain sends that have ended, and how.
+        `why_lost` gets the address, the error with which the connection ended, None if the peer closed it,
+        has_answered and request_bytes, as in `mqbroker.client.tls`."""
         self.addr = addr
-        self._gate = gate
-        self._sent: dict[int, Sent] = {}
-        # A Protocol would have 256 KiB allocated, and shrunk, for each read.
-        self._buffer = memoryview(bytearray(_READ_BYTES))
-        self._tls = tls
+        self._loop = loop
+        self._line = line
         self._answer = answer
+        self._sends_ended = sends_ended
+        self._why_lost = why_lost
+        self._sent: dict[int, Sent] = {}
         #: Number of the peer's requests whose responses are not ready, or do not fit into the socket's buffer.
         self.unanswered = 0
         self._decoder = FrameDecoder()
-        self._loop = loop = asyncio.get_running_loop()  # which asks the system for the process each time
         self._responses = ResponseTable(addr, loop.time, loop.call_later, self.close)
-        self._transport: asyncio.Transport | None = None
+        self._transport: Transport | None = None
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
         self._unwritten_requests: list[PendingRequest] = []
         self._after_write: list[Callable[[], None]] = []
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self._write_lock = FifoLock()
-        self._unread_timer: asyncio.TimerHandle | None = None
-        self._lost = asyncio.Event()
-        self.is_open = False
+        self._is_paused = False
+        self._room: Future | None = None
+        self._write_lock = FifoLock(lambda: loop)
+        self._unread_timer: Timeout | None = None
+        self._end: Future | None = None
+        self.is_open = self.is_lost = False
 
-    def pause_writing(self) -> None:
-        self._writable.clear()
-        self._unread_timer = self._loop.call_later(_UNREAD_S_MAX, self._close_unread)
+    # what its transport's protocol calls
 
-    def resume_writing(self) -> None:
-        self._writable.set()
-        self._stop_unread_timer()
-
-    def _close_unread(self) -> None:
-        log.warning("closing the connection to %s: it has read nothing for %g s", self.addr, _UNREAD_S_MAX)
-        self.is_open = False
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _stop_unread_timer(self) -> None:
-        if self._unread_timer is not None:
-            self._unread_timer.cancel()
-            self._unread_timer = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+    def opened(self, transport: Transport) -> None:
+        self._transport = transport
         self.is_open = True
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
+    def pause_writing(self) -> None:
+        self._is_paused = True
+        self._unread_timer = self._timeout(_UNREAD_S_MAX, self._close_unread)
 
-    def buffer_updated(self, nbytes: int) -> None:
-        self._data_received(bytes(self._buffer[:nbytes]))
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        wake(self._room)
+        self._stop_unread_timer()
 
-    def _data_received(self, data: bytes) -> None:
+    def lost(self, error: BaseException | None) -> None:
+        """It has ended, with an error unless the peer has closed it."""
+        self.is_open, self.is_lost = False, True
+        self.resume_writing()
+        wake(self._end)
+        has_answered = self._responses.has_heard
+        self._responses.lost(
+            lambda largest: self._why_lost(self.addr, error, has_answered=has_answered, request_bytes=largest)
+        )
+
+    def data_received(self, data: bytes) -> None:
         now = self._loop.time()
         if compiled is not None:
             data = self._take_plain(data, now)
@@ -166,16 +180,6 @@ class Connection(asyncio.BufferedProtocol):
             elif not self._responses.answer(command, now) and command.opaque in self._sent:
                 self._sends_ended([(self._sent.pop(command.opaque), command)])
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_open = False
-        self._lost.set()
-        self._writable.set()
-        self._stop_unread_timer()
-        has_answered = self._responses.has_heard
-        self._responses.lost(
-            lambda largest: why_lost(self.addr, self._tls, error, has_answered=has_answered, request_bytes=largest)
-        )
-
     def send(self, command: RemotingCommand) -> None:
         """Write at the end of this turn of the loop, joined with other frames, or earlier if they are many."""
         self._write_soon(encode_command(command))
@@ -196,32 +200,35 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_ready(self) -> bool:
         """Whether it is open, and nobody waits for a connection."""
-        return self.is_open and self._gate.is_empty
+        return self.is_open and not self._line.count
 
     @property
     def is_writable(self) -> bool:
         """Whether all sent bytes are in the socket's buffer, and nobody waits to send more."""
-        return self._writable.is_set() and self._write_lock.is_empty
+        return not self._is_paused and self._write_lock.is_empty
 
     async def writable(self) -> bool:
         """Wait, in the order of calls, until all sent bytes are in the socket's buffer; False if the connection was
         closed."""
         if not self.is_writable:
             async with self._write_lock:
-                await self._writable.wait()
+                while self._is_paused:
+                    self._room = self._loop.create_future()
+                    await self._room
         return self.is_open
 
     async def request(self, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         """Send at once, writable or not, and wait for the response; the time-out counts from the write."""
         if not self.is_open:
             raise ConnectionClosed(f"the connection to {self.addr} is closed")
-        waiter: asyncio.Future[RemotingCommand] = self._loop.create_future()
+        waiter = self._loop.create_future()
         opaque = self.post(command, timeout_ms, partial(complete, waiter), partial(encode_command, command))
         try:
-            return await waiter
+            response: RemotingCommand = await waiter
         except BaseException:  # it was cancelled, or has ended anyhow
             self.forget(opaque)
             raise
+        return response
 
     def post(
         self, command: RemotingCommand, timeout_ms: int, complete: Complete, encode: Callable[[int], bytes]
@@ -301,10 +308,28 @@ class Connection(asyncio.BufferedProtocol):
 
     async def ended(self) -> None:
         """Wait for the end of a closed connection; TLS exchanges close_notify first."""
+        if self.is_lost:
+            return
+        self._end = self._loop.create_future()
+        timeout = self._timeout(_CLOSE_TIMEOUT_S, self._abort)
         try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._lost.wait()
-        except TimeoutError:
-            if self._transport is not None:
-                self._transport.abort()
-            await self._lost.wait()
+            await self._end
+        finally:
+            timeout.cancel()
+
+    def _close_unread(self) -> None:
+        log.warning("closing the connection to %s: it has read nothing for %g s", self.addr, _UNREAD_S_MAX)
+        self.is_open = False
+        self._abort()
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def _timeout(self, seconds: float, call: Callable[[], None]) -> Timeout:
+        return Timeout(self._loop.time, self._loop.call_later, seconds, call)

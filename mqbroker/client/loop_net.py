@@ -1,0 +1,203 @@
+"""The clients' network on an event loop: one connection for each address. Whose loop it is, and how that connects, is
+said in `aio_net` and `deferred_net`."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+
+from mqbroker.client.connection import Connection, Line, SendsEnded
+from mqbroker.client.fifo_lock import FifoLock
+from mqbroker.client.loop import Future, Loop, LoopSignal, complete
+from mqbroker.client.net import Lock, RequestHandler, Signal, Task, signed
+from mqbroker.client.pull_run import Puller, PullRun
+from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut
+from mqbroker.remoting.response_table import Timeout
+from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
+from mqbroker.wire.signature import Credentials
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 3.0
+#: Requests of a peer that may wait for their answers on one connection; more are dropped.
+UNANSWERED_MAX = 64
+
+
+@attrs.define(eq=False)
+class _Waiting(Line):
+    """Those that wait for a connection to one address, and the attempt to make it."""
+
+    futures: deque[Future] = attrs.Factory(deque)
+    attempt: Task | None = None
+
+    def end(self, outcome: Connection | MQError) -> None:
+        """The attempt has ended."""
+        self.attempt = None
+        futures, self.futures = self.futures, deque()
+        for future in futures:
+            complete(future, outcome)
+
+
+class LoopNet:
+    """What LiveNets on an event loop have in common."""
+
+    def __init__(self, on_request: RequestHandler, rng: random.Random, credentials: Credentials | None = None) -> None:
+        self.rng = rng
+        self._credentials = credentials
+        self._on_request = on_request
+        self._connections: dict[str, Connection] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        self._closed = False
+        #: Called with plain sends that have ended, and how.
+        self.sends_ended: SendsEnded = len
+
+    # what depends on the loop
+
+    @property
+    def loop(self) -> Loop:
+        raise NotImplementedError
+
+    def now(self) -> float:
+        raise NotImplementedError
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
+        raise NotImplementedError
+
+    async def _connect(self, addr: str) -> Connection:
+        """A new connection. Raises Unreachable or TlsFailed, BadTls if files cannot be used, and if `addr` is none."""
+        raise NotImplementedError
+
+    async def _all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
+        """What coroutines that run at the same time return, or raise."""
+        raise NotImplementedError
+
+    def _why_lost(self, addr: str, error: BaseException | None, *, has_answered: bool, request_bytes: int) -> MQError:
+        raise NotImplementedError
+
+    # what does not
+
+    def lock(self) -> Lock:
+        return FifoLock(self._this_loop)
+
+    def signal(self) -> Signal:
+        return LoopSignal(self._this_loop)
+
+    def _this_loop(self) -> Loop:
+        return self.loop
+
+    def free_connection(self, addr: str) -> Connection | None:
+        """The connection to `addr`, if it can take requests at once, and they need no signature."""
+        connection = self._connections.get(addr)
+        return connection if connection is not None and connection.is_free and self._credentials is None else None
+
+    async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        connection = self._connections.get(addr)
+        if connection is None or not connection.is_free:
+            if connection is None or not connection.is_ready:
+                connection = await self._connection(addr, command, timeout_ms)
+            await connection.writable()
+        if self._credentials is not None:
+            command = signed(command, self._credentials)
+        return await connection.request(command, timeout_ms)
+
+    async def pull_on(self, addr: str, command: RemotingCommand, timeout_ms: int, puller: Puller) -> RemotingCommand:
+        """As `invoke`, of a pull and of those that follow it as long as they find messages and `puller` goes on;
+        returns the last response."""
+        connection = self.free_connection(addr)
+        if connection is None:
+            return await self.invoke(addr, command, timeout_ms)
+        return await PullRun(connection, command, timeout_ms, puller, self.loop).ended()
+
+    async def invoke_many(
+        self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int
+    ) -> list[RemotingCommand | MQError]:
+        results: list[RemotingCommand | MQError] = []
+        for result in await self._all_of([self.invoke(addr, command, timeout_ms) for addr, command in requests]):
+            if isinstance(result, BaseException) and not isinstance(result, MQError):
+                raise result
+            results.append(result)
+        return results
+
+    async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
+        connection = self._connections.get(addr)
+        if connection is None or not connection.is_ready:
+            connection = await self._connection(addr, command, int(CONNECT_TIMEOUT_S * 1000))
+        if not await connection.writable():
+            raise ConnectionClosed(f"the connection to {addr} is closed")
+        connection.send(attrs.evolve(signed(command, self._credentials), flag=command.flag | ONEWAY_FLAG))
+
+    async def close(self) -> None:
+        self._closed = True
+        for waiting in self._waiting.values():
+            if waiting.attempt is not None:
+                waiting.attempt.cancel()
+            waiting.end(ConnectionClosed("the client is closed"))
+        connections = list(self._connections.values())
+        for connection in connections:
+            connection.close()
+        await self._all_of([connection.ended() for connection in connections])
+
+    def _answer(self, request: RemotingCommand, connection: Connection) -> None:
+        if connection.unanswered >= UNANSWERED_MAX:
+            log.debug("%s: %d requests of the broker are not answered yet", request.describe(), connection.unanswered)
+        elif not self._closed:
+            connection.unanswered += 1
+            self.spawn(self._answer_later(request, connection))
+
+    async def _answer_later(self, request: RemotingCommand, connection: Connection) -> None:
+        try:
+            answer = await self._on_request(request)
+            if answer is not None and not request.is_oneway and await connection.writable():
+                connection.send(answer)
+        finally:
+            connection.unanswered -= 1
+
+    async def _connection(self, addr: str, command: RemotingCommand, timeout_ms: int) -> Connection:
+        """The open connection to `addr`, or a new one; all that wait share one attempt, and go on in their order."""
+        if self._closed:
+            raise ConnectionClosed("the client is closed")
+        waiting = self._waiting.get(addr)
+        if waiting is None:
+            waiting = self._waiting[addr] = _Waiting()
+        future = self.loop.create_future()
+        connection = self._connections.get(addr)
+        if connection is not None and connection.is_open:  # others wait to go on with it
+            self.loop.call_soon(partial(complete, future, connection))
+        else:
+            waiting.futures.append(future)
+            if waiting.attempt is None:
+                waiting.attempt = self.spawn(self._attempt(addr, waiting))
+                if not waiting.futures:  # it has ended at once
+                    waiting.attempt = None
+        error = RequestTimedOut(f"{command.describe()}: no connection to {addr} in {timeout_ms} ms")
+        timeout = Timeout(self.loop.time, self.loop.call_later, timeout_ms / 1000, partial(complete, future, error))
+        waiting.count += 1
+        try:
+            found: Connection = await future
+        finally:
+            waiting.count -= 1
+            timeout.cancel()
+        return found
+
+    async def _attempt(self, addr: str, waiting: _Waiting) -> None:
+        outcome: Connection | MQError = ConnectionClosed("the client is closed")
+        try:
+            connection = await self._connect(addr)
+            if self._closed:
+                connection.close()
+            else:
+                self._connections[addr] = outcome = connection
+        except MQError as error:
+            if not self._closed:
+                outcome = error
+        finally:
+            waiting.end(outcome)
+
+    def _new_connection(self, addr: str) -> Connection:
+        return Connection(addr, self.loop, self._waiting[addr], self._answer, self.sends_ended, self._why_lost)

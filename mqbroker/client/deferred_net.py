@@ -24,6 +24,7 @@ from mqbroker.client.tls import why_lost
 from mqbroker.errors import MQError, Unreachable
 from mqbroker.remoting.client import Connector, tcp_connector
 from mqbroker.remoting.response_table import Timeout, Timer
+from mqbroker.remoting.tcp import write_at_once
 from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
 
@@ -116,7 +117,7 @@ class ReactorLoop:
         self._soon.append(call)
 
     def create_future(self) -> DeferredFuture:
-        return DeferredFuture(self.call_soon)
+        return DeferredFuture(self)
 
     def _turn(self) -> None:
         calls, self._soon = self._soon, deque()
@@ -141,11 +142,11 @@ class _Timer:
 class DeferredFuture:
     """A `Future` around a Deferred, which fires in a later turn."""
 
-    __slots__ = ("_call_soon", "_deferred", "_is_cancelled", "_is_done", "_outcome")
+    __slots__ = ("_is_cancelled", "_is_done", "_loop", "_outcome", "deferred")
 
-    def __init__(self, call_soon: Callable[[Callable[[], object]], object]) -> None:
-        self._call_soon = call_soon
-        self._deferred: Deferred[Any] = Deferred(self._cancel)
+    def __init__(self, loop: ReactorLoop) -> None:
+        self._loop = loop
+        self.deferred: Deferred[Any] = Deferred(self._cancel)
         self._is_done = self._is_cancelled = False
         self._outcome: Any = None
 
@@ -163,17 +164,17 @@ class DeferredFuture:
     def set_result(self, result: Any) -> None:
         assert not self._is_done
         self._is_done, self._outcome = True, result
-        self._call_soon(self._fire)
+        self._loop.call_soon(self._fire)
 
     def set_exception(self, error: BaseException) -> None:
         self.set_result(Failure(error))  # type: ignore[no-untyped-call]
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._deferred.__await__()
+        return self.deferred.__await__()
 
     def _fire(self) -> None:
-        if not self._deferred.called:
-            self._deferred.callback(self._outcome)
+        if not self.deferred.called:
+            self.deferred.callback(self._outcome)
 
     def _cancel(self, deferred: Deferred[Any]) -> None:
         if not self._is_done:
@@ -231,7 +232,7 @@ class _Protocol(TwistedProtocol):
         self.close()
 
     def write(self, data: bytes) -> None:
-        cast(ITCPTransport, self.transport).write(data)
+        write_at_once(self.transport, data)
 
     def is_closing(self) -> bool:
         return self._is_closing

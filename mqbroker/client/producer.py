@@ -165,12 +165,30 @@ class ProducerCore:
             except BaseException:  # it was cancelled
                 plain.give_up(message, waiter)
                 raise
-            if isinstance(result, SendResult):
-                return result
-            with Slot(self._in_flight, size):
-                return await self._send_otherwise(message, choose, timeout_ms, result)
+            return result if isinstance(result, SendResult) else await self.send_otherwise(message, result)
         with await self._slot([message]):
             return await self._send_otherwise(message, choose, timeout_ms, None)
+
+    def take_plain(self, message: object = None) -> Any:
+        """Begin a send to the next queue without a coroutine, where it may be plain and has its turn: returns what
+        `PlainSends.take` does, else None. Where that comes to no SendResult, `send_otherwise` goes on; where it is
+        cancelled, `give_up` is called."""
+        plain, in_flight = self._plain, self._in_flight
+        if plain is None or self._closed or not isinstance(message, Message) or not plain.suits(message):
+            return None
+        if in_flight is not None and not in_flight.acquired(len(message.body)):
+            return None
+        return plain.take(message)
+
+    async def send_otherwise(self, message: Message, outcome: FirstAttempt | None) -> SendResult:
+        """Send what was no plain send after all; its slot ends with it."""
+        with Slot(self._in_flight, len(message.body)):
+            return await self._send_otherwise(message, None, None, outcome)
+
+    def give_up(self, message: Message, taken: Any) -> None:
+        """What `take_plain` has returned is no longer awaited."""
+        assert self._plain is not None
+        self._plain.give_up(message, taken)
 
     async def _send_otherwise(
         self, message: Message, choose: Choose | None, timeout_ms: int | None, first: FirstAttempt | None

@@ -149,6 +149,27 @@ def test_what_is_cancelled_gives_its_place_back(sender: Sender) -> None:
     assert [each.body for each in sender.world.cluster.stored(Q)] == [b"first", b"sent", b"next"]
 
 
+@pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+def test_what_is_cancelled_when_it_is_to_be_sent_otherwise_gives_its_place_back(sender: Sender) -> None:
+    sends = [sender.send(b"x", tags="é") for _ in range(2)]
+    plain: Any = sender.producer._core._plain
+    plain.flush()
+    sends[0].cancel()
+    sender.world.cluster.settle()
+    assert [type(error) for error in errors(sender.found)] == [CancelledError, type(None)]
+    assert len(sender.bodies) == 1
+
+
+def test_what_is_no_message_fails_as_any_other_send(sender: Sender) -> None:
+    wrong: Any = "text"
+    sender.producer.send(wrong).addBoth(sender.found.append)
+    sender.producer.send(message=Message("T", b"x")).addBoth(sender.found.append)
+    sender.world.cluster.settle()
+    assert [type(error) for error in errors(sender.found)] == [AttributeError, type(None)]
+    with pytest.raises(TypeError):
+        sender.producer.send()  # type: ignore[call-arg]
+
+
 def test_a_lost_connection_is_made_again(sender: Sender) -> None:
     sender.world.faults.refuse[None, SEND] = lambda passage: (sender.world.faults.refuse.clear(), passage.cut())
     for n in range(3):

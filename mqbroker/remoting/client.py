@@ -38,14 +38,13 @@ Connector = Callable[[str, int], IStreamClientEndpoint]
 
 
 class RemotingClient:
-    """Sends requests to any address. `handlers` handles requests from peers on the same connections."""
+    """Sends requests to any address; what peers ask on the same connections is declined."""
 
     def __init__(
         self,
         reactor: Any,
         *,
         limits: Limits | None = None,
-        handlers: HandlerTable | None = None,
         connector: Connector | None = None,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         requests_max: int = REQUESTS_MAX,
@@ -55,21 +54,12 @@ class RemotingClient:
         self._connector = connector or tcp_connector(reactor)
         self._connect_timeout_ms = connect_timeout_ms
         self._on_closed = on_closed
-        self._factory = _ClientFactory(handlers or HandlerTable(), self._clock, limits or Limits())
+        self._factory = _ClientFactory(self._clock, limits or Limits())
         self._watch = IdleWatch(self._factory.connections, self._clock, [self._factory.close_log])
         self._permits = DeferredSemaphore(requests_max)
         self._connections: dict[str, RemotingProtocol] = {}
         self._connecting: dict[str, tuple[Deferred[RemotingProtocol], list[Deferred[RemotingProtocol]]]] = {}
         self._closed = False
-
-    @property
-    def addresses(self) -> list[str]:
-        """Addresses with an open connection."""
-        return list(self._connections)
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
 
     def invoke_sync(self, address: str, command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:
         """Fire with the response, after waiting for a permit if too many requests are in flight.
@@ -105,12 +95,6 @@ class RemotingClient:
             connection.close("the client is closing")
             gone.append(done)
         return gatherResults(gone).addCallback(lambda _: None)
-
-    def drop(self, address: str, why: str) -> None:
-        """Close the connection to `address`, if any."""
-        connection = self._connections.get(address)
-        if connection is not None:
-            connection.close(why)
 
     # --- steps
 
@@ -210,9 +194,9 @@ class RemotingClient:
 class _ClientFactory(Factory):
     noisy = False
 
-    def __init__(self, table: HandlerTable, clock: IReactorTime, limits: Limits) -> None:
+    def __init__(self, clock: IReactorTime, limits: Limits) -> None:
         self.connections: set[RemotingProtocol] = set()
-        self._table = table
+        self._table = HandlerTable()
         self._clock = clock
         self._limits = limits
         self.load = Load()

@@ -172,6 +172,11 @@ class ProcessQueue:
 #: Pulled from if the master does not respond; a set without this slave has others, or the master again.
 SLAVE_ID = 1
 
+#: A pull that finds nothing and is answered sooner was not held: the broker holds enough of them. The next one waits as
+#: long as brokers hold a pull with longPollingEnable=false.
+_HELD_S = 0.1
+_NOT_HELD_PAUSE_S = 1.0
+
 #: pull(queue, offset, broker id to ask first)
 Pull = Callable[["AssignedQueue", int, int], Awaitable[RawPull]]
 
@@ -308,6 +313,9 @@ class AssignedQueue:
             if not self._is_stopped():
                 self._took_s = max(0.0, self._net.now() - self._pulled_at)
                 self._add_pulled(held, pulled)
+                was_held = self._took_s >= min(_HELD_S, self._options.suspend_ms / 1000)
+                if pulled.status is PullStatus.NO_NEW_MESSAGE and not was_held:
+                    await self._net.sleep(_NOT_HELD_PAUSE_S)
 
     def goes_on(self, pulled: RawPull) -> bool:
         """Whether the next pull may follow one that has found messages, before `take` has them."""

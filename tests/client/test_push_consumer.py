@@ -222,6 +222,19 @@ def test_a_full_queue_is_not_pulled_until_there_is_room(one_queue: World, name_s
     assert pulled() == 10
 
 
+def test_a_pull_that_the_broker_does_not_hold_is_not_repeated_at_once(
+    one_queue: World, name_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mqbroker.broker.long_polling.HELD_ON_CONNECTION_MAX", 1)  # that of the retry topic
+    member = Member(one_queue, name_server).start()
+    before = len(one_queue.faults.asked(PULL))
+    one_queue.clock.pump([0.5] * 20)
+    assert 9 <= len(one_queue.faults.asked(PULL)) - before <= 11
+    one_queue.cluster.store(Q, b"0")
+    one_queue.clock.pump([0.5] * 2)
+    assert member.bodies == [b"0"]
+
+
 def stuck_with(body: Any) -> Any:
     """A listener that never ends with the message of this body, and what it waits for."""
     waiting: Deferred[Any] = Deferred()

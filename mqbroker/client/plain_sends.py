@@ -14,7 +14,7 @@ from mqbroker.client.loop import Future, Loop
 from mqbroker.client.loop_net import LoopNet
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.options import ProducerOptions
-from mqbroker.client.producer import FirstAttempt
+from mqbroker.client.producer import Choose, FirstAttempt
 from mqbroker.client.routes import Route, Routes
 from mqbroker.client.send import Outgoing, Rotation, SendsInFlight
 from mqbroker.errors import MQError
@@ -64,6 +64,7 @@ class PlainSends:
         self._size_max = min(options.compress_over_bytes - 1, options.message_bytes_max)
         self._loop: Loop | None = None
         self._messages: list[Message] = []
+        self._choices: list[Choose | None] = []
         self._waiters: list[Future] = []
         self._targets: dict[str, _Targets] = {}
 
@@ -72,7 +73,7 @@ class PlainSends:
     def suits(self, message: Message) -> bool:
         return 0 < len(message.body) <= self._size_max
 
-    def take(self, message: Message) -> Future:
+    def take(self, message: Message, choose: Choose | None = None) -> Future:
         loop = self._loop
         if loop is None:
             loop = self._loop = self._net.loop
@@ -80,6 +81,7 @@ class PlainSends:
         if not self._messages:
             loop.call_soon(self.flush)
         self._messages.append(message)
+        self._choices.append(choose)
         self._waiters.append(waiter)
         if len(self._messages) >= _TOGETHER_MAX:
             self.flush()
@@ -93,19 +95,23 @@ class PlainSends:
     def flush(self) -> None:
         """Send what was taken."""
         messages, self._messages = self._messages, []
+        choices, self._choices = self._choices, []
         waiters, self._waiters = self._waiters, []
         if any(map(_is_done, waiters)):  # they were cancelled
             for n in range(len(waiters) - 1, -1, -1):
                 if waiters[n].done():
                     self._in_flight.release(len(messages[n].body))
-                    del messages[n], waiters[n]
+                    del messages[n], choices[n], waiters[n]
         at = 0
         for topic, group in groupby(messages, _topic):
             of_topic = list(group)
-            self._send_to(topic, of_topic, waiters[at : at + len(of_topic)])
-            at += len(of_topic)
+            end = at + len(of_topic)
+            self._send_to(topic, of_topic, choices[at:end], waiters[at:end])
+            at = end
 
-    def _send_to(self, topic: str, messages: list[Message], waiters: list[Future]) -> None:
+    def _send_to(
+        self, topic: str, messages: list[Message], choices: list[Choose | None], waiters: list[Future]
+    ) -> None:
         route = self._routes.known(topic, create=True)
         if route is None or not route.publish_queues:
             self._give_back(messages, waiters)
@@ -115,16 +121,33 @@ class PlainSends:
             if len(self._targets) >= _TOPICS_MAX:
                 self._targets.clear()
             targets = self._targets[topic] = _Targets(route, self._request)
-        count = len(targets.places)
-        first = self._rotation.turns(topic, count, len(messages))
+        try:
+            numbers = self._queue_numbers(topic, targets, choices)
+        except Exception:  # a choice that is none: the general path says so to its sender
+            self._give_back(messages, waiters)
+            return
         if len(targets.by_addr) == 1:
-            places = [targets.places[turn % count] for turn in range(first, first + len(messages))]
-            self._send(targets.addrs[0], messages, places, waiters)
+            self._send(targets.addrs[0], messages, [targets.places[number] for number in numbers], waiters)
             return
         for addr, of_addr in targets.by_addr.items():
-            mine = [n for n in range(len(messages)) if (first + n) % count in of_addr]
-            places = [targets.places[(first + n) % count] for n in mine]
+            mine = [n for n, number in enumerate(numbers) if number in of_addr]
+            places = [targets.places[numbers[n]] for n in mine]
             self._send(addr, [messages[n] for n in mine], places, [waiters[n] for n in mine])
+
+    def _queue_numbers(self, topic: str, targets: _Targets, choices: list[Choose | None]) -> list[int]:
+        """To which of the topic's queues each message goes: to the one that its sender chooses, or the next."""
+        queues, free = targets.route.publish_queues, choices.count(None)
+        turn = self._rotation.turns(topic, len(queues), free) if free else 0
+        if free == len(choices):
+            return [turn % len(queues) for turn in range(turn, turn + free)]
+        numbers = []
+        for choose in choices:
+            if choose is None:
+                numbers.append(turn % len(queues))
+                turn += 1
+            else:
+                numbers.append(targets.numbers[choose(queues)])
+        return numbers
 
     def _send(self, addr: str | None, messages: list[Message], places: list[Place], waiters: list[Future]) -> None:
         connection = None if addr is None else self._net.free_connection(addr)
@@ -169,6 +192,7 @@ class _Targets:
         self.route = route
         self.addrs = [route.master(queue.broker_name) for queue in route.publish_queues]
         self.places: list[Place] = [(queue, head_of(request, queue)) for queue in route.publish_queues]
+        self.numbers = {queue: number for number, queue in enumerate(route.publish_queues)}
         self.by_addr: dict[str | None, set[int]] = {}
         for number, addr in enumerate(self.addrs):
             self.by_addr.setdefault(addr, set()).add(number)

@@ -69,8 +69,9 @@ class PlainSends(Protocol):
     def suits(self, message: Message) -> bool:
         """Whether `message` may be plain."""
 
-    def take(self, message: Message) -> Any:
-        """Send `message` soon, in a slot among those in flight that is acquired; returns an awaitable.
+    def take(self, message: Message, choose: Choose | None = None) -> Any:
+        """Send `message` soon, to the queue that `choose` returns or to the next, in a slot among those in flight that
+        is acquired; returns an awaitable.
 
         The slot ends with a SendResult. Otherwise it is kept: with a FirstAttempt, or None if the message was not sent.
         """
@@ -155,17 +156,17 @@ class ProducerCore:
         """
         choose = _chooser(message, queue, key, selector)
         plain = self._plain
-        if plain is not None and choose is None and timeout_ms is None and not self._closed and plain.suits(message):
+        if plain is not None and timeout_ms is None and not self._closed and plain.suits(message):
             size = len(message.body)
             if self._in_flight is not None and not self._in_flight.acquired(size):
                 await self._in_flight.acquire(size)
-            waiter = plain.take(message)
+            waiter = plain.take(message, choose)
             try:
                 result = await waiter
             except BaseException:  # it was cancelled
                 plain.give_up(message, waiter)
                 raise
-            return result if isinstance(result, SendResult) else await self.send_otherwise(message, result)
+            return result if isinstance(result, SendResult) else await self.send_otherwise(message, result, choose)
         with await self._slot([message]):
             return await self._send_otherwise(message, choose, timeout_ms, None)
 
@@ -180,10 +181,12 @@ class ProducerCore:
             return None
         return plain.take(message)
 
-    async def send_otherwise(self, message: Message, outcome: FirstAttempt | None) -> SendResult:
+    async def send_otherwise(
+        self, message: Message, outcome: FirstAttempt | None, choose: Choose | None = None
+    ) -> SendResult:
         """Send what was no plain send after all; its slot ends with it."""
         with Slot(self._in_flight, len(message.body)):
-            return await self._send_otherwise(message, None, None, outcome)
+            return await self._send_otherwise(message, choose, None, outcome)
 
     def give_up(self, message: Message, taken: Any) -> None:
         """What `take_plain` has returned is no longer awaited."""

@@ -16,7 +16,7 @@ from mqbroker.client import ClientClosed, Message, ProducerOptions, SendFailed
 from mqbroker.client.aio import Producer
 from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.routes import Route
-from mqbroker.client.send import Rotation, send_request
+from mqbroker.client.send import Rotation, queue_for_key, send_request
 from mqbroker.errors import MQError, Refused, RequestTimedOut
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
@@ -92,6 +92,67 @@ def test_plain_sends_are_not_encoded_one_by_one(
     assert [result.queue_offset for result in found] == list(range(1, 21))
     assert len({result.msg_id for result in found}) == 20
     assert bodies(topic) == [b"%d" % n for n in range(20)]
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+def test_sends_whose_queue_is_chosen_are_encoded_together_too(
+    server: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add_topic("T", queues=4)
+    queues = [MessageQueue("T", "a", n) for n in range(4)]
+    by_key = {key: queue_for_key(queues, key) for key in ("a", "b", "c", "d", "e")}
+
+    async def use(producer: Producer) -> Any:
+        monkeypatch.setattr("mqbroker.client.producer.prepare", None)  # of the general path
+        keyed = [producer.send(Message("T", b"%d" % n), key="abcde"[n % 5]) for n in range(40)]
+        given = producer.send(Message("T", b"given"), queue=queues[3])
+        picked = producer.send(Message("T", b"picked"), selector=lambda queues, message: queues[len(message.body) % 4])
+        free = [producer.send(Message("T", b"free")) for _ in range(4)]
+        return await all_of(*keyed, given, picked, *free)
+
+    found = with_producer(server, use)
+    assert [result.queue for result in found[:40]] == [by_key["abcde"[n % 5]] for n in range(40)]
+    assert [result.queue for result in found[40:42]] == [queues[3], queues[2]]
+    assert {result.queue for result in found[42:]} == set(queues), "the others take turns as if they were alone"
+    for key, queue in by_key.items():
+        sent = [n for n in range(40) if "abcde"[n % 5] == key]
+        offsets = [found[n].queue_offset for n in sent]
+        assert offsets == sorted(offsets), f"{key} has lost its order in {queue}"
+
+
+def test_a_choice_that_is_none_fails_its_own_send(topic: Loopback) -> None:
+    def fail(queues: Any, message: Any) -> Any:
+        raise ZeroDivisionError("nothing to choose from")
+
+    async def use(producer: Producer) -> Any:
+        before = producer.send(Message("T", b"before"), key="k")
+        failing = producer.send(Message("T", b"never"), selector=fail)
+        elsewhere = producer.send(Message("T", b"elsewhere"), queue=MessageQueue("T", "away", 7))
+        return await all_of(before, failing, elsewhere, producer.send(Message("T", b"after"), key="k"))
+
+    before, failing, elsewhere, after = with_producer(topic, use, send_timeout_ms=500)
+    assert isinstance(failing, ZeroDivisionError)
+    assert isinstance(elsewhere, MQError)
+    assert after.queue_offset == before.queue_offset + 1
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+def test_a_chosen_queue_is_tried_again_where_it_refused(server: Loopback) -> None:
+    server.add_topic("T", queues=4)
+
+    async def use(producer: Producer) -> Any:
+        server.faults.refuse[None, SEND] = once
+        return await all_of(*(producer.send(Message("T", b"%d" % n), key="k") for n in range(3)))
+
+    def once(passage: Passage) -> None:
+        if len(server.faults.asked(SEND)) > 4:
+            passage.pass_on()
+        else:
+            passage.answer(passage.request.response(passage.request, ResponseCode.SYSTEM_BUSY, "busy"))
+
+    found = with_producer(server, use)
+    assert len({result.queue for result in found}) == 1
+    assert len(bodies(server)) == 6
 
 
 def test_none_goes_before_one_that_is_not_plain(topic: Loopback) -> None:

@@ -137,6 +137,22 @@ MISTAKES = [
         ("tests/client/test_consume_service.py",),
     ),
     Mutation(
+        "send a plain message to the next queue where its sender has chosen one",
+        "client/producer.py",
+        "plain.take(message, choose)",
+        "plain.take(message)",
+        ("tests/client/test_plain_sends.py",),
+        with_compiled=True,
+    ),
+    Mutation(
+        "send a message to any queue again where its sender has chosen one",
+        "client/producer.py",
+        "await self.send_otherwise(message, result, choose)",
+        "await self.send_otherwise(message, result)",
+        ("tests/client/test_plain_sends.py",),
+        with_compiled=True,
+    ),
+    Mutation(
         "keep all sends of a turn of the loop until it ends",
         "client/plain_sends.py",
         "        if len(self._messages) >= _TOGETHER_MAX:\n            self.flush()\n",

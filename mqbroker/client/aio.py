@@ -128,7 +128,7 @@ class PushConsumer(_Client):
         self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
         self._net = net
         self._listener = listener
-        self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id, net.pull_on)
+        self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id)
 
     @property
     def assigned(self) -> frozenset[MessageQueue]:

@@ -15,8 +15,8 @@ import attrs
 from mqbroker.client.connection import Connection, Line, SendsEnded
 from mqbroker.client.fifo_lock import FifoLock
 from mqbroker.client.loop import Future, Loop, LoopSignal, complete
-from mqbroker.client.net import Lock, RequestHandler, Signal, Task, signed
-from mqbroker.client.pull_run import Puller, PullRun
+from mqbroker.client.net import Lock, Puller, RequestHandler, Signal, Task, signed
+from mqbroker.client.pull_run import PullRun
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut
 from mqbroker.remoting.response_table import Timeout
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
@@ -107,8 +107,6 @@ class LoopNet:
         return await connection.request(command, timeout_ms)
 
     async def pull_on(self, addr: str, command: RemotingCommand, timeout_ms: int, puller: Puller) -> RemotingCommand:
-        """As `invoke`, of a pull and of those that follow it as long as they find messages and `puller` goes on;
-        returns the last response."""
         connection = self.free_connection(addr)
         if connection is None:
             return await self.invoke(addr, command, timeout_ms)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from mqbroker.client.messages import RawPull
 from mqbroker.errors import MQError
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.signature import Credentials
@@ -92,8 +93,22 @@ class Task(Protocol):
         """Cancel it at its next turn; no effect if it has ended."""
 
 
+class Puller(Protocol):
+    """Whose pulls of a queue follow each other."""
+
+    def goes_on(self, pulled: RawPull) -> bool:
+        """Whether the next pull may follow one that has found messages, before they are taken."""
+
+    def take(self, pulled: RawPull) -> None:
+        """Take the messages of a pull."""
+
+
 class LiveNet(Net, Protocol):
     """A Net on a running event loop."""
+
+    async def pull_on(self, addr: str, command: RemotingCommand, timeout_ms: int, puller: Puller) -> RemotingCommand:
+        """As `invoke`, of a pull and of those that follow it as long as they find messages and `puller` goes on;
+        returns the last response."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
         """Run a coroutine concurrently; its errors are logged."""

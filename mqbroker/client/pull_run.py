@@ -13,6 +13,7 @@ from typing import Protocol
 
 from mqbroker.client.loop import Loop, complete
 from mqbroker.client.messages import RawPull
+from mqbroker.client.net import Puller
 from mqbroker.client.queue_requests import QUEUE_OFFSET, read_pull_answer
 from mqbroker.errors import MQError
 from mqbroker.remoting.response_table import Complete
@@ -53,16 +54,6 @@ class Connection(Protocol):
 
     def forget(self, opaque: int) -> None:
         """Ignore the response."""
-
-
-class Puller(Protocol):
-    """Whose pulls they are."""
-
-    def goes_on(self, pulled: RawPull) -> bool:
-        """Whether the next pull may follow one that has found messages, before they are taken."""
-
-    def take(self, pulled: RawPull) -> None:
-        """Take the messages of a pull."""
 
 
 class PullRun:

@@ -6,7 +6,7 @@ At least once: a message is delivered again if a member died, was slow to leave 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener
@@ -43,10 +43,6 @@ RESET_WAIT_S = 10.0
 _HALF_AN_HOUR_MS = 30 * 60 * 1000
 
 
-#: (address, pull, ms of its time-out, the queue that it is of): returns the response with which it does not go on.
-PullOn = Callable[[str, RemotingCommand, int, AssignedQueue], Awaitable[RemotingCommand]]
-
-
 class PushConsumerCore:
     """One member of `group`. `subscribe` before `start`, or at any time after."""
 
@@ -58,10 +54,7 @@ class PushConsumerCore:
         listener: Listener,
         options: PushOptions,
         me: str,
-        pull_on: PullOn | None = None,
     ) -> None:
-        """`pull_on` has several pulls in a row done without a coroutine, where it can."""
-        self._pull_on: PullOn = pull_on or (lambda addr, request, timeout_ms, _: net.invoke(addr, request, timeout_ms))
         self._net = net
         self._group = check_group(group)
         self._about = About(group, name_servers, options, int(net.now() * 1000))
@@ -327,7 +320,7 @@ class PushConsumerCore:
         addr = await self._routes.address(queue, broker_id)
         timeout_ms = self._options.pull_timeout_ms
         try:
-            return read_pull_answer(await self._pull_on(addr, request, timeout_ms, assigned))
+            return read_pull_answer(await self._net.pull_on(addr, request, timeout_ms, assigned))
         except Refused as refused:
             if refused.code in _HEARTBEAT_HELPS:
                 await self._heartbeats.send_to(addr)

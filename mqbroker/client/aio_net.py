@@ -111,7 +111,7 @@ class AioNet(LoopNet):
             if tls is None:
                 raise Unreachable(f"connect to {addr} failed: {error}") from error
             raise ssl_failed(addr, tls, error) from error
-        except OSError as error:  # TimeoutError is one, with no text
+        except (OSError, UnicodeError) as error:  # TimeoutError is an OSError with no text, UnicodeError is of names
             raise Unreachable(f"connect to {addr} failed: {str(error) or 'timed out'}") from error
         return protocol.connection
 

@@ -115,7 +115,7 @@ class Connection:
         self._room: Future | None = None
         self._write_lock = FifoLock(lambda: loop)
         self._unread_timer: Timeout | None = None
-        self._end: Future | None = None
+        self._ends: list[Future] = []
         self.is_open = self.is_lost = False
 
     # what its transport's protocol calls
@@ -137,7 +137,8 @@ class Connection:
         """It has ended, with an error unless the peer has closed it."""
         self.is_open, self.is_lost = False, True
         self.resume_writing()
-        wake(self._end)
+        for end in self._ends:
+            wake(end)
         has_answered = self._responses.has_heard
         self._responses.lost(
             lambda largest: self._why_lost(self.addr, error, has_answered=has_answered, request_bytes=largest)
@@ -310,10 +311,11 @@ class Connection:
         """Wait for the end of a closed connection; TLS exchanges close_notify first."""
         if self.is_lost:
             return
-        self._end = self._loop.create_future()
+        end = self._loop.create_future()
+        self._ends.append(end)
         timeout = self._timeout(_CLOSE_TIMEOUT_S, self._abort)
         try:
-            await self._end
+            await end
         finally:
             timeout.cancel()
 

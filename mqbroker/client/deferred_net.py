@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Protocol, cast
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, maybeDeferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IAddress, IConsumer, IPushProducer, IReactorTime, ITCPTransport
 from twisted.internet.protocol import Factory, connectionDone
@@ -82,7 +82,10 @@ class DeferredNet(LoopNet):
         return [result if success else result.value for success, result in results]
 
     async def _connect(self, addr: str) -> Connection:
-        attempt = self._connector(*split_address(addr)).connect(_Factory(self._new_connection(addr)))
+        def connect() -> Deferred[Any]:
+            return self._connector(*split_address(addr)).connect(_Factory(self._new_connection(addr)))
+
+        attempt = maybeDeferred(connect)
         timeout = Timeout(self._loop.time, self._loop.call_later, CONNECT_TIMEOUT_S, attempt.cancel)
         try:
             return cast(_Protocol, await attempt).connection

@@ -177,6 +177,28 @@ def test_who_waits_for_a_connection_when_its_client_closes_is_told(server: Loopb
     asyncio.run(main())
 
 
+def test_a_client_may_be_closed_twice_at_once(server: Loopback) -> None:
+    async def main() -> None:
+        net = AioNet(decline, random.Random(1))
+        await net.invoke(server.broker_addr, ask(RequestCode.GET_ALL_TOPIC_CONFIG), 5000)
+        (connection,) = net._connections.values()
+        ends = [asyncio.create_task(connection.ended()) for _ in range(2)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(asyncio.gather(net.close(), net.close(), *ends), 10)
+
+    asyncio.run(main())
+
+
+def test_a_name_that_none_can_have_is_unreachable() -> None:
+    async def main() -> None:
+        net = AioNet(decline, random.Random(1))
+        with pytest.raises(Unreachable, match=f"connect to {'x' * 70}.y:1 failed: "):
+            await net.invoke("x" * 70 + ".y:1", RemotingCommand(RequestCode.HEART_BEAT), 1000)
+        await net.close()
+
+    asyncio.run(main())
+
+
 def test_answers_wait_for_a_broker_that_does_not_read(server: Loopback) -> None:
     async def main() -> None:
         async def answer(request: Any) -> Any:

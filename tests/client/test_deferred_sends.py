@@ -267,6 +267,16 @@ def test_those_that_wait_for_a_connection_share_one_attempt_and_its_failure(worl
     assert not world.clock.getDelayedCalls()
 
 
+def test_what_a_connector_raises_is_why_a_peer_is_unreachable(world: World) -> None:
+    def connector(host: str, port: int) -> Any:
+        raise ValueError("no such network")
+
+    net, found = DeferredNet(world.clock, decline, Random(1), connector=connector), list[Any]()
+    world.run(net.invoke(A, RemotingCommand(RequestCode.HEART_BEAT), 1000)).addBoth(found.append)
+    assert [str(error) for error in errors(found)] == [f"connect to {A} failed: no such network"]
+    world.run(net.close())
+
+
 def test_a_closed_producer_sends_what_was_taken_and_no_more(one_queue: World) -> None:
     sender = Sender(one_queue)
     sender.send(b"in time")

@@ -92,7 +92,7 @@ class DeferredNet(LoopNet):
         except MQError:  # the connector's own error is more specific
             raise
         except Exception as error:
-            why = "timed out" if timeout.is_over else str(error)
+            why = "timed out" if timeout.is_over else str(error).rstrip(".")
             raise Unreachable(f"connect to {addr} failed: {why}") from error
         finally:
             timeout.cancel()

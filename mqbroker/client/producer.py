@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import attrs
 
-from mqbroker.client.errors import ClientClosed, NoBrokerForTopic, SendFailed
+from mqbroker.client.errors import BadMessage, ClientClosed, NoBrokerForTopic, SendFailed
 from mqbroker.client.heartbeats import Heartbeats
-from mqbroker.client.messages import Message, SendResult
+from mqbroker.client.messages import Message, SendResult, short
 from mqbroker.client.net import LiveNet, Net, Task, every
 from mqbroker.client.options import ProducerOptions
 from mqbroker.client.routes import Route, Routes
@@ -156,6 +156,7 @@ class ProducerCore:
         """
         choose = _chooser(message, queue, key, selector)
         plain = self._plain
+        _check_is_message(message)
         if plain is not None and timeout_ms is None and not self._closed and plain.suits(message):
             size = len(message.body)
             if self._in_flight is not None and not self._in_flight.acquired(size):
@@ -262,6 +263,8 @@ class ProducerCore:
 
     async def _slot(self, messages: Sequence[Message]) -> Slot:
         """A slot among the sends in flight. A waiting message is not encoded yet, so that it costs little."""
+        for message in messages:
+            _check_is_message(message)
         if self._plain is not None:
             self._plain.flush()
         size = sum([len(message.body) for message in messages])
@@ -384,6 +387,11 @@ class _Trials:
         failure = SendFailed(self._topic, tuple(self.attempts))
         failure.__cause__ = self.attempts[-1][2]
         return failure
+
+
+def _check_is_message(message: object) -> None:
+    if not isinstance(message, Message):
+        raise BadMessage(f"a Message is sent, not {short(message)}: Message(topic, body)")
 
 
 def _worth_retrying(error: MQError) -> bool:

@@ -96,6 +96,9 @@ def test_one_key_goes_to_one_queue_in_order(producer: Any, consumer: Any) -> Non
 def test_what_cannot_be_done_says_why(face: Any, producer: Any, consumer: Any) -> None:
     with pytest.raises(BadMessage, match="the body is empty"):
         producer.send(Message("T", b""))
+    for method, wrong in (("send", "text"), ("send_oneway", b"bytes"), ("send_batch", [Message("T", b"x"), None])):
+        with pytest.raises(BadMessage, match="a Message is sent, not "):
+            getattr(producer, method)(wrong)
     with pytest.raises(TopicNotFound, match="No route info of this topic: none"):
         consumer.queues("none")
     producer.send(Message("T", b"x"), queue=Q)

@@ -10,7 +10,7 @@ import pytest
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
-from mqbroker.client import ClientClosed, Message, ProducerOptions, SendFailed
+from mqbroker.client import BadMessage, ClientClosed, Message, ProducerOptions, SendFailed
 from mqbroker.client.broker_requests import decline
 from mqbroker.client.connection import _UNREAD_S_MAX, Connection
 from mqbroker.client.deferred import Producer
@@ -165,7 +165,7 @@ def test_what_is_no_message_fails_as_any_other_send(sender: Sender) -> None:
     sender.producer.send(wrong).addBoth(sender.found.append)
     sender.producer.send(message=Message("T", b"x")).addBoth(sender.found.append)
     sender.world.cluster.settle()
-    assert [type(error) for error in errors(sender.found)] == [AttributeError, type(None)]
+    assert [type(error) for error in errors(sender.found)] == [BadMessage, type(None)]
     with pytest.raises(TypeError):
         sender.producer.send()  # type: ignore[call-arg]
 

@@ -165,6 +165,7 @@ def read_pairs(bytes data not None, starts, ends):
     cdef Ranges spans
     cdef Pairs pairs
     cdef Bytes p = <Bytes> PyBytes_AS_STRING(data)
+    cdef list names = []
     cdef Py_ssize_t i, room = 0, size = 0
     memset(&pairs, 0, sizeof(Pairs))
     lend(starts, ends, PyBytes_GET_SIZE(data), &spans)
@@ -174,7 +175,9 @@ def read_pairs(bytes data not None, starts, ends):
             size += spans.end[i] - spans.start[i]
         if size > 0x7FFFFFFF or spans.count > 0x7FFFFFFF:
             return None
-        rows, codes, value_ends = [PyBytes_FromStringAndSize(NULL, room * sizeof(int32_t)) for _ in range(3)]
+        rows = PyBytes_FromStringAndSize(NULL, room * sizeof(int32_t))
+        codes = PyBytes_FromStringAndSize(NULL, room * sizeof(int32_t))
+        value_ends = PyBytes_FromStringAndSize(NULL, room * sizeof(int32_t))
         values = PyBytes_FromStringAndSize(NULL, size)
         pairs.rows, pairs.codes = <int32_t *> PyBytes_AS_STRING(rows), <int32_t *> PyBytes_AS_STRING(codes)
         pairs.value_ends = <int32_t *> PyBytes_AS_STRING(value_ends)
@@ -182,7 +185,8 @@ def read_pairs(bytes data not None, starts, ends):
         for i in range(spans.count):
             if not add_pairs(&pairs, p + spans.start[i], p + spans.end[i], i):
                 return None
-        names = [span_bytes(pairs.names[i]) for i in range(pairs.name_count)]
+        for i in range(pairs.name_count):
+            names.append(span_bytes(pairs.names[i]))
     finally:
         give_back(&spans)
     size = pairs.count * sizeof(int32_t)
@@ -239,6 +243,8 @@ def values_of(messages, list marks):
     cdef Py_ssize_t n
     for data in messages:
         p, n = <Bytes> PyBytes_AS_STRING(<bytes?> data), PyBytes_GET_SIZE(<bytes> data)
-        values = [last_value(p, p + n, <Bytes> PyBytes_AS_STRING(mark), PyBytes_GET_SIZE(mark)) for mark in kept]
+        values = []
+        for mark in kept:
+            values.append(last_value(p, p + n, <Bytes> PyBytes_AS_STRING(mark), PyBytes_GET_SIZE(mark)))
         found.append(values[0] if len(values) == 1 else tuple(values))
     return found

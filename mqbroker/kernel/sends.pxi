@@ -250,10 +250,10 @@ cdef class Sends:
         of each read, the marks of each, the number of all sends, the records, where the last one begins in them, pairs
         of a queue and its next offset).
         """
-        cdef Py_ssize_t at, start, taken, answers_from
+        cdef Py_ssize_t at, start, taken, answers_from, i
         cdef int count_from
         cdef bytes data
-        cdef list stops = [], answers = [], marks = []
+        cdef list stops = [], answers = [], marks = [], numbers = []
         self._now_ms, self._log_end, self._topics = now_ms, log_end, topics
         self._room = min(OUT_BYTES, <Py_ssize_t> max(0, room))
         self._records_n = self._answers_n = self._last = 0
@@ -275,7 +275,8 @@ cdef class Sends:
                 marks.append(bytes_of(self._marks + count_from * MARK, (self._count - count_from) * MARK))
             if not self._count:
                 return None
-            numbers = [(self._queues[i], self._next_offsets[i]) for i in range(len(self._queues))]
+            for i in range(len(self._queues)):
+                numbers.append((self._queues[i], self._next_offsets[i]))
             records = bytes_of(self._records, self._records_n)
             return stops, answers, marks, self._count, records, self._last, numbers
         finally:

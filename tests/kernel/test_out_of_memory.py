@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from ctypes import ArgumentError
 from itertools import count
@@ -25,6 +26,7 @@ from tests.commands import decode_commands
 from tests.kernel.test_pulls import BASE, filled, pulled
 from tests.kernel.test_sends import FIELDS
 from tests.remoting.link import CLIENT, SERVER, End, take_together
+from tests.sources import ROOT
 from tests.store.harness import message
 
 testcapi = pytest.importorskip("_testcapi")
@@ -189,3 +191,14 @@ def test_pulls(tmp_path: Path) -> None:
 
 def sends(first: int) -> bytes:
     return b"".join(map(send_frame, range(first, first + SENDS)))
+
+
+def test_no_comprehension_makes_what_it_lists() -> None:
+    """Cython 3.3 gives such an object up twice where the list cannot grow; Python 3.14 crashes of it later."""
+    made = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted((ROOT / "mqbroker" / "kernel").glob("*.pxi"))
+        for line in path.read_text().splitlines()
+        if (found := re.search(r"\[([^[]+?) for .+ in .+\]", line)) and not re.fullmatch(r"(<\w+\?> )?\w+", found[1])
+    ]
+    assert made == []

@@ -10,6 +10,9 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 from mqbroker.client.aio import Producer, PushConsumer
 from mqbroker.client.messages import Message, ReceivedMessage
@@ -18,24 +21,31 @@ from mqbroker.client.options import ConsumeFrom, PushOptions
 
 async def main(name_server: str) -> None:
     async with Producer(name_server, "load-producers") as producer:
-        while order := await asyncio.to_thread(sys.stdin.readline):
-            kind, *words = order.split()
-            began, began_cpu = time.monotonic(), time.process_time()
-            if kind == "send":
-                topic, count, in_flight, size = words[0], *map(int, words[1:])
-                await send(producer, topic, count, in_flight, size)
-            else:
-                topic, group, count = words[0], words[1], int(words[2])
-                consumer = await consume(name_server, topic, group, count)
-            report(count, began, began_cpu)
-            if kind == "consume":
-                await consumer.close()
+        await serve(
+            partial(asyncio.to_thread, sys.stdin.readline), partial(send, producer), partial(consume, name_server)
+        )
 
 
-def report(count: int, began: float, began_cpu: float) -> None:
-    """Say that an order is done, with the time and CPU time since it began, seconds."""
-    seconds, cpu = time.monotonic() - began, time.process_time() - began_cpu
-    print(json.dumps({"event": "load", "count": count, "seconds": seconds, "cpu": cpu, "failed": 0}), flush=True)
+async def serve(
+    read_line: Callable[[], Awaitable[str]],
+    send: Callable[[str, int, int, int], Awaitable[None]],
+    consume: Callable[[str, str, int], Awaitable[Any]],
+) -> None:
+    """Carry out orders to their end. `send`: (topic, count, in flight, bytes). `consume`: (topic, group, count); it
+    returns the consumer, which is closed after the answer."""
+    while order := await read_line():
+        kind, *words = order.split()
+        began, began_cpu = time.monotonic(), time.process_time()
+        if kind == "send":
+            topic, count, in_flight, size = words[0], *map(int, words[1:])
+            await send(topic, count, in_flight, size)
+        else:
+            topic, group, count = words[0], words[1], int(words[2])
+            consumer = await consume(topic, group, count)
+        seconds, cpu = time.monotonic() - began, time.process_time() - began_cpu
+        print(json.dumps({"event": "load", "count": count, "seconds": seconds, "cpu": cpu, "failed": 0}), flush=True)
+        if kind == "consume":
+            await consumer.close()
 
 
 async def send(producer: Producer, topic: str, count: int, in_flight: int, size: int) -> None:

@@ -1,8 +1,8 @@
 """As client_load, of our Twisted client: python -m bench.deferred_load NAME_SERVER"""
 
 import sys
-import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from twisted.internet import reactor
@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, ensureDeferred, gatherResults
 from twisted.internet.task import react
 from twisted.internet.threads import deferToThread
 
-from bench.client_load import report
+from bench.client_load import serve
 from mqbroker.client.deferred import Producer, PushConsumer
 from mqbroker.client.messages import Message, ReceivedMessage
 from mqbroker.client.options import ConsumeFrom, PushOptions
@@ -19,18 +19,7 @@ from mqbroker.client.options import ConsumeFrom, PushOptions
 async def main(name_server: str) -> None:
     producer = Producer(reactor, name_server, "load-producers")
     await producer.start()
-    while order := await deferToThread(sys.stdin.readline):
-        kind, *words = order.split()
-        began, began_cpu = time.monotonic(), time.process_time()
-        if kind == "send":
-            topic, count, in_flight, size = words[0], *map(int, words[1:])
-            await send(producer, topic, count, in_flight, size)
-        else:
-            topic, group, count = words[0], words[1], int(words[2])
-            consumer = await consume(name_server, topic, group, count)
-        report(count, began, began_cpu)
-        if kind == "consume":
-            await consumer.close()
+    await serve(partial(deferToThread, sys.stdin.readline), partial(send, producer), partial(consume, name_server))
     await producer.close()
 
 

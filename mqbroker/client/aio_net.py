@@ -9,13 +9,14 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 from mqbroker.client.connection import Connection
 from mqbroker.client.loop_net import CONNECT_TIMEOUT_S, LoopNet
 from mqbroker.client.net import RequestHandler
 from mqbroker.client.tls import ClientTls, Contexts, ssl_context, ssl_failed, why_lost
-from mqbroker.errors import MQError, Unreachable
+from mqbroker.errors import Unreachable
 from mqbroker.remoting.response_table import Timeout
 from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
@@ -48,7 +49,7 @@ class AioNet(LoopNet):
         tls: ClientTls | None = None,
     ) -> None:
         """Raises BadTls if files of `tls` cannot be used."""
-        super().__init__(on_request, rng, credentials)
+        super().__init__(on_request, rng, credentials, partial(why_lost, tls=tls))
         self._tls = None if tls is None else Contexts(tls, ssl_context)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -114,10 +115,6 @@ class AioNet(LoopNet):
         except (OSError, UnicodeError) as error:  # TimeoutError is an OSError with no text, UnicodeError is of names
             raise Unreachable(f"connect to {addr} failed: {str(error) or 'timed out'}") from error
         return protocol.connection
-
-    def _why_lost(self, addr: str, error: BaseException | None, *, has_answered: bool, request_bytes: int) -> MQError:
-        tls = None if self._tls is None else self._tls.tls
-        return why_lost(addr, tls, error, has_answered=has_answered, request_bytes=request_bytes)
 
 
 class _Protocol(asyncio.BufferedProtocol):

@@ -127,7 +127,7 @@ class _Connection:
             except (OSError, ValueError) as found:
                 error = found if isinstance(found, OSError) else error
         request_bytes = max(self.responses.largest_bytes, len(command.body))
-        return why_lost(self._addr, self._tls, error, has_answered=has_answered, request_bytes=request_bytes)
+        return why_lost(self._addr, tls=self._tls, error=error, has_answered=has_answered, request_bytes=request_bytes)
 
     def _within(self, deadline: float, command: RemotingCommand, act: Callable[[], T]) -> T:
         left_s = deadline - time.monotonic()

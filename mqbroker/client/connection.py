@@ -60,6 +60,14 @@ class _Run:
 SendsEnded = Callable[[list[tuple[Sent, SendResult | RemotingCommand | MQError]]], object]
 
 
+class WhyLost(Protocol):
+    """`mqbroker.client.tls.why_lost`, with TLS settings or without."""
+
+    def __call__(
+        self, addr: str, *, error: BaseException | None, has_answered: bool, request_bytes: int
+    ) -> MQError: ...
+
+
 class Transport(Protocol):
     """As asyncio's transports: what is written and not sent yet is kept."""
 
@@ -90,11 +98,9 @@ class Connection:
         line: Line,
         answer: Callable[[RemotingCommand, Connection], None],
         sends_ended: SendsEnded,
-        why_lost: Callable[..., MQError],
+        why_lost: WhyLost,
     ) -> None:
-        """`answer` is called with each request of the peer, `sends_ended` with plain sends that have ended, and how.
-        `why_lost` gets the address, the error with which the connection ended, None if the peer closed it,
-        has_answered and request_bytes, as in `mqbroker.client.tls`."""
+        """`answer` is called with each request of the peer, `sends_ended` with plain sends that have ended, and how."""
         self.addr = addr
         self._loop = loop
         self._line = line
@@ -141,7 +147,7 @@ class Connection:
             wake(end)
         has_answered = self._responses.has_heard
         self._responses.lost(
-            lambda largest: self._why_lost(self.addr, error, has_answered=has_answered, request_bytes=largest)
+            lambda largest: self._why_lost(self.addr, error=error, has_answered=has_answered, request_bytes=largest)
         )
 
     def data_received(self, data: bytes) -> None:

@@ -209,11 +209,10 @@ def _net(
     answer: RequestHandler = decline,
 ) -> DeferredNet:
     """A client's network; `answer` handles brokers' requests. Raises BadTls."""
-    explain = None
-    if connector is None and options.tls is not None:
-        # TLS modules are imported only if they are used.
-        from mqbroker.client.deferred_tls import TlsConnector
+    if connector is not None or options.tls is None:
+        return DeferredNet(reactor, answer, rng, options.credentials, connector)
+    # TLS modules are imported only if they are used.
+    from mqbroker.client.deferred_tls import TlsConnector
 
-        connector = tls = TlsConnector(reactor, options.tls)
-        explain = tls.why_lost
-    return DeferredNet(reactor, answer, rng, options.credentials, connector, explain)
+    tls = TlsConnector(reactor, options.tls)
+    return DeferredNet(reactor, answer, rng, options.credentials, tls, tls.why_lost)

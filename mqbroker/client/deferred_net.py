@@ -6,7 +6,8 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, maybeDeferred
 from twisted.internet.error import ConnectionDone
@@ -17,7 +18,7 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mqbroker.client.connection import Connection
+from mqbroker.client.connection import Connection, WhyLost
 from mqbroker.client.loop_net import CONNECT_TIMEOUT_S, LoopNet
 from mqbroker.client.net import RequestHandler, Task
 from mqbroker.client.tls import why_lost
@@ -31,12 +32,7 @@ from mqbroker.wire.signature import Credentials
 log = logging.getLogger(__name__)
 
 
-class WhyLost(Protocol):
-    """Returns the error of a connection to an address that was lost; see `mqbroker.client.tls.why_lost`."""
-
-    def __call__(
-        self, addr: str, error: BaseException | None, *, has_answered: bool, request_bytes: int
-    ) -> MQError: ...
+_LOST_WITHOUT_TLS = partial(why_lost, tls=None)
 
 
 class DeferredNet(LoopNet):
@@ -49,14 +45,13 @@ class DeferredNet(LoopNet):
         rng: random.Random,
         credentials: Credentials | None = None,
         connector: Connector | None = None,
-        explain: WhyLost | None = None,
+        why_lost: WhyLost = _LOST_WITHOUT_TLS,
     ) -> None:
-        """`connector` makes the endpoints of connections; `explain` knows more about why they were lost."""
-        super().__init__(on_request, rng, credentials)
+        """`connector` makes the endpoints of connections; `why_lost` may know more about them."""
+        super().__init__(on_request, rng, credentials, why_lost)
         self._clock: IReactorTime = reactor
         self._loop = ReactorLoop(reactor)
         self._connector = connector or tcp_connector(reactor)
-        self._explain = explain
 
     @property
     def loop(self) -> ReactorLoop:
@@ -96,11 +91,6 @@ class DeferredNet(LoopNet):
             raise Unreachable(f"connect to {addr} failed: {why}") from error
         finally:
             timeout.cancel()
-
-    def _why_lost(self, addr: str, error: BaseException | None, *, has_answered: bool, request_bytes: int) -> MQError:
-        if self._explain is not None:
-            return self._explain(addr, error, has_answered=has_answered, request_bytes=request_bytes)
-        return why_lost(addr, None, error, has_answered=has_answered, request_bytes=request_bytes)
 
 
 class ReactorLoop:

@@ -46,13 +46,13 @@ class TlsConnector:
         tcp = HostnameEndpoint(self._reactor, host, port, timeout=ENDPOINT_TIMEOUT_S)
         return _TlsEndpoint(tcp, self._contexts.current(), _Server(host, port, self._tls))
 
-    def why_lost(self, addr: str, error: BaseException | None, *, has_answered: bool, request_bytes: int) -> MQError:
+    def why_lost(self, addr: str, *, error: BaseException | None, has_answered: bool, request_bytes: int) -> MQError:
         """As `tls.why_lost`. With TLS 1.3 a server verifies the client's certificate after the client's part of the
         handshake."""
         words = _words(error)
         if words:
             return tls_failed(addr, self._tls, words)
-        return why_lost(addr, self._tls, error, has_answered=has_answered, request_bytes=request_bytes)
+        return why_lost(addr, tls=self._tls, error=error, has_answered=has_answered, request_bytes=request_bytes)
 
 
 @attrs.frozen

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import random
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from mqbroker.client.connection import Connection, Line, SendsEnded
+from mqbroker.client.connection import Connection, Line, SendsEnded, WhyLost
 from mqbroker.client.fifo_lock import FifoLock
 from mqbroker.client.loop import Future, Loop, LoopSignal, complete
 from mqbroker.client.net import Lock, Puller, RequestHandler, Signal, Task, signed
@@ -44,13 +45,16 @@ class _Waiting(Line):
             complete(future, outcome)
 
 
-class LoopNet:
+class LoopNet(ABC):
     """What LiveNets on an event loop have in common."""
 
-    def __init__(self, on_request: RequestHandler, rng: random.Random, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self, on_request: RequestHandler, rng: random.Random, credentials: Credentials | None, why_lost: WhyLost
+    ) -> None:
         self.rng = rng
         self._credentials = credentials
         self._on_request = on_request
+        self._why_lost = why_lost
         self._connections: dict[str, Connection] = {}
         self._waiting: dict[str, _Waiting] = {}
         self._closed = False
@@ -60,25 +64,22 @@ class LoopNet:
     # what depends on the loop
 
     @property
-    def loop(self) -> Loop:
-        raise NotImplementedError
+    @abstractmethod
+    def loop(self) -> Loop: ...
 
-    def now(self) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def now(self) -> float: ...
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
-        raise NotImplementedError
+    @abstractmethod
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task: ...
 
+    @abstractmethod
     async def _connect(self, addr: str) -> Connection:
         """A new connection. Raises Unreachable or TlsFailed, BadTls if files cannot be used, and if `addr` is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
         """What coroutines that run at the same time return, or raise."""
-        raise NotImplementedError
-
-    def _why_lost(self, addr: str, error: BaseException | None, *, has_answered: bool, request_bytes: int) -> MQError:
-        raise NotImplementedError
 
     # what does not
 

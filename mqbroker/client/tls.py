@@ -178,7 +178,7 @@ def not_trusted(addr: str, tls: ClientTls, verify_code: int) -> TlsFailed:
 
 
 def why_lost(
-    addr: str, tls: ClientTls | None, error: BaseException | None, *, has_answered: bool, request_bytes: int
+    addr: str, *, tls: ClientTls | None, error: BaseException | None, has_answered: bool, request_bytes: int
 ) -> MQError:
     """The error of a connection that ended with `error`, None if the peer closed it; see `connection_lost`."""
     if tls is not None and isinstance(error, OSError) and is_alert(error):

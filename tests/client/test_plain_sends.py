@@ -56,6 +56,18 @@ def bodies(server: Loopback) -> list[bytes]:
     return [request.body for request in server.faults.asked(SEND)[1:]]
 
 
+def be_busy_at_first(server: Loopback) -> None:
+    """Refuse the next three sends."""
+
+    def once(passage: Passage) -> None:
+        if len(server.faults.asked(SEND)) > 4:
+            passage.pass_on()
+        else:
+            passage.answer(passage.request.response(passage.request, ResponseCode.SYSTEM_BUSY, "busy"))
+
+    server.faults.refuse[None, SEND] = once
+
+
 async def all_of(*sends: Any) -> list[Any]:
     return await asyncio.gather(*sends, return_exceptions=True)
 
@@ -141,14 +153,8 @@ def test_a_chosen_queue_is_tried_again_where_it_refused(server: Loopback) -> Non
     server.add_topic("T", queues=4)
 
     async def use(producer: Producer) -> Any:
-        server.faults.refuse[None, SEND] = once
+        be_busy_at_first(server)
         return await all_of(*(producer.send(Message("T", b"%d" % n), key="k") for n in range(3)))
-
-    def once(passage: Passage) -> None:
-        if len(server.faults.asked(SEND)) > 4:
-            passage.pass_on()
-        else:
-            passage.answer(passage.request.response(passage.request, ResponseCode.SYSTEM_BUSY, "busy"))
 
     found = with_producer(server, use)
     assert len({result.queue for result in found}) == 1
@@ -170,14 +176,8 @@ def test_none_goes_before_one_that_is_not_plain(topic: Loopback) -> None:
 
 def test_a_refused_attempt_counts_as_the_first(topic: Loopback) -> None:
     async def use(producer: Producer) -> Any:
-        topic.faults.refuse[None, SEND] = once
+        be_busy_at_first(topic)
         return await all_of(*(producer.send(Message("T", b"%d" % n)) for n in range(3)))
-
-    def once(passage: Passage) -> None:
-        if len(topic.faults.asked(SEND)) > 4:
-            passage.pass_on()
-        else:
-            passage.answer(passage.request.response(passage.request, ResponseCode.SYSTEM_BUSY, "busy"))
 
     found = with_producer(topic, use)
     assert sorted(bodies(topic)) == [b"0", b"0", b"1", b"1", b"2", b"2"]

@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from os import sched_yield
 from select import EPOLLIN
@@ -63,8 +64,28 @@ SOON_SECONDS = 120e-6
 PAUSE_SECONDS = 1e-3
 BURST_WAITS = 8
 
-#: Function of the seconds to wait (-1: for ever) and a maximum count, which returns (file descriptor, events) pairs.
-Poll = Callable[[float, int], list[tuple[int, int]]]
+#: (file descriptor, events) pairs.
+Ready = list[tuple[int, int]]
+#: Function of the seconds to wait (-1: for ever) and a maximum count.
+Poll = Callable[[float, int], Ready]
+#: Function of the monotonic time at which to give up, and a maximum count.
+PollUntil = Callable[[float, int], Ready]
+
+
+def poll_repeatedly(
+    poll: Poll,
+    now: Callable[[], float],
+    until: float,
+    most: int,
+    *,
+    let_others: Callable[[], None] = sched_yield,
+) -> Ready:
+    """Poll until something is ready, at most until `now` is `until`, and yield the processor meanwhile."""
+    ready: Ready = []
+    while not ready and now() < until:
+        let_others()
+        ready = poll(0, most)
+    return ready
 
 
 class BusyPoll:
@@ -80,12 +101,9 @@ class BusyPoll:
     :param is_alone: there is only one processor, so that peers cannot run while this process polls.
     """
 
-    def __init__(
-        self, now: Callable[[], float], *, is_alone: bool, let_others: Callable[[], None] = sched_yield
-    ) -> None:
-        self._now = now
+    def __init__(self, poll: Poll, poll_until: PollUntil, now: Callable[[], float], *, is_alone: bool) -> None:
+        self._poll, self._poll_until, self._now = poll, poll_until, now
         self._is_alone = is_alone
-        self._let_others = let_others
         #: Waits in a row that were short, less those that count for nothing after a pause.
         self._short_waits = 0
         self._expected_until = 0.0
@@ -94,23 +112,20 @@ class BusyPoll:
         """Something is expected to be ready within so many seconds: poll for it."""
         self._expected_until = self._now() + seconds
 
-    def wait(self, poll: Poll, timeout: float | None, most: int) -> list[tuple[int, int]]:
-        """Wait for events for `timeout` seconds, for ever if None. Raises what `poll` does."""
-        ready = poll(0, most)
+    def wait(self, timeout: float | None, most: int) -> Ready:
+        """Wait for events for `timeout` seconds, for ever if None. Raises what the poll does."""
+        ready = self._poll(0, most)
         if ready or timeout == 0:  # there was no wait, which says nothing about the rate of requests
             return ready
-        now = self._now
-        began = now()
+        began = self._now()
         until = began + SOON_SECONDS if self._short_waits > 0 else began
         until = max(until, self._expected_until)
         if until > began and not self._is_alone:
-            while now() < until:
-                self._let_others()
-                ready = poll(0, most)
-                if ready:
-                    return ready
-        ready = poll(-1 if timeout is None else timeout, most)
-        waited = now() - began
+            ready = self._poll_until(until, most)
+            if ready:
+                return ready
+        ready = self._poll(-1 if timeout is None else timeout, most)
+        waited = self._now() - began
         if waited < SOON_SECONDS:
             self._short_waits += 1
         else:
@@ -143,10 +158,6 @@ class BusyPollReactor(EPollReactor):
     #: Time of the last poll with several events: those handled later in the turn have waited since.
     turn_began = _NEVER
 
-    _busy_poll = BusyPoll(time.monotonic, is_alone=len(os.sched_getaffinity(0)) == 1)
-    _wait = _busy_poll.wait
-    #: Called with the time within which something is expected to be ready.
-    expect = _busy_poll.expect
     seconds = MonotonicTime(time.time, time.monotonic)
 
     def __init__(self) -> None:
@@ -154,6 +165,15 @@ class BusyPollReactor(EPollReactor):
         #: Ended connections whose protocols were not notified yet: the reason, and whether a read found it.
         self._ending: dict[tcp.Connection, tuple[Any, ...]] = {}
         super().__init__()  # type: ignore[no-untyped-call]
+        poll: Poll = self._poller.poll
+        if compiled is None:
+            poll_until: PollUntil = partial(poll_repeatedly, poll, time.monotonic)
+        else:
+            poll_until = partial(compiled.poll_until, self._poller.fileno())
+        busy_poll = BusyPoll(poll, poll_until, time.monotonic, is_alone=len(os.sched_getaffinity(0)) == 1)
+        self._wait = busy_poll.wait
+        #: Called with the time within which something is expected to be ready.
+        self.expect = busy_poll.expect
 
     def sigInt(self, number: int, frame: Any = None) -> None:  # noqa: N802
         """Stop. A second signal, which comes while it stops, is no error, as it is in Twisted."""
@@ -194,7 +214,7 @@ class BusyPollReactor(EPollReactor):
             timeout = 0
             self._end_some()
         try:
-            ready = self._wait(self._poller.poll, timeout, min(READY_MAX, len(self._selectables)))
+            ready = self._wait(timeout, min(READY_MAX, len(self._selectables)))
         except InterruptedError:
             return
         self.turn_began = self.seconds() if len(ready) > 1 else _NEVER

@@ -1,4 +1,4 @@
-# Reads of many sockets in one call, the choice of those that are handled together, and writes to many.
+# Polls for sockets, reads of many in one call, the choice of those that are handled together, and writes to many.
 
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.errno cimport errno
@@ -13,8 +13,25 @@ cdef extern from "<sys/socket.h>" nogil:
 cdef extern from "<sys/epoll.h>" nogil:
     enum:
         EPOLLIN
+    ctypedef union epoll_data_t:
+        int fd
+    cdef struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+    int c_epoll_wait "epoll_wait"(int epoll, epoll_event *events, int most, int timeout_ms)
+
+cdef extern from "<sched.h>" nogil:
+    int c_sched_yield "sched_yield"()
+
+cdef extern from "<time.h>" nogil:
+    cdef struct timespec:
+        long tv_sec, tv_nsec
+    enum:
+        CLOCK_MONOTONIC
+    int clock_gettime(int clock, timespec *now)
 
 cdef enum:
+    EVENTS_MAX = 64             # of one poll
     READ_BYTES = 1 << 18        # of one socket at a time
     READS_BYTES = 1 << 19       # of all in one call
 
@@ -36,6 +53,29 @@ cdef class Peer:
     cdef public object socket, from_address
     cdef public bint may_take_plain
     cdef public double last_active
+
+
+def poll_until(int epoll, double until, int most):
+    """Poll until something is ready, at most until `time.monotonic` is `until`, and yield the processor meanwhile.
+
+    Returns up to `most` pairs of a descriptor and its events; none too where the poll fails, which the next one says.
+    """
+    cdef epoll_event events[EVENTS_MAX]
+    cdef timespec now
+    cdef int n = 0, i
+    if most > EVENTS_MAX:
+        most = EVENTS_MAX
+    with nogil:
+        while not n:
+            clock_gettime(CLOCK_MONOTONIC, &now)
+            if not now.tv_sec + now.tv_nsec * 1e-9 < until:
+                break
+            c_sched_yield()
+            n = c_epoll_wait(epoll, events, most, 0)
+    cdef list ready = []
+    for i in range(n):
+        ready.append((events[i].data.fd, events[i].events))
+    return ready
 
 
 def share_reads(list ready, dict selectables):

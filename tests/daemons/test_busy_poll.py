@@ -1,10 +1,11 @@
 """Waiting for sockets: awake where the last wait was short."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from mqbroker.daemons.epoll import BURST_WAITS, SOON_SECONDS, BusyPoll
+from mqbroker.daemons.epoll import BURST_WAITS, SOON_SECONDS, BusyPoll, poll_repeatedly
 
 READY = [(3, 1)]
 #: What the sockets are asked for by a wait that does not poll: whether one is ready already, and to wake it up.
@@ -19,7 +20,11 @@ class World:
         self.time = 0.0
         self.ready_at = 0.0
         self.asked: list[Any] = []
-        self.busy_poll = BusyPoll(lambda: self.time, is_alone=is_alone, let_others=lambda: self.asked.append("others"))
+        poll_until = partial(poll_repeatedly, self.poll, self.now, let_others=lambda: self.asked.append("others"))
+        self.busy_poll = BusyPoll(self.poll, poll_until, self.now, is_alone=is_alone)
+
+    def now(self) -> float:
+        return self.time
 
     def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
         self.asked.append(timeout)
@@ -38,7 +43,7 @@ class World:
         """What comes of a wait, and what the sockets were asked for meanwhile."""
         self.asked.clear()
         self.ready_at = self.time + after_us * MICROSECOND
-        return self.busy_poll.wait(self.poll, timeout, 10), list(self.asked)
+        return self.busy_poll.wait(timeout, 10), list(self.asked)
 
 
 @pytest.fixture

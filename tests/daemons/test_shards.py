@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from mqbroker.config.shards import PORT_STEP
 from mqbroker.wire.bodies import ClusterInfo, KVTable
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.daemons.processes import DEADLINE_SECONDS, SOURCE, Process, ask, wait_for
 from tests.daemons.small_disks import SmallDisk
 from tests.daemons.test_twistd import TWISTD, Background, background, settings
+from tests.interop.processes import free_ports
 
 pytestmark = pytest.mark.daemons
 
@@ -125,9 +127,10 @@ def test_ctrl_c_stops_each_once(broker: Callable[..., Process], tmp_path: Path) 
 
 
 def test_a_port_in_use_ends_the_start_of_all(broker: Callable[..., Process], tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        process = broker(port=port - 10)
+    first = free_ports(shards=2)
+    port = first + PORT_STEP
+    with socket.create_server(("127.0.0.1", port)):
+        process = broker(port=first)
         assert process.wait() == 1
     why = (
         f"cannot listen on 127.0.0.1:{port}: Address already in use; stop what has the port, or set another listenPort"

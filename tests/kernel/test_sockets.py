@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -444,3 +446,54 @@ def test_handlers_that_return_anything_else_are_noticed(pair: Pair, taken: Any) 
 def test_reads_that_are_none_are_refused(wrong: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         compiled.serve_plain([wrong], lambda reads: ([(9, 1)], [b""]), 1, None, None)
+
+
+@pytest.fixture
+def epoll() -> Iterator[select.epoll]:
+    with select.epoll() as made:
+        yield made
+
+
+def test_what_is_ready_is_found_by_a_poll_that_repeats(make_pair: Callable[[], Pair], epoll: select.epoll) -> None:
+    pairs = [make_pair() for _ in range(100)]
+    for near, _ in pairs:
+        epoll.register(near, select.EPOLLIN | select.EPOLLOUT)
+    pairs[7][1].send(b"x")
+    found: dict[int, int] = {}
+    for _ in range(2):  # those that were found go behind those that were not yet
+        ready = compiled.poll_until(epoll.fileno(), time.monotonic() + 20, 1000)
+        assert len(ready) == 64
+        found.update(ready)
+    is_writable = dict.fromkeys([near.fileno() for near, _ in pairs], select.EPOLLOUT)
+    assert found == {**is_writable, pairs[7][0].fileno(): select.EPOLLIN | select.EPOLLOUT}
+    assert len(compiled.poll_until(epoll.fileno(), time.monotonic() + 20, 3)) == 3
+
+
+def test_a_poll_that_repeats_waits_for_what_comes_and_lets_other_threads_run(pair: Pair, epoll: select.epoll) -> None:
+    epoll.register(pair[0], select.EPOLLIN)
+    began = threading.Event()
+
+    def send() -> None:
+        began.wait()
+        pair[1].send(b"x")
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    began.set()
+    try:
+        assert compiled.poll_until(epoll.fileno(), time.monotonic() + 20, 10) == [(pair[0].fileno(), select.EPOLLIN)]
+    finally:
+        sender.join()
+
+
+def test_a_poll_that_repeats_ends_in_time(pair: Pair, epoll: select.epoll) -> None:
+    epoll.register(pair[0], select.EPOLLIN)
+    for until in (time.monotonic() + 1e-4, 0.0, -1.0, -float("inf"), float("nan")):
+        assert compiled.poll_until(epoll.fileno(), until, 10) == []
+
+
+def test_a_poll_that_repeats_leaves_what_fails_to_the_next(pair: Pair, epoll: select.epoll) -> None:
+    assert compiled.poll_until(closed_fd(), time.monotonic() + 20, 10) == []
+    assert compiled.poll_until(pair[0].fileno(), time.monotonic() + 20, 10) == []
+    for most in (0, -1, -(1 << 31)):
+        assert compiled.poll_until(epoll.fileno(), time.monotonic() + 20, most) == []

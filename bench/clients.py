@@ -13,6 +13,7 @@ from operator import methodcaller
 import attrs
 
 from bench import routes
+from bench.affinity import first_and_others, pin, starting_on
 from bench.rmqload import LoadFailed
 from bench.servers import Bench, Kind
 from bench.table import Table, divided, number
@@ -95,19 +96,8 @@ def servers(bench: Bench) -> Iterator[str]:
         bench.server("ours", namesrvAddr=f"127.0.0.1:{name_server.port}") as broker,
     ):
         for process in (name_server.process, broker.process):
-            for task in os.listdir(f"/proc/{process.pid}/task"):
-                os.sched_setaffinity(int(task), set(cores(False)))
+            pin(process.pid, first_and_others()[1])
         yield f"127.0.0.1:{name_server.port}"
-
-
-def cores(for_client: bool) -> list[int]:
-    """The cores of the clients, or of the servers; on a machine with one it is the same."""
-    first, *others = sorted(os.sched_getaffinity(0))
-    return [first] if for_client else others or [first]
-
-
-def on_cores(for_client: bool) -> list[str]:
-    return ["taskset", "-c", ",".join(map(str, cores(for_client)))]
 
 
 @contextmanager
@@ -118,9 +108,8 @@ def client(bench: Bench, kind: str, name_server: str) -> Iterator[Client]:
     else:
         module = "bench.deferred_load" if kind == TWISTED else "bench.client_load"
         command = [sys.executable, "-m", module, name_server]
-    process = EventProcess(
-        f"client-{kind}", [*on_cores(True), *command], bench.scratch, {"PYTHONPATH": os.pathsep.join(sys.path)}
-    )
+    with starting_on(first_and_others()[0]):
+        process = EventProcess(f"client-{kind}", command, bench.scratch, {"PYTHONPATH": os.pathsep.join(sys.path)})
     try:
         yield Client(kind, process)
     finally:

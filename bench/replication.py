@@ -14,6 +14,7 @@ from pathlib import Path
 import attrs
 
 from bench import routes
+from bench.affinity import first_and_others, pin, starting_on
 from bench.idle import Line
 from bench.rmqload import LoadFailed, Shape
 from bench.servers import Bench, Kind, Server
@@ -169,27 +170,43 @@ def compare_sync_master(bench: Bench, table: Table, kinds: Sequence[Kind], round
 
 
 def compare_attached(bench: Bench, table: Table, kinds: Sequence[Kind], rounds: int, factor: float) -> None:
-    """Sends of an ASYNC_MASTER with a slave, over those without."""
+    """Sends of an ASYNC_MASTER with a slave, over those without: as the system distributes the processes over the
+    cores, and with a core of its own for the master in both cases, as where the slave is on another machine."""
     table.head(f"{'ASYNC_MASTER':18}{'alone':>9} {'with':>9} {'ratio':>6}   a slave attached")
+    of_master, of_others = first_and_others()
     for kind in kinds:
         with ExitStack() as running:
             alone = running.enter_context(bench.server(kind))
-            attached = running.enter_context(pair_of(bench, kind, "ASYNC_MASTER")).master
-            for server in (alone, attached):
+            pair = running.enter_context(pair_of(bench, kind, "ASYNC_MASTER"))
+            servers = (alone, pair.master)
+            for server in servers:
                 server.load("bench", WARM_UP.scaled(factor))
-            reach_second_file((alone, attached), factor, STEADY_FILL)
+            reach_second_file(servers, factor, STEADY_FILL)
             for shape in BESIDE:
-                found: tuple[list[float], list[float]] = ([], [])
-                for _ in range(rounds):
-                    for server, measured in zip((alone, attached), found, strict=True):
-                        measured.append(server.load("bench", shape.scaled(factor)).rate)
-                rates = [statistics.median(measured) for measured in found]
-                ratio = divided(rates[1], rates[0])
-                cells = f"{number(rates[0]):>9} {number(rates[1]):>9} {number(ratio, 2):>6}   {kind}"
-                if kind == "ours":
-                    table.wanted_row(shape.name, cells, ratio, at_least=ATTACHED_RATIO_WANTED)
-                else:
-                    table.row(shape.name, cells)
+                print_attached(table, servers, shape.name, shape.scaled(factor), rounds)
+            for server in servers:
+                pin(server.process.pid, of_master)
+            pin(pair.slave.pid, of_others)
+            with starting_on(of_others):
+                for shape in BESIDE:
+                    name = f"{shape.name.removeprefix('slave beside ')}, own core"
+                    print_attached(table, servers, name, shape.scaled(factor), rounds)
+
+
+def print_attached(table: Table, servers: tuple[Server, Server], name: str, shape: Shape, rounds: int) -> None:
+    """Have a broker alone and one with a slave take turns, and print what the slave leaves of the rate."""
+    found: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        for server, measured in zip(servers, found, strict=True):
+            measured.append(server.load("bench", shape).rate)
+    rates = [statistics.median(measured) for measured in found]
+    ratio = divided(rates[1], rates[0])
+    kind = servers[0].kind
+    cells = f"{number(rates[0]):>9} {number(rates[1]):>9} {number(ratio, 2):>6}   {kind}"
+    if kind == "ours":
+        table.wanted_row(name, cells, ratio, at_least=ATTACHED_RATIO_WANTED)
+    else:
+        table.row(name, cells)
 
 
 def compare_catch_up(bench: Bench, table: Table, kinds: Sequence[Kind], factor: float) -> None:

@@ -13,6 +13,7 @@ from statistics import median
 import attrs
 
 from bench import rmqload
+from bench.affinity import pin, starting_on
 from bench.rmqload import Result, Shape
 from bench.servers import Bench, Server
 from bench.table import Table
@@ -46,19 +47,15 @@ def _measure(
 ) -> None:
     """A shard on each core of `of_broker`."""
     found: dict[Shape, list[_Figures]] = {SEND: [], PULL: []}
-    former = os.sched_getaffinity(0)
     for _ in range(rounds):
         with bench.server("ours", shards=str(len(of_broker))) as server:
             server.process.wait_line("boot success")
             pids = _children(server.process.pid) or [server.process.pid]
             for pid, core in zip(pids, of_broker, strict=True):
-                _pin(pid, core)
-            os.sched_setaffinity(0, of_load)  # of what is started from here on
-            try:
+                pin(pid, [core])
+            with starting_on(of_load):
                 for shape, figures in found.items():
                     figures.append(_loaded(server, pids, shape.scaled(factor)))
-            finally:
-                os.sched_setaffinity(0, former)
     for shape, figures in found.items():
         rate = median(each.rate for each in figures)
         cpu_us, share = median(each.cpu_us for each in figures), median(each.share for each in figures)
@@ -79,11 +76,6 @@ def _loaded(server: Server, pids: Sequence[int], shape: Shape) -> _Figures:
 
 def _children(pid: int) -> list[int]:
     return sorted(int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-
-
-def _pin(pid: int, core: int) -> None:
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        os.sched_setaffinity(int(thread), {core})
 
 
 def _cpu_s(pid: int) -> float:

@@ -195,6 +195,32 @@ needs_compiled = pytest.mark.skipif(compiled is None, reason="the compiled modul
 
 
 @needs_compiled
+def test_what_is_expected_is_polled_for_by_the_compiled_module() -> None:
+    code = """
+import os
+from mqbroker.daemons import epoll
+from mqbroker.kernel import compiled
+
+polled = []
+
+class Recording:
+    def poll_until(self, descriptor, until, most):
+        polled.append(descriptor)
+        reader.feed()
+        return compiled.poll_until(descriptor, until, most)
+
+epoll.compiled = Recording()
+os.sched_getaffinity = lambda pid: {0, 1}
+own = epoll.BusyPollReactor()
+reader = Reader(None)
+own.addReader(reader)
+own.expect(20)
+print(own._wait(None, 10) == [(reader.fileno(), 1)], polled == [own._poller.fileno()])
+"""
+    assert run(code) == ["True True"]
+
+
+@needs_compiled
 def test_those_that_share_reads_are_read_by_one_call() -> None:
     code = """
 turns = 6

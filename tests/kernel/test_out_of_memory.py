@@ -8,6 +8,8 @@ import gc
 import json
 import os
 import re
+import select
+import socket
 from collections.abc import Callable, Iterator
 from ctypes import ArgumentError
 from itertools import count
@@ -187,6 +189,19 @@ def test_pulls(tmp_path: Path) -> None:
             assert pulled(bench, client, 0) == (True, [*range(8)], 8)
     assert 10 < ended < ALLOCATIONS
     bench.close()
+
+
+def test_polls() -> None:
+    """What was found and cannot be returned is found again."""
+    with select.epoll() as epoll, socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            epoll.register(each, select.EPOLLOUT)
+        found: list[Any] = []
+        for number in range(ALLOCATIONS):
+            if not without(number, lambda: found.append(compiled.poll_until(epoll.fileno(), float("inf"), 10))):
+                break
+        assert 0 < number < ALLOCATIONS - 1
+        assert [sorted(fd for fd, _ in ready) for ready in found] == [sorted([one.fileno(), other.fileno()])]
 
 
 def sends(first: int) -> bytes:

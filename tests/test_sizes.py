@@ -1,14 +1,12 @@
-"""Functions fit on a page and files in a head: so many lines and no more."""
+"""Functions fit on a page, and files are small enough to read as a whole."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 FUNCTION_LINES_MAX = 70
-FILE_LINES_MAX = 600
+FILE_LINES_MAX = 800
 
 
 def sources() -> Iterator[Path]:
@@ -16,10 +14,17 @@ def sources() -> Iterator[Path]:
         yield from sorted((ROOT / folder).rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", list(sources()), ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_and_functions_are_short(path: Path) -> None:
+def too_long(path: Path) -> Iterator[str]:
     text = path.read_text()
-    assert text.count("\n") <= FILE_LINES_MAX
-    functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    long = {node.name for node in functions if (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX}
-    assert long == set()
+    if text.count("\n") > FILE_LINES_MAX:
+        yield str(path.relative_to(ROOT))
+    for node in ast.walk(ast.parse(text)):
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX:
+            yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+
+
+def test_files_and_functions_are_short() -> None:
+    paths = list(sources())
+    assert len(paths) > 500
+    assert [place for path in paths for place in too_long(path)] == []

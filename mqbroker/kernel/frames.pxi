@@ -2,6 +2,7 @@
 
 cdef enum:
     FRAME_HEAD = 8
+    HEADER_MAX = 262144         # as mqbroker/wire/command.py: HEADER_BYTES_MAX
     FIELDS_MAX = 64
     HAS_CODE = 1
     HAS_OPAQUE = 2
@@ -167,7 +168,7 @@ cdef Py_ssize_t read_request(Bytes p, Py_ssize_t n, Request *r) noexcept nogil:
     if n < FRAME_HEAD:
         return 0
     length, head = load32(p), load32(p + 4)
-    if length < 4 or length > n - 4 or head > length - 4:  # also of another encoding than JSON
+    if length < 4 or length > n - 4 or head > length - 4 or head > HEADER_MAX:  # also of another encoding than JSON
         return 0
     if not read_header(p + FRAME_HEAD, p + FRAME_HEAD + head, &r.header):
         return 0

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, cast
 from typing import Protocol as StructuralType
 
-import orjson
 from twisted.internet.defer import CancelledError, Deferred, fail
 from twisted.internet.interfaces import (
     IConsumer,
@@ -49,6 +48,8 @@ from mqbroker.wire.command import (
     RemotingCommand,
     decode_command,
     encode_command,
+    json_command,
+    load_json_header,
 )
 
 log = Logger()
@@ -365,8 +366,8 @@ class RemotingProtocol(Peer, Protocol):
         for number, (serialize_type, header, body) in enumerate(frames):
             chosen = raw = None
             if serialize_type == JSON:
+                fields = load_json_header(header)
                 try:
-                    fields = orjson.loads(header)
                     chosen = batch.get(fields["code"])
                     if chosen is not None:
                         ext, opaque, flag = fields["extFields"], fields["opaque"], fields["flag"]
@@ -379,11 +380,15 @@ class RemotingProtocol(Peer, Protocol):
                             or not -OPAQUE_MASK <= opaque <= OPAQUE_MASK
                         ):
                             chosen = None
-                except (ValueError, TypeError, KeyError, AttributeError):
-                    chosen = None  # `decode_command` raises if it is invalid, not merely unusual
+                except (TypeError, KeyError, AttributeError):
+                    chosen = None  # `json_command` raises if it is invalid, not merely unusual
             command = None
             if chosen is None or raw is None:
-                command = decode_command(serialize_type, header, body)
+                command = (
+                    json_command(fields, body)
+                    if serialize_type == JSON
+                    else decode_command(serialize_type, header, body)
+                )
                 chosen = None if command.flag & RESPONSE_FLAG else batch.get(command.code)
                 raw = (command.ext_fields, command.opaque, command.flag, body, serialize_type)
             if run and (chosen is not handler or len(run) >= run_max):

@@ -25,6 +25,9 @@ from mqbroker.wire.headers import Header, encode_header
 
 #: The bound of a Java peer (`com.rocketmq.remoting.frameMaxLength`).
 FRAME_BYTES_MAX = 16 * 1024 * 1024
+#: Properties, the longest text of a header, are 32 kB at most: 196 kB if JSON escapes each byte. Java peers allow a
+#: header of 16 MB, which takes seconds to parse.
+HEADER_BYTES_MAX = 256 * 1024
 
 JSON = 0
 ROCKETMQ = 1
@@ -85,6 +88,8 @@ class FrameDecoder:
                 raise BadFrame(f"frame length {length} is not between 4 and {self._frame_bytes_max}")
             if header_length > length - 4:
                 raise BadFrame(f"header length {header_length} in a frame of {length}")
+            if header_length > HEADER_BYTES_MAX:
+                raise BadFrame(f"header length {header_length} is above {HEADER_BYTES_MAX}")
             stop = at + 4 + length
             if stop > end:
                 self._wanted = stop - at
@@ -108,9 +113,9 @@ class FrameDecoder:
 
 
 def encode_frame(serialize_type: int, header: bytes, body: bytes = b"") -> bytes:
-    """Return one frame. Raises BadFrame on a header too long for its length field."""
-    if len(header) > _HEADER_LENGTH_MASK:
-        raise BadFrame(f"header of {len(header)} bytes, {_HEADER_LENGTH_MASK} at most")
+    """Return one frame. Raises BadFrame on a header that peers would refuse because of its length."""
+    if len(header) > HEADER_BYTES_MAX:
+        raise BadFrame(f"header of {len(header)} bytes, {HEADER_BYTES_MAX} at most")
     return _LENGTHS.pack(4 + len(header) + len(body), serialize_type << 24 | len(header)) + header + body
 
 
@@ -188,7 +193,7 @@ class RemotingCommand:
 def decode_command(serialize_type: int, header: bytes, body: bytes) -> RemotingCommand:
     """Decode one frame's parts. Raises BadFrame on anything that is no command."""
     if serialize_type == JSON:
-        return _decode_json(header, body)
+        return json_command(load_json_header(header), body)
     if serialize_type == ROCKETMQ:
         return _decode_binary(header, body)
     raise BadFrame(f"serialize type {serialize_type} is neither JSON (0) nor ROCKETMQ (1)")
@@ -220,13 +225,19 @@ def _text(value: Any) -> str:
     raise BadFrame(f"an extFields value must be text, not {type(value).__name__}")
 
 
-def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
+def load_json_header(header: bytes) -> dict[str, Any]:
+    """The members of a JSON header, unchecked. Raises BadFrame if it is no JSON object."""
     try:
         fields = orjson.loads(header)
     except ValueError as error:
         raise BadFrame(f"command header is not JSON: {error}") from None
     if type(fields) is not dict:
         raise BadFrame(f"command header is a JSON {type(fields).__name__}, not an object")
+    return fields
+
+
+def json_command(fields: dict[str, Any], body: bytes) -> RemotingCommand:
+    """The command with these members of a JSON header. Raises BadFrame on anything that is no command."""
     ext = fields.get("extFields") or {}
     if type(ext) is not dict or len(ext) > EXT_FIELDS_MAX:
         raise BadFrame(f"extFields must be an object of at most {EXT_FIELDS_MAX} fields")

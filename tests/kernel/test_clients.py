@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pickle
+import struct
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -26,6 +27,7 @@ from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.command import (
     AFTER_OPAQUE,
     BEFORE_OPAQUE,
+    HEADER_BYTES_MAX,
     FrameDecoder,
     RemotingCommand,
     decode_command,
@@ -388,3 +390,19 @@ def test_plain_responses_are_taken() -> None:
     for at in (-1, len(data) + 1, 1 << 62):
         with pytest.raises(ValueError, match="bytes "):
             take_responses(data, at)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_responses_with_a_header_above_its_bound_are_left_to_be_refused(more: int) -> None:
+    size = HEADER_BYTES_MAX + more
+    text = json.dumps(PLAIN | {"remark": ""}, separators=(",", ":"))
+    text = text.replace('"remark":""', f'"remark":"{"x" * (size - len(text))}"')
+    frame = struct.pack(">II", 4 + size, size) + text.encode()
+    assert take_responses(frame, 0)[1] == (0 if more else len(frame))
+    stored = {**PLAIN, "extFields": {"msgId": "0A", "queueId": "3", "queueOffset": "99"}, "remark": ""}
+    text = json.dumps(stored, separators=(",", ":"))
+    text = text.replace('"remark":""', f'"remark":"{"x" * (size - len(text))}"')
+    frame = struct.pack(">II", 4 + size, size) + text.encode()
+    pending = {5: (None, None, QUEUE, "id", None)}
+    assert compiled is not None
+    assert len(compiled.take_stored(frame, pending, SendResult, SendStatus.SEND_OK)[0]) == 1 - more

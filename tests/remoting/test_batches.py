@@ -3,6 +3,7 @@
 import json
 from typing import Any, cast
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,3 +162,23 @@ def test_few_answers_are_sent_at_once_and_many_in_the_next_turn(
     link.pump()
     assert set(cast(PromptEnd, link.ends[1]).how) == {how}
     assert len(peer.answers) == count
+
+
+@pytest.mark.parametrize("code", [BATCH, LATER, 99])
+@pytest.mark.parametrize("more", ["", ',"x":[[],[]]', ',"extFields":{"a":1}', ',"opaque":2147483648'])
+def test_a_header_is_parsed_once(
+    clock: Clock, batch_table: HandlerTable, monkeypatch: pytest.MonkeyPatch, code: int, more: str
+) -> None:
+    parsed: list[bytes] = []
+    loads = orjson.loads
+
+    def count(text: bytes) -> Any:
+        parsed.append(text)
+        return loads(text)
+
+    text = f'{{"code":{code},"opaque":1,"flag":0,"extFields":{{"x":"y"}}{more}}}'.encode()
+    peer, link = raw_link(serve(clock, batch_table))
+    monkeypatch.setattr(orjson, "loads", count)
+    peer.transport.write(encode_frame(JSON, text) * 2)
+    link.pump()
+    assert parsed == [text] * (1 if peer.lost else 2)

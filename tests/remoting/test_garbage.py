@@ -16,7 +16,7 @@ from tests.remoting.link import raw_link, serve
 from tests.remoting.logs import Logged
 from tests.remoting.requests import BATCH, ECHO, echo, request
 
-MANY_FIELDS = {"code": BATCH, "opaque": 1, "flag": 0, "extFields": {str(i): "" for i in range(100_000)}}
+MANY_FIELDS = {"code": BATCH, "opaque": 1, "flag": 0, "extFields": {str(i): "" for i in range(10_000)}}
 GARBAGE = {
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "zeros": bytes(16),
@@ -25,6 +25,8 @@ GARBAGE = {
     "negative length": struct.pack(">i", -1) + bytes(20),
     "one over the limit": struct.pack(">i", 16 * 1024 * 1024 + 1),
     "header over the frame": struct.pack(">iI", 20, 17) + bytes(16),
+    "header over its bound": struct.pack(">II", 1 << 23, 1 << 22) + b'{"code":2,"x":[' + b"[]," * 20,
+    "binary header over its bound": struct.pack(">II", 1 << 23, ROCKETMQ << 24 | 1 << 22) + bytes(200),
     "unknown serialize type": encode_frame(7, b"{}"),
     "no json": encode_frame(JSON, b"{code"),
     "json null": encode_frame(JSON, b"null"),

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.strategies._internal.core import DataObject
 
 from mqbroker.errors import BadFrame
-from mqbroker.wire.command import FRAME_BYTES_MAX, JSON, ROCKETMQ, Frame, FrameDecoder, encode_frame
+from mqbroker.wire.command import (
+    FRAME_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    JSON,
+    ROCKETMQ,
+    Frame,
+    FrameDecoder,
+    encode_frame,
+)
 from tests.wire.conftest import GoldenFrame
 
 
@@ -159,10 +167,21 @@ def test_an_empty_piece_changes_nothing() -> None:
     assert decoder.pending_bytes == 2
 
 
-def test_a_header_that_its_length_field_cannot_tell_is_refused() -> None:
-    assert encode_frame(ROCKETMQ, bytes(0xFFFFFF))[4:8] == b"\x01\xff\xff\xff"
-    with pytest.raises(BadFrame, match="16777216"):
-        encode_frame(JSON, bytes(0x1000000))
+@pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ])
+def test_a_header_above_the_bound_is_refused_before_it_is_buffered(serialize_type: int) -> None:
+    whole = encode_frame(serialize_type, bytes(HEADER_BYTES_MAX), b"body")
+    assert FrameDecoder().feed(whole) == [(serialize_type, bytes(HEADER_BYTES_MAX), b"body")]
+    longer = struct.pack(">II", HEADER_BYTES_MAX + 9, serialize_type << 24 | HEADER_BYTES_MAX + 1)
+    for cut in (0, 3, 7):
+        decoder = FrameDecoder()
+        decoder.feed(longer[:cut])
+        with pytest.raises(BadFrame, match=f"header length {HEADER_BYTES_MAX + 1} is above {HEADER_BYTES_MAX}"):
+            decoder.feed(longer[cut:])
+
+
+def test_a_header_that_peers_refuse_is_not_sent() -> None:
+    with pytest.raises(BadFrame, match=f"header of {HEADER_BYTES_MAX + 1} bytes, {HEADER_BYTES_MAX} at most"):
+        encode_frame(JSON, bytes(HEADER_BYTES_MAX + 1))
 
 
 frame_parts = st.tuples(st.integers(0, 255), st.binary(max_size=40), st.binary(max_size=40))

@@ -464,4 +464,20 @@ MISTAKES = [
         "            while self._is_held:\n",
         ("tests/client/test_fifo_lock.py",),
     ),
+    Mutation(
+        "take a header of any length",
+        "wire/command.py",
+        "            if header_length > HEADER_BYTES_MAX:\n",
+        "            if False:\n",
+        ("tests/wire/test_frame_decoder.py::test_a_header_above_the_bound_is_refused_before_it_is_buffered",),
+    ),
+    Mutation(
+        "parse a header for its code, and again for its command",
+        "remoting/connection.py",
+        "                    json_command(fields, body)\n"
+        "                    if serialize_type == JSON\n"
+        "                    else decode_command(serialize_type, header, body)\n",
+        "                    decode_command(serialize_type, header, body)\n",
+        ("tests/remoting/test_batches.py::test_a_header_is_parsed_once",),
+    ),
 ]

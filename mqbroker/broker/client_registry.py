@@ -27,8 +27,9 @@ log = Logger()
 #: Consumers notified in one turn, which takes a ms or two; the next turn is delayed by SECONDS_EACH for each of them.
 TURN_CONSUMERS = 100
 SECONDS_EACH = 50e-6
-#: A client that sends no heartbeat for this long is removed.
+#: A client that sends no heartbeat for a group for this long is removed from it.
 CLIENT_EXPIRY_SECONDS = 120.0
+NO_HEARTBEAT = "{client} sent no heartbeat for group {group} in {seconds:.0f} s and is removed from it"
 CLIENT_ID_LENGTH_MAX = 255
 #: The limit of subscriptions of all groups together, as a multiple of clientsMax.
 SUBSCRIPTIONS_PER_CLIENT = 10
@@ -147,11 +148,14 @@ class ConsumerRegistry:
         return self._groups.get(name)
 
     def find(self, group_name: str, client_id: str) -> tuple[IConnection, Client] | None:
-        """The connection of one client of a group, and the client; None if it is not online."""
+        """The connection of one client of a group, and the client; None if it is not online.
+
+        If the client has several connections, it is the one that joined last of those that are open.
+        """
         group = self._groups.get(group_name)
         if group is not None:
-            for connection, client in group.clients.items():
-                if client.client_id == client_id:
+            for connection, client in reversed(group.clients.items()):
+                if client.client_id == client_id and not connection.closed:
                     return connection, client
         return None
 
@@ -229,12 +233,12 @@ class ConsumerRegistry:
             self.unregister(connection, name)
 
     def expire(self) -> None:
-        """Close the connections of consumers whose heartbeats stopped, and remove them."""
+        """Remove consumers whose heartbeats stopped. Their connections stay open: others may use them too."""
         deadline = self._now() - CLIENT_EXPIRY_SECONDS
         for name, group in list(self._groups.items()):
             for connection, client in list(group.clients.items()):
                 if client.last_seen <= deadline:
-                    connection.close(f"consumer {client.client_id} of {name} sent no heartbeat")
+                    log.info(NO_HEARTBEAT, client=client.client_id, group=name, seconds=CLIENT_EXPIRY_SECONDS)
                     self.unregister(connection, name)
 
     def stop(self) -> None:
@@ -266,6 +270,14 @@ def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[Subscrip
     return changed
 
 
+@attrs.define
+class _Holder:
+    """A connection with a client id: in how many groups it has it, and the account of its last heartbeat."""
+
+    account: str | None
+    groups: int = 0
+
+
 class ProducerRegistry:
     """Producers of each group by connection, limited to clientsMax in total."""
 
@@ -275,7 +287,8 @@ class ProducerRegistry:
         self._count = 0
         self._joined: dict[IConnection, set[str]] = {}
         self._groups: dict[str, dict[IConnection, Client]] = {}
-        self._by_client_id: dict[str, tuple[IConnection, str | None]] = {}
+        #: The connections with each client id; the one that sent the last heartbeat is the last.
+        self._holders: dict[str, dict[IConnection, _Holder]] = {}
         self._chosen = 0
 
     def group(self, name: str) -> dict[IConnection, Client]:
@@ -286,8 +299,9 @@ class ProducerRegistry:
         return self._groups
 
     def find(self, client_id: str) -> IConnection | None:
-        """The connection of the producer with this id; of several, the one registered last."""
-        return self._by_client_id.get(client_id, (None, None))[0]
+        """The connection of the producer with this id; of several open ones, that of the last heartbeat."""
+        holders = reversed(self._holders.get(client_id, {}))
+        return next((connection for connection in holders if not connection.closed), None)
 
     def choose(self, name: str, is_fit: Callable[[str | None], bool] = lambda account: True) -> IConnection | None:
         """Return the connection of a producer of the group whose account is fit, round robin; None if there is none."""
@@ -312,9 +326,14 @@ class ProducerRegistry:
 
         Raises Refused if there are too many clients, or if the client id is in use by another account: its replies
         would go to an impostor."""
-        holder, owner = self._by_client_id.get(client_id, (connection, account))
-        if owner != account and holder is not connection and not holder.closed:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"the client id {client_id} is that of another account's client")
+        others = self._holders.get(client_id, {})
+        for other, holder in reversed(others.items()):
+            if other is connection or other.closed:
+                continue
+            if holder.account != account:
+                remark = f"the client id {client_id} is that of another account's client"
+                raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+            break  # all other open connections have the account of this one
         known = self._groups.get(group_name, {}).get(connection)
         if known is None:
             if self._count >= self._live.current.clients_max:
@@ -322,13 +341,23 @@ class ProducerRegistry:
             self._count += 1
             self._joined.setdefault(connection, set()).add(group_name)
         elif known.client_id != client_id:
-            self._forget_id(known, connection)
+            self._release_id(known.client_id, connection)
         self._groups.setdefault(group_name, {})[connection] = Client(client_id, language, version, self._now(), account)
-        self._by_client_id[client_id] = connection, account
+        holders = self._holders.setdefault(client_id, {})
+        holder = holders.pop(connection) if connection in holders else _Holder(account)
+        holder.account = account
+        if known is None or known.client_id != client_id:
+            holder.groups += 1
+        holders[connection] = holder
 
-    def _forget_id(self, client: Client, connection: IConnection) -> None:
-        if self.find(client.client_id) is connection:
-            del self._by_client_id[client.client_id]
+    def _release_id(self, client_id: str, connection: IConnection) -> None:
+        """One group of `connection` does not have the client id any more."""
+        holders = self._holders[client_id]
+        holders[connection].groups -= 1
+        if not holders[connection].groups:
+            del holders[connection]
+            if not holders:
+                del self._holders[client_id]
 
     def unregister(self, connection: IConnection, group_name: str) -> None:
         clients = self._groups.get(group_name)
@@ -338,19 +367,19 @@ class ProducerRegistry:
         _leave(self._joined, connection, group_name)
         if not clients:
             del self._groups[group_name]
-        # Its next heartbeat restores the id if it is in other groups, as with the Java broker.
-        self._forget_id(client, connection)
+        self._release_id(client.client_id, connection)
 
     def connection_closed(self, connection: IConnection) -> None:
         for name in list(self._joined.get(connection, ())):
             self.unregister(connection, name)
 
     def expire(self) -> None:
+        """Remove producers whose heartbeats stopped. Their connections stay open: others may use them too."""
         deadline = self._now() - CLIENT_EXPIRY_SECONDS
         for name, clients in list(self._groups.items()):
             for connection, client in list(clients.items()):
                 if client.last_seen <= deadline:
-                    connection.close(f"producer {client.client_id} of {name} sent no heartbeat")
+                    log.info(NO_HEARTBEAT, client=client.client_id, group=name, seconds=CLIENT_EXPIRY_SECONDS)
                     self.unregister(connection, name)
 
 

@@ -43,7 +43,7 @@ SCAN_SECONDS = 10.0
 
 
 class ExpiryService(Service):
-    """Removes brokers that have not registered for too long, and closes their connections."""
+    """Removes brokers that have not registered for too long. Their connections stay open: others may use them too."""
 
     def __init__(self, routes: RouteTable[IConnection], clock: IReactorTime) -> None:
         self._routes = routes
@@ -58,9 +58,8 @@ class ExpiryService(Service):
         self._loop.stop()
 
     def _scan(self) -> None:
-        for addr, connection in self._routes.expire(int(self._clock.seconds() * 1000)):
+        for addr in self._routes.expire(int(self._clock.seconds() * 1000)):
             log.warn("broker {addr} did not register for 120 s: removed", addr=addr)
-            connection.close("its broker did not register for 120 s")
 
 
 class ThreadPoolService(Service):

@@ -228,10 +228,10 @@ class RouteTable(Generic[C]):
         self._drop(gone)
         return gone
 
-    def expire(self, now_ms: int) -> list[tuple[str, C]]:
-        """Remove the brokers that have not registered for too long; return their addresses and connections."""
-        late = [(addr, life.connection) for addr, life in self._live.items() if life.last_ms + EXPIRY_MS < now_ms]
-        self._drop([addr for addr, _ in late])
+    def expire(self, now_ms: int) -> list[str]:
+        """Remove the brokers that have not registered for too long; return their addresses."""
+        late = [addr for addr, life in self._live.items() if life.last_ms + EXPIRY_MS < now_ms]
+        self._drop(late)
         return late
 
     def _drop(self, addrs: list[str]) -> None:

@@ -6,6 +6,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from mqbroker.broker.client_registry import CLIENT_EXPIRY_SECONDS, ConsumerRegistry, ProducerRegistry
+from mqbroker.errors import Refused
 from mqbroker.wire.bodies import ConsumerData, SubscriptionData
 from mqbroker.wire.codes import LanguageCode, RequestCode
 from tests.broker.bench import FakeConnection, live_settings
@@ -118,7 +119,7 @@ def test_what_the_group_says_of_itself_is_the_latest(consumers: ConsumerRegistry
     assert (group.message_model, group.consume_type) == ("BROADCASTING", "CONSUME_ACTIVELY")
 
 
-def test_who_sends_no_heartbeat_is_closed_and_forgotten(
+def test_who_sends_no_heartbeat_leaves_its_group(
     consumers: ConsumerRegistry, producers: ProducerRegistry, clock: Clock
 ) -> None:
     silent, alive = connections(2)
@@ -134,13 +135,33 @@ def test_who_sends_no_heartbeat_is_closed_and_forgotten(
     notified(clock, silent, alive)
     clock.advance(1)
     consumers.expire()
-    assert silent.closed
-    assert "sent no heartbeat" in silent.why_closed
     assert notified(clock, alive) == [1]
     producers.expire()
     assert list(producers.group("PG")) == [alive]
     assert consumers.group("CG").client_ids() == [alive.remote_addr]
+    assert not silent.closed
     assert not alive.closed
+
+
+def test_the_other_groups_of_a_connection_remain_when_one_is_silent(
+    consumers: ConsumerRegistry, producers: ProducerRegistry, clock: Clock
+) -> None:
+    """Time and again: a group that comes back may be silent again."""
+    (shared,) = connections(1)
+    for _ in range(3):
+        for group in ("CG", "Silent"):
+            beat(consumers, shared, "c", group=group)
+            producers.register(shared, "p", 0, 407, group)
+        for _ in range(5):
+            clock.advance(CLIENT_EXPIRY_SECONDS / 4)
+            beat(consumers, shared, "c")
+            producers.register(shared, "p", 0, 407, "CG")
+            consumers.expire()
+            producers.expire()
+        assert not shared.closed
+        assert consumers.names() == ["CG"]
+        assert list(producers.groups()) == ["CG"]
+        assert producers.find("p") is shared
 
 
 def test_a_closed_connection_leaves_all_its_groups(consumers: ConsumerRegistry, producers: ProducerRegistry) -> None:
@@ -153,6 +174,73 @@ def test_a_closed_connection_leaves_all_its_groups(consumers: ConsumerRegistry, 
     producers.connection_closed(a)
     assert [consumers.group(name) for name in ("CG", "Other", "Third")] == [None] * 3
     assert [list(producers.group(name)) for name in ("CG", "Other", "Third")] == [[], [], [b]]
+
+
+@pytest.mark.parametrize("leave", ["unregister", "connection_closed"])
+def test_a_client_with_two_connections_is_found_by_the_other_when_one_leaves(
+    consumers: ConsumerRegistry, producers: ProducerRegistry, leave: str
+) -> None:
+    for first_leaves in (True, False):
+        pair = connections(2)
+        for connection in pair:
+            beat(consumers, connection, "same")
+            producers.register(connection, "same", 0, 407, "PG")
+        assert producers.find("same") is pair[1]
+        leaving, staying = pair if first_leaves else reversed(pair)
+        group = {"unregister": ("CG",), "connection_closed": ()}[leave]
+        getattr(consumers, leave)(leaving, *group)
+        group = {"unregister": ("PG",), "connection_closed": ()}[leave]
+        getattr(producers, leave)(leaving, *group)
+        assert producers.find("same") is staying
+        assert consumers.find("CG", "same")[0] is staying
+        consumers.connection_closed(staying)
+        producers.connection_closed(staying)
+        assert producers.find("same") is None
+
+
+def test_a_closing_connection_is_not_found_while_another_is_open(
+    consumers: ConsumerRegistry, producers: ProducerRegistry
+) -> None:
+    open_one, closing = connections(2)
+    for connection in (open_one, closing):
+        beat(consumers, connection, "same")
+        producers.register(connection, "same", 0, 407, "PG")
+    closing.closed = True
+    assert producers.find("same") is open_one
+    assert consumers.find("CG", "same")[0] is open_one
+
+
+def test_a_producer_is_found_as_long_as_one_of_its_groups_is_there(producers: ProducerRegistry) -> None:
+    (a,) = connections(1)
+    for group in ("First", "Second"):
+        producers.register(a, "p", 0, 407, group)
+    producers.unregister(a, "First")
+    assert producers.find("p") is a
+    producers.unregister(a, "Second")
+    assert producers.find("p") is None
+
+
+def test_a_client_id_of_several_connections_stays_with_their_account(producers: ProducerRegistry) -> None:
+    first, second, stranger = connections(3)
+    for connection in (first, second):
+        producers.register(connection, "p", 0, 407, "PG", "owner")
+    producers.connection_closed(second)
+    with pytest.raises(Refused, match="another account"):
+        producers.register(stranger, "p", 0, 407, "PG", "stranger")
+    first.closed = True
+    producers.register(stranger, "p", 0, 407, "PG", "stranger")
+    assert producers.find("p") is stranger
+    with pytest.raises(Refused, match="another account"):
+        producers.register(second, "p", 0, 407, "PG", "owner")
+
+
+def test_the_last_of_ten_thousand_connections_with_one_client_id_is_found(producers: ProducerRegistry) -> None:
+    many = connections(10_000)
+    for connection in many:
+        producers.register(connection, "p", 0, 407, "PG")
+    for connection in reversed(many[1:]):
+        producers.connection_closed(connection)
+    assert producers.find("p") is many[0]
 
 
 def test_producers_leave(producers: ProducerRegistry) -> None:

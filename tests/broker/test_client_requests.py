@@ -144,15 +144,17 @@ def test_without_automatic_groups_a_heartbeat_is_taken_all_the_same(make_bench: 
     assert bench.topics.get("%RETRY%CG") is None
 
 
-def test_a_silent_client_is_closed(bench: Bench, client: Client) -> None:
+def test_a_silent_client_leaves_its_group_and_stays_connected(bench: Bench, client: Client) -> None:
     beat(client, consumers=[consumer("CG", "T")])
     for _ in range(3):
         bench.turn(45)
         client.ask(9999)
     bench.consumers.expire()
     client.link.pump()
-    assert client.peer.lost
+    assert not client.peer.lost
     assert bench.consumers.group("CG") is None
+    assert beat(client, consumers=[consumer("CG", "T")]).code == 0
+    assert consumer_ids(client) == ["c1"]
 
 
 # --- farewells

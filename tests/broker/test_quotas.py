@@ -315,8 +315,8 @@ def test_a_producer_that_says_it_is_another_each_time() -> None:
     for number in range(3):
         registry.register(connection, f"p{number}", 0, 0, "PG")
     assert [registry.find(f"p{number}") for number in range(3)] == [None, None, connection]
-    assert len(registry._by_client_id) == 1
+    assert len(registry._holders) == 1
     with pytest.raises(Refused, match="clientsMax"):
         registry.register(FakeConnection(), "p2", 0, 0, "PG")
     registry.connection_closed(connection)
-    assert (registry._by_client_id, registry._joined, registry.groups()) == ({}, {}, {})
+    assert (registry._holders, registry._joined, registry.groups()) == ({}, {}, {})

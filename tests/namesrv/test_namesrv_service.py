@@ -42,7 +42,20 @@ def test_a_silent_broker_is_taken_out_after_two_minutes(system: System) -> None:
         assert route(client, "T").code == ResponseCode.SUCCESS
     system.reactor.advance(10)
     assert route(client, "T").code == ResponseCode.TOPIC_NOT_EXIST
-    assert broker.aborted
+    assert not broker.aborted
+
+
+def test_a_silent_broker_leaves_the_others_of_its_connection(system: System) -> None:
+    shared, client = system.connect(), system.connect()
+    for _ in range(2):
+        register(shared, "Silent", brokerName="broker-b", brokerAddr="127.0.0.1:2")
+        for _ in range(5):
+            register(shared, "T")
+            system.reactor.advance(30)
+            client.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+        assert not shared.aborted
+        assert route(client, "Silent").code == ResponseCode.TOPIC_NOT_EXIST
+        assert route(client, "T").code == ResponseCode.SUCCESS
 
 
 def test_an_idle_connection_is_closed(system: System) -> None:

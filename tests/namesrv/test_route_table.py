@@ -223,10 +223,8 @@ def test_the_former_connection_of_a_broker_that_came_back_means_nothing(table: R
     assert addrs(table) == {"broker-a": {0: A}}
 
 
-@pytest.mark.parametrize(("after_ms", "gone"), [(EXPIRY_MS, []), (EXPIRY_MS + 1, [(A, "x")])])
-def test_a_silent_broker_expires_after_two_minutes(
-    table: RouteTable, after_ms: int, gone: list[tuple[str, str]]
-) -> None:
+@pytest.mark.parametrize(("after_ms", "gone"), [(EXPIRY_MS, []), (EXPIRY_MS + 1, [A])])
+def test_a_silent_broker_expires_after_two_minutes(table: RouteTable, after_ms: int, gone: list[str]) -> None:
     table.register(registration(), "x", 1000)
     assert table.expire(1000 + after_ms) == gone
     assert (route_of(table) is None) == bool(gone)
@@ -237,7 +235,7 @@ def test_a_broker_with_nothing_to_tell_is_alive(table: RouteTable) -> None:
     assert not table.changed(A, DataVersion(0, 1))
     table.touch(A, 100_000)
     assert table.expire(EXPIRY_MS + 1) == []
-    assert table.expire(100_000 + EXPIRY_MS + 1) == [(A, "x")]
+    assert table.expire(100_000 + EXPIRY_MS + 1) == [A]
     table.touch(A, 300_000)
     assert table.version_of(A) is None
 

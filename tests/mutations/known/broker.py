@@ -4,6 +4,25 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "close the connection of a consumer that is silent for one group",
+        "broker/client_registry.py",
+        """                    self.unregister(connection, name)
+
+    def stop(self)""",
+        """                    connection.close("no heartbeat")
+                    self.unregister(connection, name)
+
+    def stop(self)""",
+        ("tests/broker/test_client_registry.py",),
+    ),
+    Mutation(
+        "forget a client id with the first of its connections that leaves",
+        "broker/client_registry.py",
+        "        if not holders[connection].groups:\n            del holders[connection]\n",
+        "        if True:\n            holders.clear()\n",
+        ("tests/broker/test_client_registry.py",),
+    ),
+    Mutation(
         "store a message of a transaction again that others committed meanwhile",
         "broker/requests/end_transaction.py",
         "        run.has_waited = True\n",

@@ -33,7 +33,10 @@ def test_a_daemon_serves_each_code_that_servers_answer(tables: Tables) -> None:
 def test_each_row_says_who_serves(tables: Tables) -> None:
     assert [row for row in rows(tables) if not row[3]] == []
     by_name = {row[1]: row[2:] for row in rows(tables)}
-    assert by_name["SEND_MESSAGE_V2"] == ("``PUB`` of the topic", "``mqbroker.broker.requests.send_message``")
+    assert by_name["SEND_MESSAGE_V2"] == (
+        "``PUB`` of the topic, and of queues it names",
+        "``mqbroker.broker.requests.send_message``",
+    )
     assert by_name["REGISTER_BROKER"] == ("everybody", "``mqbroker.namesrv.broker_requests``")
     assert by_name["NOTIFY_CONSUMER_IDS_CHANGED"] == (
         "",

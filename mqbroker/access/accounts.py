@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 from zope.interface import Interface, implementer
@@ -92,25 +92,27 @@ class Accounts:
 class IAccessControl(Interface):
     """Access control, as the handlers use it."""
 
-    def check_topic(code: int, fields: Mapping[str, str], body: bytes, connection: IConnection, topic: str) -> None:
-        """Raise Refused if the sender of a request may not send `code` about a message of `topic`."""
+    def check_topics(
+        code: int, fields: Mapping[str, str], body: bytes, connection: IConnection, topics: Sequence[str]
+    ) -> None:
+        """Raise Refused if the sender of a request may not send `code` about a message that is put in these topics."""
 
     def check_record(code: int, fields: Mapping[str, str], body: bytes, connection: IConnection, record: bytes) -> None:
-        """As `check_topic`, for the message in `record`, as it is stored."""
+        """As `check_topics`, for the message in `record`, as it is stored."""
 
     def account_of(fields: Mapping[str, str], body: bytes, connection: IConnection) -> str | None:
         """The access key of an accepted request; None if its sender needs none."""
 
-    def may_write(access_key: str | None, topic: str) -> bool:
-        """Whether the account may write to `topic` now; senders that need none may."""
+    def may_write(access_key: str | None, topics: Sequence[str]) -> bool:
+        """Whether the account may write to all `topics` now; senders that need none may."""
 
 
 @implementer(IAccessControl)
 class NoAccessControl:
     """Access control that is off."""
 
-    def check_topic(
-        self, code: int, fields: Mapping[str, str], body: bytes, connection: IConnection, topic: str
+    def check_topics(
+        self, code: int, fields: Mapping[str, str], body: bytes, connection: IConnection, topics: Sequence[str]
     ) -> None:
         pass
 
@@ -122,5 +124,5 @@ class NoAccessControl:
     def account_of(self, fields: Mapping[str, str], body: bytes, connection: IConnection) -> str | None:
         return None
 
-    def may_write(self, access_key: str | None, topic: str) -> bool:
+    def may_write(self, access_key: str | None, topics: Sequence[str]) -> bool:
         return True

@@ -117,35 +117,32 @@ class Guard:
 
         return admits
 
-    def check_topic(self, code: int, fields: Fields, body: bytes, connection: IConnection, topic: str) -> None:
-        self._check_message(code, fields, body, connection, [topic])
-
-    def check_record(self, code: int, fields: Fields, body: bytes, connection: IConnection, record: bytes) -> None:
-        self._check_message(code, fields, body, connection, _topics_of(decode_record(record)))
-
-    def account_of(self, fields: Fields, body: bytes, connection: IConnection) -> str | None:
-        account = self._identify(fields, body, connection)
-        return None if account is None else account.access_key
-
-    def may_write(self, access_key: str | None, topic: str) -> bool:
-        if access_key is None:
-            return True
-        account = self._accounts.by_key.get(access_key)
-        try:
-            if account is not None:
-                account.check([Need.of_topic(topic, PUB)])
-        except AccessRefused:
-            return False
-        return account is not None
-
-    def _check_message(
-        self, code: int, fields: Fields, body: bytes, connection: IConnection, topics: list[str]
+    def check_topics(
+        self, code: int, fields: Fields, body: bytes, connection: IConnection, topics: Sequence[str]
     ) -> None:
         permission = demand_of(code).of_message
         if permission is None:
             raise ValueError(f"nothing in mqbroker.wire.requests says what code {code} needs of a message")
         needs = [Need.of_topic(topic, permission) for topic in topics]
         self._check_request(code, fields, body, connection, lambda account: account.check(needs))
+
+    def check_record(self, code: int, fields: Fields, body: bytes, connection: IConnection, record: bytes) -> None:
+        self.check_topics(code, fields, body, connection, _topics_of(decode_record(record)))
+
+    def account_of(self, fields: Fields, body: bytes, connection: IConnection) -> str | None:
+        account = self._identify(fields, body, connection)
+        return None if account is None else account.access_key
+
+    def may_write(self, access_key: str | None, topics: Sequence[str]) -> bool:
+        if access_key is None:
+            return True
+        account = self._accounts.by_key.get(access_key)
+        try:
+            if account is not None:
+                account.check([Need.of_topic(topic, PUB) for topic in topics])
+        except AccessRefused:
+            return False
+        return account is not None
 
     def _identify(self, fields: Fields, body: bytes, connection: IConnection) -> Account | None:
         def has_signed(account: Account) -> bool:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 import attrs
@@ -243,9 +243,9 @@ class Assembly:
             *("maxTransferBytesOnMessageInDisk", "maxTransferCountOnMessageInDisk"),
         )
 
-    def _choose_producer(self, group: str, topic: str) -> IConnection | None:
-        """Return a producer of the group that may write to `topic`, to check a half message with."""
-        return self.producers.choose(group, lambda account: self.rights.may_write(account, topic))
+    def _choose_producer(self, group: str, topics: Sequence[str]) -> IConnection | None:
+        """Return a producer of the group that may write to `topics`, to check a half message with."""
+        return self.producers.choose(group, lambda account: self.rights.may_write(account, topics))
 
     def _arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int | None, timestamp: int) -> None:
         self.held.arrived(topic, queue_id, next_offset)

@@ -17,9 +17,10 @@ from mqbroker.store.consumequeue_entry import ENTRY, ENTRY_BYTES
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.logscan import Damage, ILogView, Row, Run, Scanned, scan_at
-from mqbroker.store.multi_dispatch import NAMES_MARK, MultiQueues
+from mqbroker.store.multi_dispatch import MultiQueues
 from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.codes import SCHEDULE_TOPIC
+from mqbroker.wire.properties import DISPATCH_MARK
 from mqbroker.wire.record import RECORD_BYTES_MIN, property_bytes, store_timestamp_at
 
 #: Makes the bit map of a message from its property bytes. Must not raise.
@@ -182,7 +183,7 @@ class ConsumeQueueDispatcher:
             expected = self._next_offset(queue)
             if queue_offset < expected and multi is None:
                 continue
-            if queue_offset != expected or (multi is not None and NAMES_MARK in properties):
+            if queue_offset != expected or (multi is not None and DISPATCH_MARK in properties):
                 self._dispatch_scanned(Scanned._make(row))
                 continue
             code = self._tags_codes.of(queue.is_schedule, properties, timestamp)
@@ -196,7 +197,7 @@ class ConsumeQueueDispatcher:
             end = item.physical_offset + item.size
             why = f"queue offset {item.queue_offset} where {queue.max_offset} follows"
             self._on_damage(Damage(self._log_view.path_of(end - 1), item.physical_offset, end, why))
-        elif self._multi is not None and NAMES_MARK in item.properties:
+        elif self._multi is not None and DISPATCH_MARK in item.properties:
             self._enter_named(self._multi, item, code)
 
     def _enter(
@@ -248,7 +249,7 @@ class ConsumeQueueDispatcher:
         code = self._tags_codes.of(topic == _SCHEDULE_TOPIC, properties, timestamp)
         if (topic, queue_id) == (queue.topic_bytes, queue.queue_id):
             return queue_offset, code
-        if self._multi is not None and NAMES_MARK in properties:
+        if self._multi is not None and DISPATCH_MARK in properties:
             try:
                 named = self._multi.entered(properties, queue_id)
             except ValueError:

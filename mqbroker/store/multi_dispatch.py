@@ -21,11 +21,16 @@ from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.logscan import Scanned
 from mqbroker.wire.codes import NO_SEND_TOPICS, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, Prop, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
-from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, find_property, reencode_properties
+from mqbroker.wire.properties import (
+    DISPATCH_MARK,
+    PROPERTIES_BYTES_MAX,
+    decode_properties,
+    dispatch_names,
+    find_property,
+    reencode_properties,
+)
 from mqbroker.wire.record import NewMessage
 
-#: The test for a message that names queues.
-NAMES_MARK = b"INNER_MULTI_DISPATCH\x01"
 _OFFSETS_MARK = b"INNER_MULTI_QUEUE_OFFSET\x01"
 _LMQ_BYTES = LMQ_PREFIX.encode()
 _REFUSED_NAMES = frozenset(name.encode() for name in NO_SEND_TOPICS)
@@ -38,7 +43,7 @@ def stands_in(queue: ConsumeQueue, offset: int, properties: bytes, queue_id: int
     is_light = not queue.queue_id and queue.topic_bytes.startswith(_LMQ_BYTES)
     if queue.queue_id != queue_id and not is_light:
         return False
-    names = find_property(properties, NAMES_MARK).split(b",")
+    names = find_property(properties, DISPATCH_MARK).split(b",")
     offsets = find_property(properties, _OFFSETS_MARK).split(b",")
     return (queue.topic_bytes, b"%d" % offset) in zip(names, offsets, strict=False)
 
@@ -64,11 +69,10 @@ class MultiQueues:
 
     def names_of(self, properties: bytes, queue_id: int) -> list[tuple[bytes, int]]:
         """Topic and queue id of each named queue; empty without the property."""
-        text = find_property(properties, NAMES_MARK)
-        if not text.strip():
-            return []
-        names = text.rstrip(b",").split(b",") if text.strip(b",") else []
-        return [(name, 0 if self.enable_lmq and name.startswith(_LMQ_BYTES) else queue_id) for name in names]
+        return [
+            (name, 0 if self.enable_lmq and name.startswith(_LMQ_BYTES) else queue_id)
+            for name in dispatch_names(properties)
+        ]
 
     def targets(self, properties: bytes, queue_id: int) -> list[ConsumeQueue]:
         """The named queues of a new message. Raises LmqQueuesExceeded; MultiDispatchRefused on a bad name."""
@@ -112,7 +116,7 @@ class MultiAppender:
     def append(self, messages: Sequence[NewMessage]) -> list[Appended]:
         """As CommitLog.append. Also raises MessageRefused, with nothing stored, if a message names invalid queues."""
         for message in messages:
-            if NAMES_MARK in message[9]:
+            if DISPATCH_MARK in message[9]:
                 return self._append_marked(messages)
         return self._log.append(messages)
 
@@ -137,7 +141,7 @@ class MultiAppender:
             if own in part.given:
                 part = _Part()
                 parts.append(part)
-            targets = self._queues.targets(message[9], message[1]) if NAMES_MARK in message[9] else []
+            targets = self._queues.targets(message[9], message[1]) if DISPATCH_MARK in message[9] else []
             offsets = [following.get(queue, queue.next_offset) for queue in targets]
             stored = _with_offsets(message, offsets) if targets else message
             if message[0] in _WAITING_TOPICS:

@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 
 from mqbroker.errors import Refused
+from mqbroker.wire.batch import decode_batch
 from mqbroker.wire.bodies import HeartbeatData, LockBatchRequestBody
 from mqbroker.wire.codes import (
     CLIENT_INNER_PRODUCER_GROUP,
@@ -21,9 +22,11 @@ from mqbroker.wire.codes import (
     INNER_TRACE_PRODUCER_PREFIX,
     RETRY_PREFIX,
     TRACE_TOPIC,
+    RequestCode,
     ResponseCode,
 )
-from mqbroker.wire.headers import send_topic_key
+from mqbroker.wire.headers import is_short_send_header, read_send_header, send_topic_key
+from mqbroker.wire.properties import DISPATCH_MARK, dispatch_names
 
 
 class Permission(IntFlag):
@@ -113,11 +116,28 @@ def _named(fields: _Fields, key: str) -> str:
 def _sending(code: int, fields: _Fields, body: bytes) -> list[Need]:
     topic = _named(fields, send_topic_key(code, fields))
     # Clients also write traces, which need no permission of their own.
-    return [] if topic == TRACE_TOPIC else [Need.of_topic(topic, PUB)]
+    needs = [] if topic == TRACE_TOPIC else [Need.of_topic(topic, PUB)]
+    needs += _named_queues(code, fields)
+    if DISPATCH_MARK in body and (code == RequestCode.SEND_BATCH_MESSAGE or read_send_header(code, fields).batch):
+        for entry in decode_batch(body):
+            needs += _queue_needs(entry.properties)
+    return needs
 
 
 def _replying(code: int, fields: _Fields, body: bytes) -> list[Need]:
-    return [Need.of_topic(_named(fields, send_topic_key(code, fields)), PUB)]
+    return [Need.of_topic(_named(fields, send_topic_key(code, fields)), PUB), *_named_queues(code, fields)]
+
+
+def _named_queues(code: int, fields: _Fields) -> list[Need]:
+    properties = fields.get("i" if is_short_send_header(code, fields) else "properties") or ""
+    return _queue_needs(properties.encode())
+
+
+def _queue_needs(properties: bytes) -> list[Need]:
+    # Whether this broker has enableMultiDispatch on does not matter: one that has may read its log.
+    if DISPATCH_MARK not in properties:
+        return []
+    return [Need.of_topic(name.decode("utf-8", "replace"), PUB) for name in dispatch_names(properties)]
 
 
 def _topic(code: int, fields: _Fields, body: bytes) -> list[Need]:
@@ -168,9 +188,11 @@ def is_group_of_clients_themselves(producer_group: str) -> bool:
 ACCOUNT: Final = Demand(Access.PUBLIC, "any account")
 ADMINISTRATOR: Final = Demand(Access.ADMIN, "an administrator")
 PEER: Final = Demand(Access.PEER, "a trusted address, or an administrator")
-SEND: Final = Demand(Access.PRODUCE, "``PUB`` of the topic", _sending)
-REPLY: Final = Demand(Access.PRODUCE, "``PUB`` of the topic", _replying)
-HALF_MESSAGE: Final = Demand(Access.PRODUCE, "``PUB`` of the half message's topic", of_message=PUB)
+SEND: Final = Demand(Access.PRODUCE, "``PUB`` of the topic, and of queues it names", _sending)
+REPLY: Final = Demand(Access.PRODUCE, "``PUB`` of the topic, and of queues it names", _replying)
+HALF_MESSAGE: Final = Demand(
+    Access.PRODUCE, "``PUB`` of the half message's topic, and of queues it names", of_message=PUB
+)
 TOPIC: Final = Demand(Access.CONSUME, "``SUB`` of the topic", _topic)
 GROUP: Final = Demand(Access.CONSUME, "``SUB`` of the group", _group("consumerGroup"))
 LOCK: Final = Demand(Access.CONSUME, "``SUB`` of the group", _lock)

@@ -12,6 +12,9 @@ from mqbroker.errors import MQError
 NAME_VALUE_SEPARATOR = "\x01"
 PROPERTY_SEPARATOR = "\x02"
 
+#: The test for a message that names queues.
+DISPATCH_MARK = b"INNER_MULTI_DISPATCH\x01"
+
 #: The record has their length in a signed 16-bit field.
 PROPERTIES_BYTES_MAX = 32767
 
@@ -50,6 +53,12 @@ def find_property(properties: bytes, mark: bytes) -> bytes:
             return value
     # The suffix of a longer name, or of a value, or a pair without a value: then an earlier pair may count.
     return decode_properties(properties).get(mark[:-1].decode(), "").encode()
+
+
+def dispatch_names(properties: bytes) -> list[bytes]:
+    """The queues that a message names in INNER_MULTI_DISPATCH, in which it is put beside its own."""
+    text = find_property(properties, DISPATCH_MARK)
+    return text.rstrip(b",").split(b",") if text.strip() and text.strip(b",") else []
 
 
 def find_in_each(messages: Sequence[bytes], mark: bytes) -> list[bytes]:

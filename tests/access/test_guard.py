@@ -260,7 +260,7 @@ def test_peers_that_were_told_of_are_bounded(bench: Bench, logged: Logged) -> No
     for count in range(guard._PEERS_MAX + 50):
         connection = type("Peer", (), {"remote_addr": f"10.0.0.1:{count}"})()
         with pytest.raises(Refused):
-            watch.check_topic(RequestCode.END_TRANSACTION, {}, b"", connection, "T")
+            watch.check_topics(RequestCode.END_TRANSACTION, {}, b"", connection, ["T"])
     assert len(watch._told) == guard._PEERS_MAX
 
 

@@ -208,6 +208,6 @@ def test_a_code_whose_need_nothing_says_gets_no_handler_behind_a_guard(asker: As
 def test_a_handler_that_asks_about_a_message_has_a_code_that_says_what_is_needed(asker: Asker) -> None:
     rights = asker.bench.parts.rights
     with pytest.raises(ValueError, match="of a message"):
-        rights.check_topic(
-            Code.GET_MAX_OFFSET, RemotingCommand(0).ext_fields, b"", asker.client(TRUSTED).connection, "T"
+        rights.check_topics(
+            Code.GET_MAX_OFFSET, RemotingCommand(0).ext_fields, b"", asker.client(TRUSTED).connection, ["T"]
         )

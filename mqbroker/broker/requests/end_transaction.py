@@ -37,7 +37,7 @@ from mqbroker.wire.headers import (
     decode_header,
 )
 from mqbroker.wire.ids import parse_offset_message_id
-from mqbroker.wire.properties import find_property
+from mqbroker.wire.properties import dispatch_names, find_property
 from mqbroker.wire.record import NewMessage, RawRecord, Record, decode_raw, decode_record
 
 #: Bytes of half messages that are collected before they are stored.
@@ -128,7 +128,7 @@ class EndTransactionRequests:
                 if record is None or offset in run.endings or not is_open(offset):
                     raise ValueError
                 message = committed_from(record, offset, physical_offset, group)
-                self._check_sender(run, request, message[0])
+                self._check_sender(run, request, [message[0]])
             except (KeyError, ValueError):
                 # Wrong and unusual requests take the general path.
                 if not self._end_in_memory(run, request):
@@ -200,7 +200,8 @@ class EndTransactionRequests:
 
     def _add(self, run: _Run, request: RawRequest, end: _End, record: RawRecord) -> None:
         """Add the request's result. Raises Refused if its sender may not end the transaction."""
-        self._check_sender(run, request, find_property(record.properties, _REAL_TOPIC))
+        named = dispatch_names(record.properties)
+        self._check_sender(run, request, [find_property(record.properties, _REAL_TOPIC), *named])
         settled = self._half_queue.settled
         # It may have been put back since its producer, or the checked one, learned its offset.
         offset = settled.where(record.queue_offset)
@@ -216,11 +217,10 @@ class EndTransactionRequests:
         if run.gathered_bytes > GATHERED_BYTES_MAX:
             self._settle(run)
 
-    def _check_sender(self, run: _Run, request: RawRequest, topic: bytes) -> None:
+    def _check_sender(self, run: _Run, request: RawRequest, topics: list[bytes]) -> None:
         ext, _, _, body, _ = request
-        self._rights.check_topic(
-            RequestCode.END_TRANSACTION, ext, body, run.connection, topic.decode("utf-8", "replace")
-        )
+        names = [topic.decode("utf-8", "replace") for topic in topics]
+        self._rights.check_topics(RequestCode.END_TRANSACTION, ext, body, run.connection, names)
 
     def _settle(self, run: _Run) -> None:
         """Store the collected messages, and add the responses."""

@@ -64,7 +64,9 @@ class SendBackRequests:
         self, record: Record, header: ConsumerSendMsgBackRequestHeader, group: SubscriptionGroupConfig
     ) -> None:
         delay_level_max = self.live.current.store.delay_level_count
-        properties = dict(record.properties)
+        # A retry is for one group: it is not put again in the other queues that the message was put in.
+        dropped = Prop.INNER_MULTI_DISPATCH, Prop.INNER_MULTI_QUEUE_OFFSET
+        properties = {name: value for name, value in record.properties.items() if name not in dropped}
         properties.setdefault(Prop.RETRY_TOPIC, record.topic)
         properties.setdefault(Prop.ORIGIN_MESSAGE_ID, offset_message_id(record.store_host, record.physical_offset))
         times_max = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times

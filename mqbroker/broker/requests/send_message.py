@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.requests.send_rules import SendRules, read_send_header
+from mqbroker.broker.requests.send_rules import SendRules
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import FlushTimedOut, MessageRefused, MQError, Refused, StoreBusy, StoreError
 from mqbroker.ha.acknowledgements import Acknowledgements, SlaveNotAvailable, SlaveTimedOut
@@ -25,6 +25,7 @@ from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand, encode_command
+from mqbroker.wire.headers import read_send_header
 from mqbroker.wire.record import NewMessage
 
 log = Logger()

@@ -32,12 +32,7 @@ from mqbroker.wire.codes import (
     SysFlag,
     TopicSysFlag,
 )
-from mqbroker.wire.headers import (
-    SendMessageRequestHeader,
-    SendMessageRequestHeaderV2,
-    decode_header,
-    is_short_send_header,
-)
+from mqbroker.wire.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from mqbroker.wire.names import LMQ_PREFIX, check_topic
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, reencode_properties
 from mqbroker.wire.record import NewMessage
@@ -268,13 +263,6 @@ def _moment(timestamp_ms: int) -> str:
     except (OverflowError, OSError, ValueError):
         return str(timestamp_ms)
     return f"{moment:%Y-%m-%d %H:%M:%S},{timestamp_ms % 1000:03d}"
-
-
-def read_send_header(code: int, ext: dict[str, str]) -> SendHeader:
-    """Decode either form of the header."""
-    if is_short_send_header(code, ext):
-        return decode_header(SendMessageRequestHeaderV2, ext)
-    return decode_header(SendMessageRequestHeader, ext)
 
 
 def stored_properties(properties: dict[str, str], body_bytes_max: int) -> bytes:

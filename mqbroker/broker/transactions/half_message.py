@@ -24,7 +24,7 @@ from mqbroker.wire.codes import (
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import CheckTransactionStateRequestHeader
 from mqbroker.wire.ids import offset_message_id
-from mqbroker.wire.properties import decode_properties, reencode_properties
+from mqbroker.wire.properties import decode_properties, dispatch_names, reencode_properties
 from mqbroker.wire.record import V6, NewMessage, RawRecord, Record, body_crc, encode_record, encode_tail, fields_struct
 
 #: The only queue of half messages, of op messages, and of those that were given up.
@@ -46,6 +46,8 @@ _TAIL = encode_tail(TRANS_HALF_TOPIC.encode(), 0)
 _TOPIC = _TAIL[:-2]
 _GROUP = f"\x02{Prop.PRODUCER_GROUP}\x01".encode()
 _REAL_TOPIC = f"\x02{Prop.REAL_TOPIC}\x01".encode()
+#: Of a half message that is put in more queues than its own, and of its offsets in them.
+_INNER = b"INNER_MULTI_"
 _KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
 _COMMIT = SysFlag.TRANSACTION_COMMIT
 _KEPT_MAX = 1024
@@ -99,6 +101,12 @@ def _again(record: Record, topic: bytes, properties: Mapping[str, str]) -> NewMe
     kept = {name: properties[name] for name in properties if name != Prop.INNER_MULTI_QUEUE_OFFSET}
     sys_flag = record.sys_flag & ~SysFlag.TRANSACTION_MASK
     return stored_again(record, topic, QUEUE_ID, reencode_properties(kept), sys_flag=sys_flag)
+
+
+def real_topics(record: Record) -> list[str]:
+    """The topics that the half message would be put in."""
+    named = dispatch_names(reencode_properties(record.properties))
+    return [record.properties.get(Prop.REAL_TOPIC, ""), *[name.decode("utf-8", "replace") for name in named]]
 
 
 def check_request(record: Record) -> RemotingCommand:
@@ -171,7 +179,7 @@ class PlainHalfMessages:
         at = find(_GROUP)
         ending = properties[at:]
         named, topic, queue_id = self._endings.get(ending) or self._parse_ending(ending)
-        if named != group or find(_DELAY, 0, at) >= 0 or find(_INNER_OFFSET, 0, at) >= 0:
+        if named != group or find(_DELAY, 0, at) >= 0 or find(_INNER, 0, at) >= 0:
             raise ValueError
         return (
             topic, queue_id, flag, sys_flag & _KEPT_FLAGS | _COMMIT, born_timestamp,
@@ -182,7 +190,7 @@ class PlainHalfMessages:
         """Parse the properties from PGROUP on. Raises ValueError."""
         end = ending.find(b"\x02", len(_GROUP))
         real_at = ending.rfind(_REAL_TOPIC)
-        if not ending.startswith(_GROUP) or end < 0 or real_at < 0 or _DELAY in ending or _INNER_OFFSET in ending:
+        if not ending.startswith(_GROUP) or end < 0 or real_at < 0 or _DELAY in ending or _INNER in ending:
             raise ValueError
         try:
             topic, queue_id = real_target(ending[real_at:])

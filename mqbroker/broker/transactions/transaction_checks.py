@@ -9,7 +9,7 @@ of 4.9.7, except that a message that is not due yet does not count as checked.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -24,6 +24,7 @@ from mqbroker.broker.transactions.half_message import (
     check_times,
     immunity_ms,
     put_back,
+    real_topics,
 )
 from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.config import BrokerSettings
@@ -78,7 +79,7 @@ class TransactionCheckRules:
 class TransactionChecks:
     """Checks the half messages, every `transactionCheckInterval`.
 
-    :param choose: returns a connection of a group's producer that may write to a topic; None if there is none.
+    :param choose: returns a connection of a group's producer that may write to topics; None if there is none.
     :param make_topic: creates a topic of one queue, if it is missing.
     """
 
@@ -86,7 +87,7 @@ class TransactionChecks:
     _half_queue: HalfQueue
     _live: LiveSettings
     _clock: IReactorTime
-    _choose: Callable[[str, str], IConnection | None] = attrs.field(kw_only=True)
+    _choose: Callable[[str, Sequence[str]], IConnection | None] = attrs.field(kw_only=True)
     _make_topic: Callable[[str], object] = attrs.field(kw_only=True)
     _is_running: bool = attrs.field(init=False, default=False)
     _call: IDelayedCall | None = attrs.field(init=False, default=None)
@@ -229,7 +230,7 @@ class TransactionChecks:
 
     def _ask(self, record: Record) -> None:
         group = record.properties.get(Prop.PRODUCER_GROUP, "")
-        connection = self._choose(group, record.properties.get(Prop.REAL_TOPIC, ""))
+        connection = self._choose(group, real_topics(record))
         if connection is None:
             log.warn("no producer of {group} can be asked about {key}", group=group, key=_key(record))
             return

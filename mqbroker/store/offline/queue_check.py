@@ -18,7 +18,7 @@ from mqbroker.store.offline.queue_files import Entry, ExtFiles, QueueFiles
 from mqbroker.store.tags_codes import TagsCodes, delay_level
 from mqbroker.wire.codes import SCHEDULE_TOPIC, is_system_topic
 from mqbroker.wire.names import LMQ_PREFIX, is_lmq
-from mqbroker.wire.properties import find_property
+from mqbroker.wire.properties import DISPATCH_MARK, dispatch_names, find_property
 
 RUNS_MAX = 20
 
@@ -144,7 +144,6 @@ def _span(first: int, last: int) -> str:
 
 _GAP_LOOK = 10_000
 _DIRT_LOOK_BYTES = 64 * 1024
-_MULTI_DISPATCH = b"INNER_MULTI_DISPATCH\x01"
 _MULTI_OFFSET = b"INNER_MULTI_QUEUE_OFFSET\x01"
 _LMQ = b"%LMQ%"
 _SCHEDULE = SCHEDULE_TOPIC.encode()
@@ -199,7 +198,7 @@ class QueueCheck:
             queue.next = offset + 1
         else:
             self._compare_slowly(queue, offset, item, code)
-        if _MULTI_DISPATCH in properties:
+        if DISPATCH_MARK in properties:
             self._compare_multi(item, code)
 
     def _add_queue(self, topic: bytes, queue_id: int) -> QueueState:
@@ -293,7 +292,7 @@ class QueueCheck:
 
     def _compare_multi(self, item: Scanned, code: int | None) -> None:
         """Compare a message that is in other queues too, with its offset in each."""
-        names = find_property(item.properties, _MULTI_DISPATCH).rstrip(b",").split(b",")
+        names = dispatch_names(item.properties)
         offsets = find_property(item.properties, _MULTI_OFFSET).rstrip(b",").split(b",")
         if len(names) != len(offsets):
             return

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import attrs
 
 from mqbroker.wire.codes import RequestCode
-from mqbroker.wire.headers.coding import Header, Int, Long, wire
+from mqbroker.wire.headers.coding import Header, Int, Long, decode_header, wire
 
 
 @attrs.define(kw_only=True)
@@ -56,6 +56,13 @@ def is_short_send_header(code: int, ext_fields: Mapping[str, str]) -> bool:
 def send_topic_key(code: int, ext_fields: Mapping[str, str]) -> str:
     """The field that has the topic in a send of `code`."""
     return "b" if is_short_send_header(code, ext_fields) else "topic"
+
+
+def read_send_header(code: int, ext_fields: Mapping[str, str]) -> SendMessageRequestHeader | SendMessageRequestHeaderV2:
+    """Decode either form of the header of a send of `code`. Raises Refused as `decode_header`."""
+    if is_short_send_header(code, ext_fields):
+        return decode_header(SendMessageRequestHeaderV2, ext_fields)
+    return decode_header(SendMessageRequestHeader, ext_fields)
 
 
 @attrs.define(kw_only=True)

@@ -39,9 +39,23 @@ MISTAKES = [
     Mutation(
         "let any account end a transaction that is quickly found",
         "broker/requests/end_transaction.py",
-        "                self._check_sender(run, request, message[0])\n",
+        "                self._check_sender(run, request, [message[0]])\n",
         "",
         ("tests/access/test_found_messages.py::test_a_foreign_transaction_is_not_ended",),
+    ),
+    Mutation(
+        "check only the topic of a send, not the queues that its message is also put in",
+        "wire/access.py",
+        "    needs += _named_queues(code, fields)\n",
+        "",
+        ("tests/access/test_named_queues.py",),
+    ),
+    Mutation(
+        "take a half message that names queues for a plain one",
+        "broker/transactions/half_message.py",
+        'b"INNER_MULTI_"',
+        "_INNER_OFFSET",
+        ("tests/access/test_named_queues.py::test_a_half_message_is_committed_by_who_may_write_to_its_queues",),
     ),
     Mutation(
         "keep a list of topics that changed while it was made",

@@ -20,8 +20,8 @@ from mqbroker.store import MessageStore, open_store
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.consumequeue_entry import ENTRY_BYTES
 from mqbroker.store.linux_aio import LinuxAio
-from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.store.syncs import AioSyncs, ISyncs, WorkerSyncs
+from mqbroker.wire.properties import DISPATCH_MARK
 from mqbroker.wire.record import NewMessage, decode_record
 from tests.store.harness import HOST, START_S, now
 from tests.store.simulation import coverage, spoil
@@ -549,6 +549,6 @@ def check_is_of(message: NewMessage, record: bytes) -> None:
         and decoded.queue_id == message[1]
         and decoded.flag == message[2]
         and decoded.body == message[8]
-        and (record.endswith(message[9]) or (NAMES_MARK in message[9] and message[9] + b"\x02" in record))
+        and (record.endswith(message[9]) or (DISPATCH_MARK in message[9] and message[9] + b"\x02" in record))
     )
     require(same, "no record invented", f"another record at {decoded.physical_offset} than was appended")

@@ -6,9 +6,9 @@ from collections import Counter
 
 import attrs
 
-from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
+from mqbroker.wire.properties import DISPATCH_MARK
 from mqbroker.wire.record import RECORD_BYTES_MIN, NewMessage
 
 SLACK_S = 0.000_001
@@ -61,7 +61,7 @@ class Entry:
         if not self.is_queued:
             return []
         found = {self.queue: self.queue_offset}
-        if NAMES_MARK in self.message[9]:
+        if DISPATCH_MARK in self.message[9]:
             properties = self.record[self.record.index(self.message[9]) :]
             pairs = dict(pair.partition(b"\x01")[::2] for pair in properties.split(b"\x02"))
             offsets = pairs[b"INNER_MULTI_QUEUE_OFFSET"].split(b",")

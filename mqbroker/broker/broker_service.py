@@ -49,6 +49,7 @@ from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.ordered import stop_in_reverse
+from mqbroker.remoting.response_table import Opaques
 from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.remoting.tcp import Buffers
 from mqbroker.remoting.tls import WATCH_SECONDS as TLS_WATCH_SECONDS
@@ -122,6 +123,7 @@ class BrokerService(Service):
         self._rng = rng
         self._worker = worker
         self._connector = connector
+        self._opaques = Opaques()
         self._stops: list[Callable[[], object]] = []
         self._starting: Deferred[None] | None = None
         self._stopping: Deferred[None] | None = None
@@ -439,6 +441,7 @@ class BrokerService(Service):
             limits=Limits(idle_seconds=settings.client_channel_max_idle_time_seconds),
             requests_max=settings.client_async_semaphore_value,
             on_closed=on_closed,
+            opaques=self._opaques,
         )
 
     def _register(self, parts: Assembly, on_master: OnMaster | None = None) -> Registration | None:

@@ -80,9 +80,14 @@ class RegistrationRequests:
     _made: tuple[tuple[DataVersion, int], _Body] | None = attrs.field(init=False, default=None)
 
     async def register(self, changes: set[str] | None) -> tuple[RemotingCommand, DataVersion]:
-        """A registration of all topics, or of `changes` alone, and the version a name server has once it accepts it."""
+        """A registration of all topics, or of `changes` alone, and the version a name server has once it accepts it.
+
+        Only one of all topics tells that a topic was removed. It is sent at once unless it is long; then the next
+        periodic one tells it.
+        """
         topics = self._topics.snapshot()
-        if changes is None:
+        table = topics.topic_config_table
+        if changes is None or (len(table) <= STEP_TOPICS and not changes <= table.keys()):
             body = await self._one_by_one.run(lambda: Deferred.fromCoroutine(self._all(topics)))
         else:
             body = self._some(topics, changes)

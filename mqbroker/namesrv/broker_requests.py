@@ -126,7 +126,8 @@ class BrokerRequests:
         if header.body_crc32 and header.body_crc32 != crc32:
             log.warn("registration of {addr}: the body's crc32 does not match", addr=header.broker_addr)
             raise Refused(ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        registered = self._routes.renew(header.broker_addr, digest, connection, _now_ms(self._clock))
+        now_ms = _now_ms(self._clock)
+        registered = self._routes.renew(header.broker_addr, digest, connection, now_ms, request.opaque)
         if registered is None:
             registration = yield from _read(request, header, digest)
             # A closed connection's brokers were removed already; this one would stay.
@@ -196,7 +197,13 @@ class BrokerRequests:
             header: h.Header
             if call.request.code == RequestCode.WIPE_WRITE_PERM_OF_BROKER:
                 count = yield from self._routes.wipe_write_permission(name)
-                log.info("{peer} wiped write permission of {n} topics on {name}", peer=peer, n=count, name=name)
+                log.info(
+                    "{peer} wiped write permission of {n} topics on {name}, and of those that it registers later, "
+                    "until addWritePerm or until it starts anew",
+                    peer=peer,
+                    n=count,
+                    name=name,
+                )
                 header = h.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
             else:
                 count = yield from self._routes.add_write_permission(name)
@@ -243,6 +250,7 @@ def _read(request: RemotingCommand, header: h.RegisterBrokerRequestHeader, diges
         topics=topics,
         has_filter_servers=has_filter_servers,
         digest=digest,
+        opaque=request.opaque,
     )
 
 
@@ -276,4 +284,15 @@ def _log_registration(registration: Registration, registered: Registered) -> Non
             id=registration.broker_id,
             addr=registration.broker_addr,
             former=registered.replaced,
+        )
+    if registered.has_started_anew:
+        log.info(
+            "broker {name} was started anew: its topics have the write permission that was wiped before",
+            name=registration.broker_name,
+        )
+    elif registered.is_new and registered.is_wiped:
+        log.warn(
+            "broker {name} registered again without a new start: its topics stay without write permission, which was "
+            "wiped; mqadmin addWritePerm gives it again",
+            name=registration.broker_name,
         )

@@ -21,7 +21,7 @@ from mqbroker.wire.bodies import (
     TopicList,
     TopicRouteData,
 )
-from mqbroker.wire.codes import Perm, ResponseCode
+from mqbroker.wire.codes import BENCHMARK_TOPIC, OFFSET_MOVED_EVENT, SELF_TEST_TOPIC, Perm, ResponseCode
 from mqbroker.wire.registration import BrokerTopics, Steps
 
 C = TypeVar("C")
@@ -39,11 +39,16 @@ EXPIRY_MS = 120_000
 #: Ten times the largest clusters.
 BROKERS_MAX = 10_000
 
+#: Topics that every broker has from its start and that nobody can delete or change, so that a registration of changed
+#: topics, which has no mark of its own, never has them all.
+TOPICS_OF_EVERY_BROKER = frozenset({BENCHMARK_TOPIC, OFFSET_MOVED_EVENT, SELF_TEST_TOPIC})
+
 
 @attrs.frozen(kw_only=True)
 class Registration:
     """A broker's registration. `has_filter_servers`: whether it has the field, if only empty. `digest`: of the whole
-    content, to recognise a repeated one; empty if it must not be recognised."""
+    content, to recognise a repeated one; empty if it must not be recognised. `opaque`: the number of the request, which
+    a broker counts from its start on."""
 
     cluster: str
     broker_name: str
@@ -53,26 +58,42 @@ class Registration:
     topics: BrokerTopics
     has_filter_servers: bool = True
     digest: bytes = b""
+    opaque: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all topics of the broker, not only changed ones.
+
+        A 4.9 broker registers one topic that was created or changed by an administrator, and else its whole table,
+        under the same code and header.
+        """
+        return self.topics.queues.keys() >= TOPICS_OF_EVERY_BROKER
 
 
 @attrs.frozen
 class Registered:
-    """Result of a registration. A slave learns its master's addresses; `replaced` had the broker's id before."""
+    """Result of a registration. A slave learns its master's addresses; `replaced` had the broker's id before.
+
+    `is_wiped`: the broker's topics stay without write permission. `has_started_anew`: they had been, and are no longer.
+    """
 
     master_addr: str | None = None
     ha_server_addr: str | None = None
     is_new: bool = False
     replaced: str | None = None
+    is_wiped: bool = False
+    has_started_anew: bool = False
 
 
 @attrs.frozen
 class _LiveBroker(Generic[C]):
     """A registered broker address: time of the last registration (ms), connection, what it registered without the
-    queues."""
+    queues. `is_complete`: whether the routes are those of the registered version."""
 
     last_ms: int
     connection: C
     registration: Registration
+    is_complete: bool = True
 
 
 @attrs.define
@@ -111,6 +132,9 @@ class RouteTable(Generic[C]):
         self._names_of: dict[str, set[str]] = {}
         self._clusters_of: dict[str, set[str]] = {}
         self._filter_servers: dict[str, list[str]] = {}
+        # Brokers whose write permission was wiped: the address and the opaque of their master's last registration. They
+        # stay when the connection closes, and go when the broker starts anew.
+        self._wiped: dict[str, tuple[str, int]] = {}
 
     # --- brokers come and go
 
@@ -121,28 +145,75 @@ class RouteTable(Generic[C]):
         is_new = addr not in self._live
         self._check_room(registration, is_new)
         former = self._brokers[name].addrs.get(broker_id) if name in self._brokers else None
+        is_complete, has_started_anew = True, False
         # The topics of a set are those of its master.
-        if broker_id == MASTER_ID and (former is None or self.changed(addr, registration.topics.data_version)):
-            self._topics.put(name, registration.topics.queues)
+        if broker_id == MASTER_ID:
+            is_complete = self._has_rest_of(registration)
+            has_started_anew = self._has_started_anew(name, addr, registration.opaque)
+            is_wiped = name in self._wiped and not has_started_anew
+            put = self._topics.replace if registration.is_whole else self._topics.put
+            put(name, registration.topics.queues, ~Perm.WRITE if is_wiped else -1)
+            self._note_start(name, addr, registration.opaque, has_started_anew)
         brokers = self._set_address(registration)
         kept = attrs.evolve(registration, topics=attrs.evolve(registration.topics, queues={}))
-        self._set_live(addr, _LiveBroker(now_ms, connection, kept))
+        self._set_live(addr, _LiveBroker(now_ms, connection, kept, is_complete))
         if registration.has_filter_servers:
             self._set_filter_servers(addr, registration.topics.filter_servers)
         replaced = former if former not in (None, addr) else None
+        if replaced is not None:
+            self._set_incomplete(replaced)
         master_addr, ha_server_addr = self._master_of(brokers, broker_id)
-        return Registered(master_addr, ha_server_addr, is_new, replaced)
+        return Registered(master_addr, ha_server_addr, is_new, replaced, name in self._wiped, has_started_anew)
 
-    def renew(self, addr: str, digest: bytes, connection: C, now_ms: int) -> Registered | None:
-        """Renew a broker whose registration equals the last one byte for byte; None otherwise."""
+    def renew(self, addr: str, digest: bytes, connection: C, now_ms: int, opaque: int = 0) -> Registered | None:
+        """Renew a broker whose registration equals the last one byte for byte; None otherwise, or if the routes are
+        not those of that registration."""
         life = self._live.get(addr)
-        if life is None or not digest or life.registration.digest != digest:
+        if life is None or not digest or life.registration.digest != digest or not life.is_complete:
             return None
-        brokers = self._brokers.get(life.registration.broker_name)
-        if brokers is None or brokers.addrs.get(life.registration.broker_id) != addr:
+        name, broker_id = life.registration.broker_name, life.registration.broker_id
+        brokers = self._brokers.get(name)
+        if brokers is None or brokers.addrs.get(broker_id) != addr:
             return None
-        self._set_live(addr, attrs.evolve(life, last_ms=now_ms, connection=connection))
-        return Registered(*self._master_of(brokers, life.registration.broker_id))
+        if broker_id == MASTER_ID:
+            if self._has_started_anew(name, addr, opaque):
+                return None
+            self._note_start(name, addr, opaque, False)
+        registration = attrs.evolve(life.registration, opaque=opaque)
+        self._set_live(addr, attrs.evolve(life, last_ms=now_ms, connection=connection, registration=registration))
+        return Registered(*self._master_of(brokers, broker_id))
+
+    def _has_rest_of(self, registration: Registration) -> bool:
+        """Whether the routes are those of the registered version, once its topics are put into them.
+
+        Of changed topics they are if each was changed once since the last registration; else a change is missing, such
+        as the removal of a topic, which a Java broker registers with its whole table only.
+        """
+        life = self._live.get(registration.broker_addr)
+        if registration.is_whole or life is None or not life.is_complete:
+            return registration.is_whole
+        known, topics = life.registration, registration.topics
+        is_same = (known.broker_name, known.broker_id) == (registration.broker_name, registration.broker_id)
+        changes = topics.data_version.counter - known.topics.data_version.counter
+        return is_same and changes == len(topics.queues)
+
+    def _has_started_anew(self, name: str, addr: str, opaque: int) -> bool:
+        """Whether the write permission of `name` was wiped, and its master has been started since: it counts its
+        requests from the beginning again."""
+        wiped = self._wiped.get(name)
+        return wiped is not None and wiped[0] == addr and opaque <= wiped[1]
+
+    def _note_start(self, name: str, addr: str, opaque: int, has_started_anew: bool) -> None:
+        if has_started_anew:
+            del self._wiped[name]
+        elif name in self._wiped:
+            self._wiped[name] = addr, opaque
+
+    def _set_incomplete(self, addr: str | None) -> None:
+        """Have the broker's next registration read, whatever its version."""
+        life = self._live.get(addr) if addr is not None else None
+        if addr is not None and life is not None:
+            self._live[addr] = attrs.evolve(life, is_complete=False)
 
     def _set_live(self, addr: str, life: _LiveBroker[C]) -> None:
         self._forget_live(addr)
@@ -220,6 +291,8 @@ class RouteTable(Generic[C]):
         if brokers is None or brokers.addrs.get(broker_id) != broker_addr:
             return False
         self._drop([broker_addr])
+        if broker_name not in self._brokers:
+            self._wiped.pop(broker_name, None)
         return True
 
     def drop_connection(self, connection: C) -> list[str]:
@@ -263,7 +336,8 @@ class RouteTable(Generic[C]):
 
     def changed(self, broker_addr: str, version: DataVersion) -> bool:
         """Whether a broker with topics of `version` must register."""
-        return self.version_of(broker_addr) != version
+        life = self._live.get(broker_addr)
+        return life is None or not life.is_complete or life.registration.topics.data_version != version
 
     def touch(self, broker_addr: str, now_ms: int) -> None:
         """Renew a broker without changes."""
@@ -274,24 +348,47 @@ class RouteTable(Generic[C]):
     # --- topics
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Delete a topic's routes, only of one cluster if it is given."""
+        """Delete a topic's routes, only of one cluster if it is given, until a broker registers it again."""
         self.topics_version += 1
+        topic_queues = self._topics.get(topic)
+        if topic_queues is None:
+            return
+        names = {queues.broker_name for queues in topic_queues.queues}
         if cluster:
-            self._topics.remove_from(topic, self._clusters.get(cluster, ()))
-        else:
-            self._topics.remove(topic)
+            names &= self._clusters.get(cluster, set())
+        self._topics.remove_from(topic, names)
+        for name in names:
+            self._set_incomplete(self._master_addr(name))
+
+    def _master_addr(self, name: str) -> str | None:
+        return self._brokers[name].addrs.get(MASTER_ID) if name in self._brokers else None
 
     def queues_beside(self, broker_name: str) -> int:
         """Number of queues that the steps of the next two process."""
         return self._topics.queues_beside(broker_name)
 
     def wipe_write_permission(self, broker_name: str) -> Steps[int]:
-        """Remove the write permission of the broker's topics, in the steps of `TopicQueueTable.set_permission`."""
+        """Remove the write permission of the broker's topics, in the steps of `TopicQueueTable.set_permission`; and of
+        those that it registers later, until it starts anew or gets the permission again."""
+        if broker_name in self._brokers:
+            addr = self._master_addr(broker_name)
+            life = self._live.get(addr) if addr is not None else None
+            self._forget_wiped()
+            self._wiped[broker_name] = ("", 0) if addr is None or life is None else (addr, life.registration.opaque)
         return self._topics.set_permission(broker_name, lambda perm: perm & ~Perm.WRITE)
 
+    def _forget_wiped(self) -> None:
+        """Make room for one: those that are not registered go first, as they may never come back."""
+        if len(self._wiped) >= BROKERS_MAX:
+            self._wiped = {name: last for name, last in self._wiped.items() if name in self._brokers}
+
     def add_write_permission(self, broker_name: str) -> Steps[int]:
-        """Restore read and write permission of the broker's topics, in the same steps."""
-        return self._topics.set_permission(broker_name, lambda _: Perm.READ | Perm.WRITE)
+        """Give read and write permission to the broker's topics, in the same steps. Its next registration tells
+        which ones have others."""
+        self._wiped.pop(broker_name, None)
+        count = yield from self._topics.set_permission(broker_name, lambda _: Perm.READ | Perm.WRITE)
+        self._set_incomplete(self._master_addr(broker_name))
+        return count
 
     # --- questions
 

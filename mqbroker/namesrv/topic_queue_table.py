@@ -27,6 +27,9 @@ DEAD_MIN = 1000
 #: it from ending.
 _PASSES_MAX = 3
 
+#: Queues of a broker that registers, of topics whose registered queues are not put into the table yet.
+_UNKNOWN = QueueNumbers(-1, -1, -1, -1)
+
 
 @attrs.frozen(eq=False)
 class TopicQueues:
@@ -82,10 +85,20 @@ class TopicQueueTable:
             found = ((topic, self.get(topic)) for topic in topics[begin : begin + size])
             yield [(topic, topic_queues) for topic, topic_queues in found if topic_queues is not None]
 
-    def put(self, broker_name: str, queues: Mapping[str, QueueNumbers]) -> None:
-        """Set the queues of topics on a broker. Raises Refused if there are too many topics."""
-        if len(self._topics) + len(queues) > TOPICS_MAX:
-            self._check_room(queues)
+    def replace(self, broker_name: str, queues: Mapping[str, QueueNumbers], mask: int = -1) -> None:
+        """Like `put`, and remove the broker's queues of all other topics. No other topic is looked at."""
+        self._check_room(queues)
+        unknown = QueueData(broker_name, *_UNKNOWN)
+        self._change(list(self._by_broker.get(broker_name, ())), partial(_with, new=unknown))
+        self.put(broker_name, queues, mask)
+        left = [group for group in self._by_broker.get(broker_name, ()) if _queues_of(group, broker_name) == unknown]
+        self._change(left, lambda topic_queues: topic_queues.without([broker_name]))
+        self._forget_many_dead()
+
+    def put(self, broker_name: str, queues: Mapping[str, QueueNumbers], mask: int = -1) -> None:
+        """Set the queues of topics on a broker, with their permissions in `mask`. Raises Refused if there are too many
+        topics."""
+        self._check_room(queues)
         topics = self._topics
         targets: dict[tuple[_Group | None, QueueNumbers], _Group] = {}
         former: _Group | None
@@ -96,7 +109,8 @@ class TopicQueueTable:
             target = targets.get((former, numbers))
             if target is None:
                 topic_queues = former.topic_queues if former is not None else None
-                target = self._group(_with(topic_queues, QueueData(broker_name, *numbers)))
+                allowed = numbers._replace(perm=numbers.perm & mask)
+                target = self._group(_with(topic_queues, QueueData(broker_name, *allowed)))
                 targets[former, numbers] = target
             topics[topic] = target
             target.count += 1
@@ -131,8 +145,7 @@ class TopicQueueTable:
         """Delete all queues on these brokers."""
         groups = {group: None for name in broker_names for group in self._by_broker.get(name, ())}
         self._change(groups, lambda topic_queues: topic_queues.without(broker_names))
-        if self._dead > max(DEAD_MIN, len(self._topics) // 4):
-            self._forget_dead()
+        self._forget_many_dead()
 
     def queues_beside(self, broker_name: str) -> int:
         """Number of queues that the topics of a broker have on all brokers, counted once per group."""
@@ -163,6 +176,8 @@ class TopicQueueTable:
         return count
 
     def _check_room(self, queues: Mapping[str, QueueNumbers]) -> None:
+        if len(self._topics) + len(queues) <= TOPICS_MAX:
+            return
         self._forget_dead()
         count = len(self._topics) + sum(topic not in self._topics for topic in queues)
         if count > TOPICS_MAX:
@@ -226,6 +241,10 @@ class TopicQueueTable:
             self._unlink(group)
             group.topic_queues = None
 
+    def _forget_many_dead(self) -> None:
+        if self._dead > max(DEAD_MIN, len(self._topics) // 4):
+            self._forget_dead()
+
     def _forget_dead(self) -> None:
         self._topics = {
             topic: group for topic in self._topics if (group := self._group_of(topic)).topic_queues is not None
@@ -237,6 +256,10 @@ def _last(group: _Group) -> _Group:
     while group.merged_into is not None:
         group = group.merged_into
     return group
+
+
+def _queues_of(group: _Group, broker_name: str) -> QueueData | None:
+    return None if group.topic_queues is None else group.topic_queues.of(broker_name)
 
 
 def _with(former: TopicQueues | None, new: QueueData) -> tuple[QueueData, ...]:

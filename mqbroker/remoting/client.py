@@ -22,7 +22,7 @@ from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits, Load
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
-from mqbroker.remoting.response_table import Timeout, left_s
+from mqbroker.remoting.response_table import Opaques, Timeout, left_s
 from mqbroker.remoting.server import CLOSINGS_LOGGED_PER_MINUTE, IdleWatch
 from mqbroker.remoting.tls import ENDPOINT_TIMEOUT_S
 from mqbroker.wire.command import RemotingCommand
@@ -49,12 +49,15 @@ class RemotingClient:
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         requests_max: int = REQUESTS_MAX,
         on_closed: Callable[[str], None] | None = None,
+        opaques: Opaques | None = None,
     ) -> None:
+        """Requests are numbered through on all connections, and by `opaques` through those of several clients: as the
+        Java client does, so that a peer can tell a new connection from a new process."""
         self._clock = cast(IReactorTime, reactor)
         self._connector = connector or tcp_connector(reactor)
         self._connect_timeout_ms = connect_timeout_ms
         self._on_closed = on_closed
-        self._factory = _ClientFactory(self._clock, limits or Limits())
+        self._factory = _ClientFactory(self._clock, limits or Limits(), opaques or Opaques())
         self._watch = IdleWatch(self._factory.connections, self._clock, [self._factory.close_log])
         self._permits = DeferredSemaphore(requests_max)
         self._connections: dict[str, RemotingProtocol] = {}
@@ -194,8 +197,9 @@ class RemotingClient:
 class _ClientFactory(Factory):
     noisy = False
 
-    def __init__(self, clock: IReactorTime, limits: Limits) -> None:
+    def __init__(self, clock: IReactorTime, limits: Limits, opaques: Opaques) -> None:
         self.connections: set[RemotingProtocol] = set()
+        self._opaques = opaques
         self._table = HandlerTable()
         self._clock = clock
         self._limits = limits
@@ -204,7 +208,8 @@ class _ClientFactory(Factory):
         self.close_log = RateLimitedLog("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
 
     def buildProtocol(self, addr: IAddress | None) -> RemotingProtocol:
-        return RemotingProtocol(self._table, self._clock, self._limits, self, closes_silent=True)
+        opaques = self._opaques
+        return RemotingProtocol(self._table, self._clock, self._limits, self, closes_silent=True, opaques=opaques)
 
     def connected(self, connection: RemotingProtocol) -> bool:
         self.connections.add(connection)

@@ -35,7 +35,7 @@ from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, 
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
 from mqbroker.remoting.peer_address import peer_of
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
-from mqbroker.remoting.response_table import OPAQUE_MASK, ResponseTable
+from mqbroker.remoting.response_table import OPAQUE_MASK, Opaques, ResponseTable
 from mqbroker.remoting.responses import settle, write_each
 from mqbroker.remoting.tcp import ImmediateWriteServer, unsent_bytes
 from mqbroker.wire.command import (
@@ -91,6 +91,7 @@ class RemotingProtocol(Peer, Protocol):
         owner: ConnectionOwner,
         *,
         closes_silent: bool = False,
+        opaques: Opaques | None = None,
     ) -> None:
         """With `closes_silent` it closes if a request timed out and no response was received since it was sent."""
         self.remote_addr = "?"
@@ -111,7 +112,7 @@ class RemotingProtocol(Peer, Protocol):
         self._frame_begun: float | None = None
         self._handshake_begun: float | None = None
         close_silent = partial(self.close, "no answer came over it in time") if closes_silent else None
-        self._responses = ResponseTable("?", clock.seconds, clock.callLater, close_silent)
+        self._responses = ResponseTable("?", clock.seconds, clock.callLater, close_silent, opaques)
         self._in_flight = 0
         self._waiting: list[Frame] = []
         self._waiting_bytes = 0

@@ -79,6 +79,13 @@ class Timeout:
 
 
 @attrs.define(eq=False)
+class Opaques:
+    """The numbers of requests. `last`: the one given last, 0 before the first."""
+
+    last: int = 0
+
+
+@attrs.define(eq=False)
 class PendingRequest:
     """A request awaiting its response. Its timeout starts when it is written."""
 
@@ -98,18 +105,24 @@ class ResponseTable:
     """The pending requests of one connection. Each ends once: answered, timed out, lost or forgotten."""
 
     def __init__(
-        self, peer: str, now: Now, call_later: CallLater = _no_timers, on_silence: Callable[[], None] | None = None
+        self,
+        peer: str,
+        now: Now,
+        call_later: CallLater = _no_timers,
+        on_silence: Callable[[], None] | None = None,
+        opaques: Opaques | None = None,
     ) -> None:
         """`on_silence` is called if a request timed out and nothing was heard (`heard_at`) since it was written.
 
-        The peer may have vanished without closing the connection; a new connection shows that.
+        The peer may have vanished without closing the connection; a new connection shows that. `opaques` may be shared
+        with other connections.
         """
         self.peer = peer
         self.heard_at = -inf
         self._now = now
         self._call_later = call_later
         self._on_silence = on_silence
-        self._opaque = 0
+        self._opaques = opaques or Opaques()
         self._pending: dict[int, PendingRequest] = {}
         self._timer: Timer | None = None
         self._timer_due = inf
@@ -128,15 +141,16 @@ class ResponseTable:
         return max((len(request.command.body) for request in self._pending.values()), default=0)
 
     def next_opaque(self) -> int:
-        self._opaque = (self._opaque + 1) & OPAQUE_MASK
-        return self._opaque
+        opaque = self._opaques.last = (self._opaques.last + 1) & OPAQUE_MASK
+        return opaque
 
     def reserve_opaques(self, count: int) -> int:
         """The first of `count` opaques, one after the other."""
-        if self._opaque + count > OPAQUE_MASK:
-            self._opaque = 0
-        first = self._opaque + 1
-        self._opaque += count
+        opaques = self._opaques
+        if opaques.last + count > OPAQUE_MASK:
+            opaques.last = 0
+        first = opaques.last + 1
+        opaques.last += count
         return first
 
     def add(self, opaque: int, command: RemotingCommand, timeout_ms: int, complete: Complete) -> PendingRequest:

@@ -87,7 +87,7 @@ def write_registration(
 ) -> Generator[bytes, None, None]:
     """Encode the request's body in pieces of some hundred topics. The compressed form has no room for a topic's flags.
 
-    :param permission: of all topics, instead of their own.
+    :param permission: limits those of all topics; None if it does not.
     """
     topics = list(body.topic_config_serialize_wrapper.topic_config_table.values())
     if compressed:
@@ -297,11 +297,11 @@ def _with_length(piece: bytes) -> bytes:
 
 
 def _topic_value(topic: TopicConfig, permission: int | None) -> dict[str, Any]:
-    return topic.to_value() if permission is None else topic.to_value() | {"perm": permission}
+    return topic.to_value() if permission is None else topic.to_value() | {"perm": topic.perm & permission}
 
 
 def _topic_text(topic: TopicConfig, permission: int | None) -> str:
-    perm = topic.perm if permission is None else permission
+    perm = topic.perm if permission is None else topic.perm & permission
     fields = (topic.topic_name, topic.read_queue_nums, topic.write_queue_nums, perm, topic.topic_filter_type)
     return " ".join(map(str, fields))
 

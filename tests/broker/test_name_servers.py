@@ -16,7 +16,7 @@ from mqbroker.remoting import cooperative_tasks
 from mqbroker.wire.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.registration import QueueNumbers, body_crc32, write_registration
+from mqbroker.wire.registration import STEP_TOPICS, QueueNumbers, body_crc32, write_registration
 from tests.broker.bench import live_settings
 from tests.commands import decode_registration
 from tests.remoting.logs import Logged
@@ -136,6 +136,15 @@ def test_it_is_told_again_each_period(make: Callable[..., Registration], network
     assert network.told == [(A, REGISTER), (B, REGISTER)]
 
 
+def settle(clock: Clock, network: FakeClient) -> None:
+    """Let a long body be written."""
+    for _ in range(100):
+        if network.requests:
+            return
+        clock.advance(0.001)
+    raise AssertionError("nothing is sent")
+
+
 def told_topics(command: RemotingCommand) -> set[str]:
     return set(decode_registration(command.body, compressed=command.ext_fields["compressed"] == "true").queues)
 
@@ -164,11 +173,33 @@ def test_changes_of_one_turn_are_told_together_and_alone(
     assert network.told == []
 
 
-def test_a_removed_topic_is_told_as_another_version(
+def test_a_removed_topic_is_told_by_a_table_without_it(
     make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
 ) -> None:
     registration = make([A])
     registration.start()
+    network.answer()
+    for _ in range(2):
+        change(registration, topics, "N")
+        change(registration, topics, "O")
+        del topics.table["N"]
+        clock.advance(0)
+        ((_, command, _, _),) = network.requests
+        found = decode_registration(command.body, compressed=False)
+        assert (set(found.queues), found.data_version) == ({"T", "O"}, topics.version)
+        network.answer()
+    change(registration, topics, "P")
+    clock.advance(0)
+    assert [told_topics(command) for _, command, _, _ in network.requests] == [{"P"}]
+
+
+def test_a_topic_removed_of_many_is_told_as_another_version_and_by_the_next_whole_table(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
+) -> None:
+    topics.table = {f"topic-{n}": TopicConfig(f"topic-{n}") for n in range(STEP_TOPICS + 1)}
+    registration = make([A], register_name_server_period_ms=30_000)
+    registration.start()
+    settle(clock, network)
     network.answer()
     change(registration, topics, "N")
     del topics.table["N"]
@@ -176,6 +207,10 @@ def test_a_removed_topic_is_told_as_another_version(
     ((_, command, _, _),) = network.requests
     found = decode_registration(command.body, compressed=False)
     assert (dict(found.queues), found.data_version) == ({}, topics.version)
+    network.answer()
+    clock.advance(30)
+    settle(clock, network)
+    assert [told_topics(command) for _, command, _, _ in network.requests] == [set(topics.table)]
 
 
 def test_a_change_during_a_registration_is_told_after_it(
@@ -516,13 +551,15 @@ def test_an_error_code_is_no_registration(
     assert logged.lines == [f"registration at name server {A} failed: CODE: 1  DESC: no"]
 
 
+@pytest.mark.parametrize("compressed", [False, True])
 def test_topics_have_at_most_the_permission_of_the_broker(
-    make: Callable[..., Registration], network: FakeClient
+    make: Callable[..., Registration], network: FakeClient, topics: FakeTopics, compressed: bool
 ) -> None:
-    make([A], broker_permission=Perm.READ).start()
+    topics.table |= {"W": TopicConfig("W", perm=Perm.WRITE), "I": TopicConfig("I", perm=7)}
+    make([A], broker_permission=Perm.READ, compressed_register=compressed).start()
     ((_, command, _, _),) = network.requests
-    body = decode_registration(command.body, compressed=False)
-    assert body.queues["T"].perm == Perm.READ
+    body = decode_registration(command.body, compressed=command.ext_fields["compressed"] == "true")
+    assert {name: queues.perm for name, queues in body.queues.items()} == {"T": Perm.READ, "W": 0, "I": Perm.READ}
 
 
 def test_goodbye_waits_for_what_is_under_way(

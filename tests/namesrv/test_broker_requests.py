@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mqbroker.namesrv import broker_requests, route_table
+from mqbroker.namesrv.route_table import TOPICS_OF_EVERY_BROKER
 from mqbroker.remoting import cooperative_tasks
 from mqbroker.wire import registration
 from mqbroker.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
@@ -16,7 +17,8 @@ from mqbroker.wire.registration import body_crc32, encode_registration
 from tests.namesrv.conftest import Peer, System
 from tests.namesrv.test_every_request import BROKER, register, route
 
-MANY = {f"topic-{n}": TopicConfig(f"topic-{n}", 4, 4) for n in range(5000)}
+NAMES = [*TOPICS_OF_EVERY_BROKER, *(f"topic-{n}" for n in range(5000 - len(TOPICS_OF_EVERY_BROKER)))]
+MANY = {name: TopicConfig(name, 4, 4) for name in NAMES}
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from twisted.internet.base import DelayedCall
 from twisted.internet.testing import MemoryReactorClock
 
 from mqbroker.namesrv import broker_requests, config_requests, route_requests
+from mqbroker.namesrv.route_table import TOPICS_OF_EVERY_BROKER
 from mqbroker.remoting import cooperative_tasks
 from mqbroker.wire import fastjson
 from mqbroker.wire.bodies import (
@@ -262,13 +263,13 @@ def test_the_data_version(peer: Peer) -> None:
         return answer.ext_fields, answer.body
 
     assert query(1) == ({"changed": "true"}, b"")
-    register(peer, "T")
+    register(peer, "T", *TOPICS_OF_EVERY_BROKER)
     assert query(1) == ({"changed": "false"}, b'{"timestamp":0,"counter":1}')
     assert query(2) == ({"changed": "true"}, b'{"timestamp":0,"counter":1}')
 
 
 def test_a_query_of_the_version_keeps_a_broker_alive(system: System, peer: Peer) -> None:
-    register(peer, "T")
+    register(peer, "T", *TOPICS_OF_EVERY_BROKER)
     for _ in range(5):
         system.reactor.pump([10.0] * 10)
         peer.ask(RequestCode.QUERY_DATA_VERSION, DataVersion(0, 1).to_json(), **BROKER)

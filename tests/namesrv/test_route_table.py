@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqbroker.namesrv.route_table import EXPIRY_MS, Registered, Registration, RouteTable
+from mqbroker.namesrv import route_table
+from mqbroker.namesrv.route_table import (
+    EXPIRY_MS,
+    TOPICS_OF_EVERY_BROKER,
+    Registered,
+    Registration,
+    RouteTable,
+)
 from mqbroker.wire.bodies import BrokerData, DataVersion, QueueData, TopicConfig, TopicList
 from mqbroker.wire.codes import Perm
 from mqbroker.wire.registration import BrokerTopics, QueueNumbers
@@ -23,6 +30,11 @@ def topics(*names: str, version: int = 1, **fields: Any) -> BrokerTopics:
     return BrokerTopics(dict.fromkeys(names, numbers), DataVersion(0, version))
 
 
+def whole(*names: str, version: int = 1, **fields: Any) -> BrokerTopics:
+    """A broker's whole table."""
+    return topics(*names, *TOPICS_OF_EVERY_BROKER, version=version, **fields)
+
+
 def registration(
     addr: str = A,
     *,
@@ -31,6 +43,8 @@ def registration(
     cluster: str = "C",
     held: BrokerTopics | None = None,
     servers: list[str] | None = None,
+    digest: bytes = b"",
+    opaque: int = 0,
 ) -> Registration:
     held = held if held is not None else topics("T")
     return Registration(
@@ -41,6 +55,8 @@ def registration(
         ha_server_addr=HA if addr == A else "",
         topics=attrs.evolve(held, filter_servers=servers or []),
         has_filter_servers=servers is not None,
+        digest=digest,
+        opaque=opaque,
     )
 
 
@@ -82,18 +98,95 @@ def test_a_slave_brings_no_topics(table: RouteTable) -> None:
     assert table.topics() == TopicList(frozenset())
 
 
-def test_topics_are_read_again_only_when_their_version_changed(table: RouteTable) -> None:
-    table.register(registration(), "x", 0)
-    table.register(registration(held=topics("T", perm=4)), "x", 0)
-    assert route_of(table).queue_datas[0].perm == 6
-    table.register(registration(held=topics("T", perm=4, version=2)), "x", 0)
+@pytest.mark.parametrize("held", [topics, whole])
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_topics_are_taken_over_whatever_their_version(table: RouteTable, held: Any, version: int) -> None:
+    table.register(registration(held=whole("T", "U")), "x", 0)
+    table.register(registration(held=held("T", perm=4, version=version)), "x", 0)
     assert route_of(table).queue_datas[0].perm == 4
 
 
-def test_a_topic_that_is_no_longer_registered_stays(table: RouteTable) -> None:
-    table.register(registration(held=topics("T", "U")), "x", 0)
-    table.register(registration(held=topics("T", version=2)), "x", 0)
-    assert addrs(table, "U") == {"broker-a": {0: A}}
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_a_topic_that_is_not_in_a_whole_table_goes(table: RouteTable, version: int) -> None:
+    table.register(registration(held=whole("T", "U")), "x", 0)
+    table.register(registration(B, name="broker-b", held=whole("T", "U")), "y", 0)
+    before = table.topics_version
+    table.register(registration(held=whole("T", version=version)), "x", 0)
+    assert (addrs(table, "U"), addrs(table).keys()) == ({"broker-b": {0: B}}, {"broker-a", "broker-b"})
+    assert table.topics_version > before
+    table.register(registration(B, name="broker-b", held=whole(version=version)), "y", 0)
+    assert (addrs(table, "U"), addrs(table)) == (None, {"broker-a": {0: A}})
+
+
+def test_a_changed_topic_leaves_the_others(table: RouteTable) -> None:
+    table.register(registration(held=whole("T", "U")), "x", 0)
+    for name in (*TOPICS_OF_EVERY_BROKER, "T"):
+        table.register(registration(held=topics(name, version=2)), "x", 0)
+    table.register(registration(held=topics(version=2)), "x", 0)
+    assert addrs(table, "U") == addrs(table) == {"broker-a": {0: A}}
+
+
+@pytest.mark.parametrize("cluster", [None, "C"])
+def test_a_topic_deleted_here_alone_comes_back_with_the_next_registration(
+    table: RouteTable, cluster: str | None
+) -> None:
+    said = registration(held=whole("T", "U"), digest=b"d")
+    table.register(said, "x", 0)
+    table.register(registration(B, name="broker-b", cluster="D", held=whole("U"), digest=b"e"), "y", 0)
+    table.delete_topic("T", cluster)
+    assert addrs(table) is None
+    # One that asks whether it must register is told so; the others need not.
+    assert table.changed(A, DataVersion(0, 1))
+    assert not table.changed(B, DataVersion(0, 1))
+    assert table.renew(A, b"d", "x", 1) is None
+    assert table.renew(B, b"e", "y", 1) is not None
+    table.register(said, "x", 1)
+    assert addrs(table) == {"broker-a": {0: A}}
+    assert table.renew(A, b"d", "x", 2) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_complete"),
+    [
+        ([topics("N", version=2)], True),
+        ([topics("N", version=2), topics("O", "P", version=4)], True),
+        # A removal, which a Java broker does not register by itself, has a version too.
+        ([topics("N", version=3)], False),
+        ([topics(version=2)], False),
+        ([topics("N", version=3), topics("O", version=4)], False),
+        ([topics("N", version=3), whole("N", version=3)], True),
+    ],
+)
+def test_changes_that_are_missed_are_asked_for(
+    table: RouteTable, changes: list[BrokerTopics], is_complete: bool
+) -> None:
+    table.register(registration(held=whole("T")), "x", 0)
+    for held in changes:
+        table.register(registration(held=held), "x", 0)
+    assert table.changed(A, changes[-1].data_version) is not is_complete
+
+
+def test_a_change_of_a_broker_whose_table_is_unknown_is_not_taken_for_its_table(table: RouteTable) -> None:
+    table.register(registration(held=topics("T"), digest=b"d"), "x", 0)
+    assert table.changed(A, DataVersion(0, 1))
+    assert table.renew(A, b"d", "x", 1) is None
+    # Nor if it was a slave, whose topics are in no route.
+    table.register(registration(B, broker_id=1, held=whole("T")), "y", 0)
+    assert not table.changed(B, DataVersion(0, 1))
+    table.unregister("broker-a", A, 0)
+    table.register(registration(B, held=topics("U", version=2)), "y", 0)
+    assert table.changed(B, DataVersion(0, 2))
+
+
+def test_a_master_that_is_one_again_brings_its_topics_again(table: RouteTable) -> None:
+    said = registration(B, held=whole("T"), digest=b"d")
+    table.register(said, "y", 0)
+    table.register(registration(A, held=whole("U")), "x", 0)
+    assert table.drop_connection("x") == [A]
+    assert addrs(table) is None
+    assert table.renew(B, b"d", "y", 1) is None
+    table.register(said, "y", 1)
+    assert (addrs(table), addrs(table, "U")) == ({"broker-a": {0: B}}, None)
 
 
 def test_a_broker_that_changes_its_address(table: RouteTable) -> None:
@@ -231,7 +324,7 @@ def test_a_silent_broker_expires_after_two_minutes(table: RouteTable, after_ms: 
 
 
 def test_a_broker_with_nothing_to_tell_is_alive(table: RouteTable) -> None:
-    table.register(registration(), "x", 0)
+    table.register(registration(held=whole("T")), "x", 0)
     assert not table.changed(A, DataVersion(0, 1))
     table.touch(A, 100_000)
     assert table.expire(EXPIRY_MS + 1) == []
@@ -268,6 +361,94 @@ def test_write_permission(table: RouteTable) -> None:
     assert finish(table.wipe_write_permission("nobody")) == 0
 
 
+def perms(table: RouteTable, topic: str = "T") -> list[int]:
+    return [data.perm for data in route_of(table, topic).queue_datas]
+
+
+def drained(table: RouteTable) -> None:
+    table.register(registration(held=whole("T"), digest=b"d", opaque=7), "x", 0)
+    finish(table.wipe_write_permission("broker-a"))
+    assert perms(table) == [Perm.READ]
+
+
+def test_a_drain_outlasts_registrations(table: RouteTable) -> None:
+    drained(table)
+    tables = whole("T", "U", version=2), topics("U", "T", version=2), whole("T", "U", version=1)
+    for opaque, held in enumerate(tables, start=8):
+        assert table.register(registration(held=held, opaque=opaque), "x", 0).is_wiped
+        assert perms(table) == perms(table, "U") == [Perm.READ]
+
+
+def test_a_drain_outlasts_a_connection_and_a_silence(table: RouteTable) -> None:
+    drained(table)
+    table.drop_connection("x")
+    registered = table.register(registration(held=whole("T", "U"), opaque=9), "y", 0)
+    assert (registered.is_new, registered.is_wiped, registered.has_started_anew) == (True, True, False)
+    assert table.expire(EXPIRY_MS + 1) == [(A, "y")]
+    assert table.register(registration(held=whole("T", "U"), opaque=10), "y", 0).is_wiped
+    assert perms(table) == perms(table, "U") == [Perm.READ]
+
+
+def test_a_drain_ends_when_the_permission_is_given_again(table: RouteTable) -> None:
+    drained(table)
+    finish(table.add_write_permission("broker-a"))
+    assert perms(table) == [6]
+    # What the broker registers next is what its topics have.
+    assert table.renew(A, b"d", "x", 0, 8) is None
+    assert not table.register(registration(held=whole("T", perm=4), opaque=8), "x", 0).is_wiped
+    assert perms(table) == [4]
+    table.register(registration(held=whole("T"), opaque=9), "x", 0)
+    assert perms(table) == [6]
+
+
+@pytest.mark.parametrize("opaque", [1, 7])
+def test_a_drain_ends_when_the_broker_starts_anew(table: RouteTable, opaque: int) -> None:
+    drained(table)
+    assert table.renew(A, b"d", "x", 0, 30) is not None
+    table.drop_connection("x")
+    registered = table.register(registration(held=whole("T"), digest=b"d", opaque=opaque), "y", 0)
+    assert (registered.is_wiped, registered.has_started_anew) == (False, True)
+    assert perms(table) == [6]
+    # And a second time.
+    finish(table.wipe_write_permission("broker-a"))
+    assert table.renew(A, b"d", "y", 0, opaque + 1) is not None
+    assert perms(table) == [Perm.READ]
+    # It was killed, and its connection is not noticed to be gone.
+    assert table.renew(A, b"d", "z", 0, opaque + 1) is None
+    table.register(registration(held=whole("T"), digest=b"d", opaque=opaque + 1), "z", 0)
+    assert perms(table) == [6]
+
+
+def test_a_drain_ends_when_the_broker_stops(table: RouteTable) -> None:
+    drained(table)
+    assert table.unregister("broker-a", A, 0)
+    assert not table.register(registration(held=whole("T"), opaque=100), "y", 0).is_wiped
+    assert perms(table) == [6]
+
+
+def test_a_drain_outlasts_a_change_of_the_master(table: RouteTable) -> None:
+    drained(table)
+    table.register(registration(B, broker_id=1, held=whole("T"), opaque=1), "y", 0)
+    assert table.unregister("broker-a", A, 0)
+    assert table.register(registration(B, held=whole("T"), opaque=2), "y", 0).is_wiped
+    assert perms(table) == [Perm.READ]
+    # A slave that starts is not the master that does.
+    table.register(registration(A, broker_id=1, held=whole("T"), opaque=1), "x", 0)
+    assert perms(table) == [Perm.READ]
+    assert table.register(registration(B, held=whole("T"), opaque=1), "y", 0).has_started_anew
+    assert perms(table) == [6]
+
+
+def test_drains_are_bounded(table: RouteTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route_table, "BROKERS_MAX", 2)
+    for n in range(9):
+        table.register(registration(f"h:{n}", name=f"b{n}"), n, 0)
+        finish(table.wipe_write_permission(f"b{n}"))
+        finish(table.wipe_write_permission("unknown"))
+        table.drop_connection(n)
+    assert len(table._wiped) <= 2
+
+
 def test_deleting_topics(table: RouteTable) -> None:
     table.register(registration(held=topics("T", "U")), "x", 0)
     table.register(registration(B, name="broker-b", cluster="D"), "y", 0)
@@ -299,7 +480,7 @@ def test_an_address_under_two_names_takes_both_along(table: RouteTable) -> None:
 
 
 def test_a_broker_goes_with_the_connection_that_it_registered_over_last(table: RouteTable) -> None:
-    said = attrs.evolve(registration(), digest=b"d")
+    said = registration(held=whole("T"), digest=b"d")
     table.register(said, "x", 0)
     assert table.renew(A, b"d", "y", 1) is not None
     assert table.drop_connection("x") == []
@@ -336,7 +517,7 @@ STEPS = st.one_of(
 def take(table: RouteTable, step: tuple[Any, ...], now: int) -> None:
     match step:
         case ("register", name, addr, broker_id, connection, version):
-            held = topics(f"T{version}", version=version)
+            held = topics(f"T{version}", version=version) if now % 2 else whole(f"T{version}", version=version)
             table.register(registration(addr, name=name, broker_id=broker_id, held=held), connection, now)
         case ("unregister", name, addr, broker_id):
             table.unregister(name, addr, broker_id)

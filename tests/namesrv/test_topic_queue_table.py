@@ -50,6 +50,23 @@ def test_a_topic_on_one_broker_is_replaced_in_its_place(table: TopicQueueTable) 
     assert table.get("T").of("c") is None
 
 
+def test_a_whole_table_removes_what_is_not_in_it_and_keeps_the_order_of_brokers(table: TopicQueueTable) -> None:
+    table.put("b", {"T": FOUR, "U": FOUR, "W": FOUR})
+    table.replace("a", {"T": EIGHT, "X": FOUR}, 5)
+    a, b = QueueData("a", 8, 8, 4, 1), QueueData("b", 4, 4, 6, 0)
+    assert lay(table) == {"T": [a, b], "U": [b], "W": [b], "X": [QueueData("a", 4, 4, 4, 0)]}
+    table.replace("b", {})
+    assert lay(table) == {"T": [a], "X": [QueueData("a", 4, 4, 4, 0)]}
+
+
+def test_a_whole_table_without_room_changes_nothing(table: TopicQueueTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = lay(table)
+    monkeypatch.setattr(topic_queue_table, "TOPICS_MAX", 4)
+    with pytest.raises(Refused, match="no room for 5 topics"):
+        table.replace("a", {"W": FOUR, "X": FOUR})
+    assert lay(table) == before
+
+
 def test_removing(table: TopicQueueTable) -> None:
     table.put("b", {"T": FOUR})
     table.remove_from("T", ["a", "c"])
@@ -134,6 +151,12 @@ def take(step: str, rng: Random, table: TopicQueueTable, model: dict[str, dict[s
             table.put(broker, queues)
             for name, numbers in queues.items():
                 model.setdefault(name, {})[broker] = numbers
+        case "replace":
+            queues = {f"T{n}": rng.choice([FOUR, FOUR, EIGHT]) for n in rng.sample(range(6), rng.randrange(7))}
+            table.replace(broker, queues)
+            for name in model.keys() | queues.keys():
+                known = model.setdefault(name, {}) | {broker: queues.get(name)}  # in its place
+                model[name] = {each: kept for each, kept in known.items() if kept is not None}
         case "remove":
             table.remove(topic)
             model.pop(topic, None)
@@ -155,7 +178,18 @@ def take(step: str, rng: Random, table: TopicQueueTable, model: dict[str, dict[s
 @pytest.mark.parametrize("dead_min", [0, 1000])
 def test_it_says_what_a_table_of_each_topic_says(monkeypatch: pytest.MonkeyPatch, dead_min: int) -> None:
     monkeypatch.setattr(topic_queue_table, "DEAD_MIN", dead_min)
-    steps = ["put", "put", "put", "remove", "remove_from", "remove_brokers", "remove_brokers", "set_permission"]
+    steps = [
+        "put",
+        "put",
+        "put",
+        "replace",
+        "replace",
+        "remove",
+        "remove_from",
+        "remove_brokers",
+        "remove_brokers",
+        "set_permission",
+    ]
     for seed in range(60):
         rng = Random(seed)
         table, model = TopicQueueTable(), dict[Any, Any]()
@@ -182,6 +216,8 @@ def test_a_broker_that_goes_takes_a_look_at_its_groups_alone(table: TopicQueueTa
     table._topics = NotWalked(table._topics)
     table.remove_brokers(["a"])
     assert finish(table.set_permission("b", lambda perm: 4)) == 50
+    table.replace("c", {f"topic-{n}": FOUR for n in range(20)})
+    table.replace("c", {})
     assert table.get("topic-1") is None
     assert table.get("topic-2").queues == (QueueData("b", 4, 4, 4, 0),)
     assert len(table) == 50

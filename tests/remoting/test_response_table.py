@@ -50,7 +50,7 @@ def test_answers_find_their_requests_in_any_order_and_once(
 
 
 def test_opaques_begin_again_after_the_largest(responses: ResponseTable) -> None:
-    responses._opaque = OPAQUE_MASK - 1
+    responses._opaques.last = OPAQUE_MASK - 1
     assert [responses.next_opaque() for _ in range(3)] == [OPAQUE_MASK, 0, 1]
 
 

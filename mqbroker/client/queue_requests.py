@@ -213,7 +213,10 @@ class Offsets:
         return [found[queue] for queue in queues]
 
     async def at_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """An offset near `timestamp_ms`: a 4.9 broker returns the nearest message, which may be stored before it."""
+        """The offset of the first message stored at `timestamp_ms` or later; the queue's end if there is none.
+
+        A Java broker of 4.9 returns the nearest message, which may be stored before that time.
+        """
         header = SearchOffsetRequestHeader(
             topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms, bname=queue.broker_name
         )

@@ -294,12 +294,6 @@ class ConsumeQueue:
         index, at = divmod(offset - self._first, self._per_file)
         return self._files[index], at * ENTRY_BYTES, min(self._per_file - at, self.max_offset - offset)
 
-    def file_ranges(self) -> list[tuple[int, int]]:
-        """The offsets start..end of each file's messages, between min and max."""
-        starts = [self._first + number * self._per_file for number in range(len(self._files))]
-        ranges = [(max(start, self.min_offset), min(start + self._per_file, self.max_offset)) for start in starts]
-        return [(start, end) for start, end in ranges if start < end]
-
     def entry(self, offset: int) -> tuple[int, int, int]:
         """Physical offset, size and tags code of an entry between min and max."""
         view, at, _ = self.locate(offset)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
-from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY_BYTES
+from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY_BYTES, is_blank
 from mqbroker.store.consumequeue_ext import UNIT_BYTES_MAX, ExtUnit, is_address
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.corrupt_ranges import CorruptRanges
@@ -26,8 +26,8 @@ from mqbroker.wire.record import MAGIC, RECORD_BYTES_MIN, SIZE_AND_MAGIC
 
 #: No frame has room for a message of this size: a record that claims it is not read.
 _RECORD_BYTES_MAX = 64 * 1024 * 1024
-#: Blank entries that a search by time skips to the next older message.
-_BLANKS_MAX = 1000
+#: Messages in a row that cannot be read which a search by time passes over in either direction.
+_UNREADABLE_MAX = 500
 #: Messages that a query by key examines for the key itself, as keys share hashes.
 CANDIDATES_MAX = 2048
 #: Bytes of the messages of one answer: clients accept no larger frames.
@@ -211,61 +211,48 @@ class Queries:
     # By time
 
     async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The offset of the message stored nearest to a time, of equally near ones the older; the next offset if there
-        is none.
-
-        Of several stored at that very time it is the one that the Java broker's binary search within one file of the
-        consume queue finds first.
-        """
+        """The offset of a queue's first message that was stored at `timestamp_ms` or later; the queue's end if there is
+        none. Messages that cannot be read are passed over."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            return (self._bounds(topic, queue_id) or (0, 0))[0]
-        low, high = await self._file_by_time(queue, timestamp_ms)
-        before: tuple[int, int] | None = None
-        after: tuple[int, int] | None = None
-        start = low
-        while low < high:
-            middle = (low + high - 1) // 2
-            found = await self._at_or_before(queue, middle, low)
-            if found is None:
-                low = middle + 1
-            elif found[1] == timestamp_ms:
-                return found[0]
-            elif found[1] > timestamp_ms:
-                after = found
-                high = found[0]
-            else:
-                before = found
-                low = middle + 1
-        if before is None and start > queue.min_offset:  # between two files
-            before = await self._at_or_before(queue, start - 1, queue.min_offset)
-        if before is None:
-            return after[0] if after is not None else queue.min_offset
-        if after is None or timestamp_ms - before[1] <= after[1] - timestamp_ms:
-            return before[0]
-        return after[0]
-
-    async def _file_by_time(self, queue: ConsumeQueue, timestamp_ms: int) -> tuple[int, int]:
-        """The offsets of the first file of a queue whose last message was stored at that time or later; of the last
-        file, if there is none."""
-        low, high = 0, len(queue.file_ranges())
+            return (self._bounds(topic, queue_id) or (0, 0))[1]
+        low, high = queue.min_offset, queue.max_offset
+        first = high
         while low < high:
             middle = (low + high) // 2
-            start, end = queue.file_ranges()[middle]
-            newest = await self._at_or_before(queue, end - 1, start)
-            if newest is None or newest[1] < timestamp_ms:
+            if await self._is_gone(queue, middle):
                 low = middle + 1
+                continue
+            older_end = max(low, middle - _UNREADABLE_MAX)
+            found = await self._readable(queue, range(middle, older_end - 1, -1)) or await self._readable(
+                queue, range(middle + 1, min(high, middle + 1 + _UNREADABLE_MAX))
+            )
+            if found is None and older_end == low:
+                low = middle + 1 + _UNREADABLE_MAX
+            elif found is None:  # too many in a row: the answer rather comes before them than leaves messages out
+                first = high = older_end
+            elif found[1] < timestamp_ms:
+                low = max(middle, found[0]) + 1
             else:
-                high = middle
-        ranges = queue.file_ranges()
-        return ranges[min(low, len(ranges) - 1)] if ranges else (0, 0)
+                first = found[0]
+                high = first if first <= middle else older_end
+        return first
 
-    async def _at_or_before(self, queue: ConsumeQueue, offset: int, low: int) -> tuple[int, int] | None:
-        """The message at `offset`, or the next older one if that is blank, and its store time, ms."""
-        for older in range(offset, max(low, offset - _BLANKS_MAX) - 1, -1):
-            stored_ms = await self._time_at(queue, older)
+    async def _is_gone(self, queue: ConsumeQueue, offset: int) -> bool:
+        """Whether the message at `offset` was deleted from the log, or is a blank before the first one."""
+        entry = await self._entry_again(queue, offset)
+        if entry is None:
+            return True
+        place, size, _ = entry
+        is_known = not is_lost(place, size, self._log.readable_end)
+        return is_known and (place < self._log.min_offset or is_blank(place, size))
+
+    async def _readable(self, queue: ConsumeQueue, offsets: range) -> tuple[int, int] | None:
+        """The first of the messages at `offsets` that can be read, and its store time, ms."""
+        for offset in offsets:
+            stored_ms = await self._time_at(queue, offset)
             if stored_ms >= 0:
-                return older, stored_ms
+                return offset, stored_ms
         return None
 
     # By key

@@ -105,7 +105,7 @@ def test_consumers_are_told_where_to_go_on(bench: Bench, client: Client, admin: 
 @pytest.mark.parametrize(
     ("timestamp", "force", "offset"),
     [(0, False, 0), (START_MS + 20_000, False, 2), (START_MS + 20_000, True, 2), (-1, False, 2), (-1, True, 3),
-     (2**63 - 1, True, 2), (-(2**63), False, 0)],
+     (2**63 - 1, True, 3), (2**63 - 1, False, 2), (-(2**63), False, 0)],
 )  # fmt: skip
 def test_only_force_goes_forward(client: Client, admin: Client, timestamp: int, force: bool, offset: int) -> None:
     join(client)

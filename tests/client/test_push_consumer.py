@@ -95,7 +95,7 @@ def test_a_new_group_starts_where_it_was_told(
         one_queue.cluster.store(RETRY, b"again", RETRY_TOPIC="T")
     for n in range(9):
         if n == 7:
-            one_queue.clock.pump([30] * 180)  # half an hour ago is nearer to the seventh
+            one_queue.clock.pump([30] * 180)  # half an hour ago is before the seventh
         one_queue.cluster.store(Q, b"%d" % n)
     Member(one_queue, name_server, consume_from=consume_from).start()
     first = {r.ext_fields["topic"]: r.ext_fields["queueOffset"] for r in reversed(one_queue.faults.asked(PULL))}

@@ -19,7 +19,6 @@ from tests.interop.raw import Line, pull, request
 from tests.interop.sample_store import (
     COUNTS,
     OLDEST,
-    QUEUE_FILE_MESSAGES,
     SEGMENT_BYTES,
     TOPICS,
     Sample,
@@ -366,13 +365,18 @@ def searches(topic: str, queue: int, times: Iterable[int]) -> Iterator[RemotingC
 
 
 def test_offsets_by_time(pair: Pair) -> None:
-    found = []
-    # Of several files of a queue Java takes one by the time of its last change, which need not be the right one.
-    queues = [queue for queue in QUEUES if COUNTS.get(queue, 0) <= QUEUE_FILE_MESSAGES]
-    for topic, queue in [*queues, ("plain", 4), ("nosuch", 0)]:
+    """Ours is the first message at or after the time, and the end where there is none. Java's is the nearest message,
+    one in the middle of those of one millisecond, and within one file of the queue."""
+    differing = 0
+    for topic, queue in [*QUEUES, ("plain", 4), ("nosuch", 0)]:
         times = times_in(pair, topic, queue)
-        found += pair.differing(searches(topic, queue, times.values()))
-    assert_same(found, of_a_queue_that_is_all_gone)
+        end = pair.ours.max_offset(topic, queue)
+        for case in pair.ask(searches(topic, queue, times.values())):
+            wanted = min((offset for offset, time in times.items() if time >= case.field("timestamp")), default=end)
+            assert (case.ours.code, case.ours.offset) == (ResponseCode.SUCCESS, wanted), str(case)
+            assert case.java.code == case.ours.code
+            differing += case.java.offset != wanted
+    assert differing
 
 
 # --- single messages

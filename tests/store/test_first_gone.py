@@ -40,7 +40,7 @@ def check_first_gone(store: MessageStore) -> None:
     assert bodies(store, "Rare") == [b"rare"]
     first = now(store).store_timestamp("T", 0, 8)
     assert now(store).earliest_timestamp("T", 0) == first == store.stats.earliest_ms
-    assert [now(store).offset_by_time("T", 0, first + add) for add in (-9999, 0, 10, 9999)] == [8, 8, 9, 17]
+    assert [now(store).offset_by_time("T", 0, first + add) for add in (-9999, 0, 10, 9999)] == [8, 8, 9, 18]
     assert now(store).get("T", 0, 3, 9).next_offset == 8
     assert now(store).get("T", 0, 3, 9).status is GetMessageStatus.OFFSET_TOO_SMALL
     assert now(store).record(0) is None
@@ -79,7 +79,7 @@ def test_lost_entries_hide_no_messages_where_it_begins(
         offset = got.next_offset
     assert found == list(range(8, 18))
     first_ms = now(store).store_timestamp("T", 0, 8)
-    assert [now(store).offset_by_time("T", 0, first_ms + add) for add in (0, 10, 9999)] == [8, 9, 17]
+    assert [now(store).offset_by_time("T", 0, first_ms + add) for add in (0, 10, 9999)] == [8, 9, 18]
     stop(store)
 
 

@@ -91,6 +91,7 @@ def test_offset_by_time_finds_the_message_of_that_time(tmp_path: Path) -> None:
         topic, queue_id, at = expected["topic"], expected["queue_id"], expected["store_timestamp"]
         found = now(store).offset_by_time(topic, queue_id, at)
         assert now(store).store_timestamp(topic, queue_id, found) == at
+        assert found == 0 or now(store).store_timestamp(topic, queue_id, found - 1) < at
     stop(store)
 
 

@@ -172,7 +172,7 @@ def test_times_of_a_queue(bench: Bench) -> None:
     assert now(store).store_timestamp("T", 0, 19) == first + 9000
     assert (now(store).store_timestamp("T", 0, 20), now(store).store_timestamp("U", 0, 0)) == (-1, -1)
     assert now(store).earliest_timestamp("U", 0) == -1
-    cases = [(-5000, 0), (0, 1), (400, 1), (600, 2), (1000, 2), (5000, 11), (8999, 18), (9000, 18), (99_000, 19)]
+    cases = [(-5000, 0), (0, 0), (400, 2), (600, 2), (1000, 2), (5000, 10), (8999, 18), (9000, 18), (99_000, 20)]
     for after, offset in cases:
         assert now(store).offset_by_time("T", 0, first + after) == offset
     assert now(store).offset_by_time("U", 0, first) == 0
@@ -413,30 +413,34 @@ def timed(bench: Bench, *groups: tuple[float, int]) -> tuple[MessageStore, int]:
     return store, int(start_s * 1000)
 
 
-def test_of_messages_of_one_time_the_one_that_a_search_from_the_middle_finds(bench: Bench) -> None:
-    store, first = timed(bench, (0, 3), (1, 5), (2, 1))
-    assert now(store).offset_by_time("T", 0, first) == 1  # 4, then 1
-    assert now(store).offset_by_time("T", 0, first + 1000) == 4
-    assert now(store).offset_by_time("T", 0, first + 2000) == 8
+def test_of_messages_of_one_time_the_first_is_found(bench: Bench) -> None:
+    store, first = timed(bench, (0, 3), (1, 20), (2, 1))
+    assert now(store).offset_by_time("T", 0, first) == 0
+    assert now(store).offset_by_time("T", 0, first + 1000) == 3
+    assert now(store).offset_by_time("T", 0, first + 2000) == 23
 
 
 @pytest.mark.parametrize(
-    ("after_ms", "offset"), [(-1, 0), (1499, 2), (1500, 2), (1501, 3), (2, 2), (3001, 5), (10**9, 5)]
+    ("after_ms", "offset"),
+    [(-(2**62), 0), (-1, 0), (0, 0), (1, 3), (2999, 3), (3000, 3), (3001, 6), (10**9, 6), (2**62, 6)],
 )
-def test_a_time_between_two_is_the_nearer_ones_and_of_equals_the_older(
+def test_the_first_message_at_or_after_a_time_is_found_and_the_end_where_there_is_none(
     bench: Bench, after_ms: int, offset: int
 ) -> None:
     store, first = timed(bench, (0, 3), (3, 3))
     assert now(store).offset_by_time("T", 0, first + after_ms) == offset
+    assert now(store).offset_by_time("U", 0, first + after_ms) == 0
 
 
-def test_times_over_several_files_of_a_queue(bench: Bench) -> None:
-    store, first = timed(bench, *[(n, 10) for n in range(25)])  # files of 100 entries
-    for n in range(25):
-        found = now(store).offset_by_time("T", 0, first + n * 1000)
-        assert now(store).store_timestamp("T", 0, found) == first + n * 1000
-    assert now(store).offset_by_time("T", 0, first + 9400) == 99
-    assert now(store).offset_by_time("T", 0, first + 9600) == 100
+@pytest.mark.parametrize("size", [1, 2, 3, 9, 10, 11, 99, 100, 101, 250])
+def test_times_over_several_files_of_a_queue(bench: Bench, size: int) -> None:
+    """Files have 100 entries; messages of one time end in one, or stand in several."""
+    groups = 250 // size + 1
+    store, first = timed(bench, *[(n, size) for n in range(groups)])
+    for n in range(groups):
+        assert now(store).offset_by_time("T", 0, first + n * 1000) == n * size
+        assert now(store).offset_by_time("T", 0, first + n * 1000 - 1) == n * size
+        assert now(store).offset_by_time("T", 0, first + n * 1000 + 1) == (n + 1) * size
 
 
 def test_times_when_the_oldest_messages_are_gone(bench: Bench) -> None:
@@ -451,25 +455,40 @@ def test_times_when_the_oldest_messages_are_gone(bench: Bench) -> None:
     for _ in range(2):  # before the queue's minimum has followed, and after
         assert now(store).offset_by_time("T", 0, 0) == 4
         assert now(store).offset_by_time("T", 0, first + 6000) == 6
-        assert now(store).offset_by_time("T", 0, 2**62) == 9
+        assert now(store).offset_by_time("T", 0, first + 6001) == 7
+        assert now(store).offset_by_time("T", 0, 2**62) == 10
         queue.correct_min(store.log_min_offset)
         assert queue.min_offset == 4
 
 
-def test_times_with_damaged_messages(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    "damaged",
+    [{4, 9, 10, 19}, {0}, {0, 1, 2}, {19}, {9}, set(range(5, 15)), set(range(10)), set(range(10, 20)), {*range(1, 19)}],
+    ids=str,
+)
+@pytest.mark.parametrize("passed_over", [queries._UNREADABLE_MAX, 3])
+def test_times_with_damaged_messages(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, damaged: set[int], passed_over: int
+) -> None:
+    """Where more are damaged in a row than are passed over, no message that can be read is left out."""
     store, first = timed(bench, *[(n, 1) for n in range(20)])
     places = [now(store).physical_offset("T", 0, n) for n in range(20)]
     stop(store)
     with (bench.root / "commitlog" / f"{0:020d}").open("r+b") as file:
-        for n in (4, 9, 10, 19):  # 9 is looked at first
+        for n in damaged:
             file.seek(places[n] + 100)
             file.write(b"?")
     again = bench.open()
-    for n in range(20):
-        if n not in (4, 9, 10, 19):
-            assert now(again).offset_by_time("T", 0, first + n * 1000) == n
-    assert now(again).offset_by_time("T", 0, first - 1) == 0
-    assert now(again).store_timestamp("T", 0, 9) == -1
+    monkeypatch.setattr(queries, "_UNREADABLE_MAX", passed_over)
+    for n in range(21):
+        wanted = min((good for good in range(n, 20) if good not in damaged), default=again.max_offset("T", 0))
+        for before_ms in (0, 1, 999):
+            found = now(again).offset_by_time("T", 0, first + n * 1000 - before_ms)
+            if found != wanted:
+                assert passed_over == 3
+                assert len(damaged) > 8
+                assert found < wanted
+    assert now(again).store_timestamp("T", 0, min(damaged)) == -1
 
 
 # By offset of the log

@@ -4,6 +4,21 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "find a message of a time in the middle of those of one millisecond",
+        "store/queries.py",
+        "                first = found[0]\n                high = first if first <= middle else older_end\n",
+        "                first = found[0]\n                if found[1] == timestamp_ms:\n                    break\n"
+        "                high = first if first <= middle else older_end\n",
+        ("tests/store/test_message_reader.py",),
+    ),
+    Mutation(
+        "find the last message for a time after it",
+        "store/queries.py",
+        "        first = high\n        while low < high:\n            middle",
+        "        first = high - 1\n        while low < high:\n            middle",
+        ("tests/store/test_message_reader.py",),
+    ),
+    Mutation(
         "truncate consume queues one message too far",
         "store/consumequeue_entry.py",
         "offset + size % BLANK_SIZE <= physical_end",

@@ -284,7 +284,8 @@ class World(Life):
                 found = self._read(lambda: self.store.queries.offset_by_time(topic, queue_id, wanted))
             else:
                 found = now(self.store).offset_by_time(topic, queue_id, wanted)
-            ok = 0 <= found < len(entries) and entries[found].store_ms == wanted
+            first = next(entry for entry in entries_live if entry.store_ms >= wanted)
+            ok = 0 <= found < len(entries) and entries[found] is first
             require(ok, "offset by time", f"{topic} {queue_id} at {wanted}: {found}")
 
     def _do_stop(self, then_power: bool, seed: int) -> None:

@@ -128,7 +128,9 @@ class Assembly:
         self.consumers = ConsumerRegistry(clock, live, self.filters.group_gone)
         self.producers = ProducerRegistry(now, live)
         UnusedGroupEviction(self.groups, self.topics, self.offsets, self.consumers, store)
-        self.slow_consumers = SlowConsumers(store, self.topics, self.groups, self.offsets, self.consumers, live)
+        self.slow_consumers = SlowConsumers(
+            store, self.topics, self.groups, self.offsets, self.consumers, live, CooperativeTasks(clock)
+        )
         self.held = HeldPulls(clock, live, store.dispatch_soon)
         self.slaves = Slaves(store.raw_log)
         self.acknowledgements: Acknowledgements | None = None

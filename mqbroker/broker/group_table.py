@@ -34,6 +34,8 @@ _SYSTEM_GROUPS = (
 )
 #: Groups examined for one eviction, at most.
 SEARCHED_MAX = 100
+#: A retry topic with more queues stays: to look at all, of each group, would take too long. By default it has one.
+EMPTY_QUEUES_MAX = 100
 
 
 class GroupTable(VersionedTable[SubscriptionGroupConfig]):
@@ -143,7 +145,9 @@ class UnusedGroupEviction:
         if topic is None:
             return False
         queues = max(topic.read_queue_nums, topic.write_queue_nums)
-        return not any(self._store.max_offset(retry, queue_id) for queue_id in range(queues))
+        return queues <= EMPTY_QUEUES_MAX and not any(
+            self._store.max_offset(retry, queue_id) for queue_id in range(queues)
+        )
 
     def _find(self, is_wanted: Callable[[str], bool]) -> str | None:
         online = None

@@ -15,6 +15,7 @@ from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.topic_table import TopicTable
+from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.store.message_store import MessageStore
 
 log = Logger()
@@ -33,6 +34,7 @@ class SlowConsumers:
     _offsets: OffsetTable
     _consumers: ConsumerRegistry
     _live: LiveSettings
+    _tasks: CooperativeTasks
 
     def check(self) -> Deferred[None] | None:
         """Disable groups that are too far behind; fires when all were checked, None if the check is switched off."""
@@ -61,9 +63,11 @@ class SlowConsumers:
         behind = 0
         for name in topics:
             topic = self._topics.get(name)
-            for queue_id in range(topic.read_queue_nums if topic is not None else 0):
-                offset = self._offsets.query(group, name, queue_id)
-                if offset is None or offset >= self._store.max_offset(name, queue_id):
+            # The queues with an offset: a topic may have thousands that nobody reads.
+            for queue_id, offset in self._offsets.by_queue(group, name).items():
+                await self._tasks.step()
+                queues = topic.read_queue_nums if topic is not None else 0
+                if queue_id >= queues or offset >= self._store.max_offset(name, queue_id):
                     continue
                 at = await self._store.queries.physical_offset(name, queue_id, offset)
                 if at >= 0:

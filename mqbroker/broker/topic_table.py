@@ -5,7 +5,7 @@ Source of the rules: TopicConfigManager of 4.9.7.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import attrs
@@ -15,8 +15,9 @@ from twisted.logger import Logger
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.versioned_table import VersionedTable
 from mqbroker.config import BrokerSettings
+from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
-from mqbroker.wire.bodies import TopicConfig, TopicConfigSerializeWrapper
+from mqbroker.wire.bodies import QUEUES_MAX, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import (
     AUTO_CREATE_TOPIC,
     BENCHMARK_TOPIC,
@@ -77,6 +78,14 @@ def _template(settings: BrokerSettings) -> TopicConfig:
     return TopicConfig(AUTO_CREATE_TOPIC, queues, queues, perm)
 
 
+def _check(table: Mapping[str, TopicConfig], name: str) -> None:
+    """Raise MQError if this broker cannot have the topic."""
+    check_topic(name)
+    queues = max(table[name].read_queue_nums, table[name].write_queue_nums)
+    if queues > QUEUES_MAX:
+        raise MQError(f"it has {queues} queues, {QUEUES_MAX} at most")
+
+
 class TopicTable(VersionedTable[TopicConfig]):
     """Topics by name. Every change is persisted and reported to `on_change`.
 
@@ -94,11 +103,11 @@ class TopicTable(VersionedTable[TopicConfig]):
         self.system_names = SYSTEM_TOPICS | self._values.keys()
         loaded = file.load(partial(TopicConfigSerializeWrapper.from_json, dialect_bytes_max=None))
         if loaded is not None:
-            self._load(loaded.data_version, loaded.topic_config_table, check_topic)
+            self._load(loaded.data_version, loaded.topic_config_table, partial(_check, loaded.topic_config_table))
 
     def follow(self, master: TopicConfigSerializeWrapper) -> None:
         """Replace the topics by a master's, unless these are newer."""
-        self._replace(master.data_version, master.topic_config_table, check_topic)
+        self._replace(master.data_version, master.topic_config_table, partial(_check, master.topic_config_table))
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """Update the template topic, which controls whether topics are created on send."""

@@ -83,6 +83,7 @@ class _Connection:
         for command, complete in zip(commands, completes, strict=True):
             opaque = self.responses.next_opaque()
             frames.append(encode_command(command, opaque))
+            self._decoder.expect_answer(command)
             self.responses.add(opaque, command, 0, complete)
         self._within(deadline, commands[0], lambda: self._socket.sendall(b"".join(frames)))
 

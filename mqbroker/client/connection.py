@@ -244,6 +244,7 @@ class Connection:
         error; returns the opaque."""
         opaque = self._responses.next_opaque()
         frame = encode(opaque)
+        self._decoder.expect_answer(command)
         self._unwritten_requests.append(self._responses.add(opaque, command, timeout_ms, complete))
         self._write_soon(frame)
         return opaque

@@ -13,8 +13,8 @@ import attrs
 from mqbroker.client.errors import NameServerUnreachable, NoBrokerForTopic, TlsFailed, TopicNotFound
 from mqbroker.client.net import Lock, Net
 from mqbroker.errors import MQError, Refused
-from mqbroker.wire.bodies import BrokerData, MessageQueue, QueueData, TopicRouteData
-from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX
+from mqbroker.wire.bodies import BrokerData, MessageQueue, TopicRouteData
+from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX, BadBody
 from mqbroker.wire.codes import AUTO_CREATE_TOPIC, MASTER_ID, Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import GetRouteInfoRequestHeader
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: A route marked as stale is requested again after this long at the earliest.
 _STALE_RETRY_S = 1.0
+#: Queues of one topic on all brokers, twice what one broker may have: a client makes an object for each, in 0.1 s.
+ROUTE_QUEUES_MAX = 131_072
 
 
 def java_order(text: str) -> bytes:
@@ -59,41 +61,29 @@ class Route:
         )
 
 
-def _queues(topic: str, datas: Iterable[QueueData], perm: int, limit: int | None) -> tuple[MessageQueue, ...]:
-    found: list[MessageQueue] = []
-    for data in datas:
-        if data.perm & perm:
-            count = data.read_queue_nums if perm == Perm.READ else data.write_queue_nums
-            count = count if limit is None else min(count, limit)
-            found += [MessageQueue(topic, data.broker_name, n) for n in range(count)]
-    return tuple(sorted_queues(found))
-
-
 def _addresses(datas: Iterable[BrokerData]) -> dict[str, Mapping[int, str]]:
     return {data.broker_name: dict(data.broker_addrs) for data in datas}
 
 
-def route_of(topic: str, data: TopicRouteData) -> Route:
-    """Convert a name server's data. Messages go to masters only: queues of a set without one are not published to."""
+def route_of(topic: str, data: TopicRouteData, queues_max: int = ROUTE_QUEUES_MAX) -> Route:
+    """Convert a name server's data, `queues_max` of the queues on each broker. Messages go to masters only: queues of a
+    set without one are not published to."""
     brokers = _addresses(data.broker_datas)
-    with_master = [q for q in data.queue_datas if MASTER_ID in brokers.get(q.broker_name, {})]
-    return Route(
-        topic=topic,
-        publish_queues=_queues(topic, with_master, Perm.WRITE, None),
-        subscribe_queues=_queues(topic, data.queue_datas, Perm.READ, None),
-        brokers=brokers,
-    )
+    publish: list[MessageQueue] = []
+    subscribe: list[MessageQueue] = []
+    for each in sorted(data.queue_datas, key=lambda each: java_order(each.broker_name)):
+        has_master = MASTER_ID in brokers.get(each.broker_name, {})
+        writes = min(each.write_queue_nums, queues_max) if each.perm & Perm.WRITE and has_master else 0
+        reads = min(each.read_queue_nums, queues_max) if each.perm & Perm.READ else 0
+        queues = [MessageQueue(topic, each.broker_name, n) for n in range(max(writes, reads))]
+        publish += queues[: max(0, writes)]
+        subscribe += queues[: max(0, reads)]
+    return Route(topic, tuple(publish), tuple(subscribe), brokers)
 
 
 def default_topic_route(topic: str, data: TopicRouteData, queues: int) -> Route:
     """The route of the auto-create topic, for sending to a `topic` that the send itself will create."""
-    template = route_of(topic, data)
-    return attrs.evolve(
-        template,
-        publish_queues=tuple(q for q in template.publish_queues if q.queue_id < queues),
-        subscribe_queues=(),
-        is_default=True,
-    )
+    return attrs.evolve(route_of(topic, data, queues), subscribe_queues=(), is_default=True)
 
 
 @attrs.define
@@ -262,8 +252,16 @@ class Routes:
 
 
 def _read_answer(answer: RemotingCommand) -> TopicRouteData | None:
-    if answer.code == ResponseCode.SUCCESS:
-        return TopicRouteData.from_json(answer.body, ANSWERED_DIALECT_BYTES_MAX)
+    """Raises Refused, and BadBody on a route that no name server has: one hostile broker may have registered it."""
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
         return None
-    raise Refused(answer.code, answer.remark or "")
+    if answer.code != ResponseCode.SUCCESS:
+        raise Refused(answer.code, answer.remark or "")
+    data = TopicRouteData.from_json(answer.body, ANSWERED_DIALECT_BYTES_MAX)
+    names = {each.broker_name for each in data.queue_datas}
+    if len(names) < len(data.queue_datas):
+        raise BadBody("a route that has the queues of a broker twice")
+    count = sum(max(0, each.read_queue_nums, each.write_queue_nums) for each in data.queue_datas)
+    if count > ROUTE_QUEUES_MAX:
+        raise BadBody(f"a route of {count} queues, {ROUTE_QUEUES_MAX} at most: who registered them?")
+    return data

@@ -23,7 +23,7 @@ from mqbroker.remoting.cooperative_tasks import StepRunner, run_at_once
 from mqbroker.remoting.handlers import Call, IConnection, Result, answered, answers
 from mqbroker.remoting.limits import Shares
 from mqbroker.wire import headers as h
-from mqbroker.wire.bodies import DataVersion, KVTable
+from mqbroker.wire.bodies import QUEUES_MAX, DataVersion, KVTable
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.registration import Steps, read_registration
@@ -268,7 +268,8 @@ def _log_registration(registration: Registration, registered: Registered) -> Non
     illegal = registration.topics.illegal_count
     if illegal:
         addr = registration.broker_addr
-        log.warn("{addr} registers {n} topics with illegal names; they get no routes", addr=addr, n=illegal)
+        line = "{addr} registers {n} topics with illegal names or more than {most} queues; they get no routes"
+        log.warn(line, addr=addr, n=illegal, most=QUEUES_MAX)
     if registered.is_new:
         log.info(
             "new broker registered, {name} {id} {addr} HAServer: {ha}",

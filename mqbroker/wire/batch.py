@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from mqbroker.errors import MQError
+from mqbroker.wire.command import FRAME_BYTES_MAX
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX
 
 _HEAD = struct.Struct(">iiiii")
@@ -46,12 +47,14 @@ def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
     return b"".join(parts)
 
 
-def decode_batch(data: bytes) -> list[BatchEntry]:
-    """Read all messages of a batch body. Raises BadBatch."""
-    entries = []
+def decode_batch(data: bytes, count_max: int = FRAME_BYTES_MAX) -> list[BatchEntry]:
+    """Read all messages of a batch body. Raises BadBatch, also if they are more than `count_max`."""
+    entries: list[BatchEntry] = []
     at = 0
     try:
         while at < len(data):
+            if len(entries) >= count_max:
+                raise BadBatch(f"more than {count_max} messages")
             size, _, _, flag, body_length = _HEAD.unpack_from(data, at)
             body_at = at + _HEAD.size
             properties_at = body_at + body_length + _PROPERTIES_LENGTH.size

@@ -6,7 +6,7 @@ Source of names and types: the classes of common/protocol in 4.9.7.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import attrs
 
@@ -43,6 +43,10 @@ class DataVersion(Body):
 
     def next(self, now_ms: int) -> DataVersion:
         return DataVersion(now_ms, self.counter + 1)
+
+
+#: Maximum queues of a topic on one broker: each is a directory.
+QUEUES_MAX: Final = 65_535
 
 
 @attrs.frozen

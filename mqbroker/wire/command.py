@@ -26,8 +26,10 @@ from mqbroker.wire.headers import Header, encode_header
 #: The bound of a Java peer (`com.rocketmq.remoting.frameMaxLength`).
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 #: Properties, the longest text of a header, are 32 kB at most: 196 kB if JSON escapes each byte. Java peers allow a
-#: header of 16 MB, which takes seconds to parse.
+#: header of 16 MB, which takes seconds to parse. Only the response to a batch is longer: it has an id of each message.
 HEADER_BYTES_MAX = 256 * 1024
+#: Bytes of such a response for each byte of the batch: ids have 57 in IPv6, messages 22 or more.
+_ANSWER_TO_BATCH = 3
 
 JSON = 0
 ROCKETMQ = 1
@@ -43,8 +45,15 @@ class FrameDecoder:
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max
+        self._header_bytes_max = HEADER_BYTES_MAX
         self._pending = bytearray()
         self._wanted = 8
+
+    def expect_answer(self, request: RemotingCommand) -> None:
+        """Take a header as long as the response to `request` may have, from now on."""
+        if request.code == RequestCode.SEND_BATCH_MESSAGE:
+            most = min(HEADER_BYTES_MAX + _ANSWER_TO_BATCH * len(request.body), _HEADER_LENGTH_MASK)
+            self._header_bytes_max = max(self._header_bytes_max, most)
 
     @property
     def pending_bytes(self) -> int:
@@ -88,8 +97,8 @@ class FrameDecoder:
                 raise BadFrame(f"frame length {length} is not between 4 and {self._frame_bytes_max}")
             if header_length > length - 4:
                 raise BadFrame(f"header length {header_length} in a frame of {length}")
-            if header_length > HEADER_BYTES_MAX:
-                raise BadFrame(f"header length {header_length} is above {HEADER_BYTES_MAX}")
+            if header_length > self._header_bytes_max:
+                raise BadFrame(f"header length {header_length} is above {self._header_bytes_max}")
             stop = at + 4 + length
             if stop > end:
                 self._wanted = stop - at
@@ -112,10 +121,12 @@ class FrameDecoder:
                 raise BadFrame(f"frame length {length} is not between 4 and {self._frame_bytes_max}")
 
 
-def encode_frame(serialize_type: int, header: bytes, body: bytes = b"") -> bytes:
+def encode_frame(
+    serialize_type: int, header: bytes, body: bytes = b"", header_bytes_max: int = HEADER_BYTES_MAX
+) -> bytes:
     """Return one frame. Raises BadFrame on a header that peers would refuse because of its length."""
-    if len(header) > HEADER_BYTES_MAX:
-        raise BadFrame(f"header of {len(header)} bytes, {HEADER_BYTES_MAX} at most")
+    if len(header) > header_bytes_max:
+        raise BadFrame(f"header of {len(header)} bytes, {header_bytes_max} at most")
     return _LENGTHS.pack(4 + len(header) + len(body), serialize_type << 24 | len(header)) + header + body
 
 
@@ -199,12 +210,19 @@ def decode_command(serialize_type: int, header: bytes, body: bytes) -> RemotingC
     raise BadFrame(f"serialize type {serialize_type} is neither JSON (0) nor ROCKETMQ (1)")
 
 
-def encode_command(command: RemotingCommand, opaque: int | None = None) -> bytes:
-    """Return the frame of `command`, with its own opaque or another."""
+def encode_command(
+    command: RemotingCommand, opaque: int | None = None, header_bytes_max: int = HEADER_BYTES_MAX
+) -> bytes:
+    """Return the frame of `command`, with its own opaque or another. Raises BadFrame on a header above its bound."""
     opaque = command.opaque if opaque is None else opaque
     if command.serialize_type == ROCKETMQ:
-        return encode_frame(ROCKETMQ, _encode_binary_header(command, opaque), command.body)
-    return encode_frame(JSON, encode_json_header(command, opaque), command.body)
+        return encode_frame(ROCKETMQ, _encode_binary_header(command, opaque), command.body, header_bytes_max)
+    return encode_frame(JSON, encode_json_header(command, opaque), command.body, header_bytes_max)
+
+
+def encode_batch_answer(command: RemotingCommand) -> bytes:
+    """The frame of the response to a batch, which may have a longer header than others."""
+    return encode_command(command, None, _HEADER_LENGTH_MASK)
 
 
 def _integer(fields: dict[str, Any], name: str, default: int) -> int:

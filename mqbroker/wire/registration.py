@@ -20,7 +20,7 @@ import attrs
 import orjson
 
 from mqbroker.wire import fastjson
-from mqbroker.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig
+from mqbroker.wire.bodies import QUEUES_MAX, DataVersion, RegisterBrokerBody, TopicConfig
 from mqbroker.wire.body import BadBody
 
 T = TypeVar("T")
@@ -33,10 +33,17 @@ TOPICS_MAX = 200_000
 
 #: A topic's name may have 255 characters besides its prefix.
 TOPIC_BYTES_MAX = 1024
-PIECE_BYTES_MAX = 1024 * 1024
+PIECE_BYTES_MAX = 64 * 1024
+#: A Java broker has a few filter servers, of addresses.
+FILTER_SERVERS_MAX = 100
+FILTER_SERVER_LENGTH_MAX = 255
 
 #: Bytes of JSON, or topics of the compressed form, that are decoded in one step: a few ms.
 STEP_BYTES = 128 * 1024
+#: JSON that is not as brokers write it is decoded in one step: some 8,000 topics, 100 ms.
+OTHER_JSON_BYTES_MAX = 1024 * 1024
+#: Braces at which the bytes of a step may end, but for those within a topic: a broker of 5.x has an object in each.
+_CUTS_MAX = 8
 STEP_TOPICS = 1000
 _INFLATE_BYTES = 64 * 1024
 _DEFLATED_BYTES = 16 * 1024
@@ -60,7 +67,8 @@ class QueueNumbers(NamedTuple):
 
 @attrs.frozen
 class BrokerTopics:
-    """The content of a registration's body. `illegal_count`: topics left out for their invalid names."""
+    """The content of a registration's body. `illegal_count`: topics left out because no broker may have them: of
+    invalid names, or of more than QUEUES_MAX queues."""
 
     queues: Mapping[str, QueueNumbers] = attrs.field(factory=dict)
     data_version: DataVersion = DataVersion()
@@ -130,6 +138,8 @@ def read_registration(data: bytes, *, compressed: bool) -> Steps[BrokerTopics]:
 
 
 def _read_json(data: bytes, topics: _Topics) -> BrokerTopics:
+    if len(data) > OTHER_JSON_BYTES_MAX:
+        raise BadBody(f"{len(data)} bytes of JSON that is not as brokers write it, {OTHER_JSON_BYTES_MAX} at most")
     body = RegisterBrokerBody.from_json(data)
     wrapper = body.topic_config_serialize_wrapper
     topics.check_count(len(wrapper.topic_config_table))
@@ -139,7 +149,8 @@ def _read_json(data: bytes, topics: _Topics) -> BrokerTopics:
 
 
 def _read_long_json(data: bytes) -> Steps[BrokerTopics | None]:
-    """Decode the JSON that peers write: topics are flat objects without blanks between them. None for other JSON."""
+    """Decode the JSON that peers write: topics are objects of scalars without blanks between them, and may have flat
+    objects in them that are not the last. None for other JSON."""
     found = _table.search(data)
     if found is None:
         return None
@@ -147,20 +158,32 @@ def _read_long_json(data: bytes) -> Steps[BrokerTopics | None]:
     start = at = found.end()
     end = -1
     while end < 0:
-        cut = data.find(b'},"', at + STEP_BYTES)
-        # The brace of the last topic, and that of the table.
-        end = data.find(b"}}", at, cut + 1 if cut >= 0 else len(data))
-        cut = end if end >= 0 else cut
-        if cut < 0:
-            return None
-        try:
-            table = orjson.loads(b"{%b}}" % data[at:cut])
-        except ValueError:
+        table, cut, end = _step_of(data, at)
+        if table is None:
             return None
         topics.add_table(table)
         at = cut + 2
         yield
     return _read_json(data[:start] + data[end + 1 :], topics)
+
+
+def _step_of(data: bytes, at: int) -> tuple[dict[str, Any] | None, int, int]:
+    """The topics of one step from `at` on, where they end, and where all end, which is below 0 if there are more. None
+    for other JSON than peers write."""
+    cut = at + STEP_BYTES
+    for _ in range(_CUTS_MAX):
+        cut = data.find(b'},"', cut + 1, at + 2 * STEP_BYTES)
+        # The brace of the last topic, and that of the table.
+        end = data.find(b"}}", at, cut + 1 if cut >= 0 else at + 2 * STEP_BYTES)
+        cut = end if end >= 0 else cut
+        if cut < 0:
+            break
+        try:
+            return orjson.loads(b"{%b}}" % data[at:cut]), cut, end
+        except ValueError:
+            if end >= 0:
+                break
+    return None, -1, -1
 
 
 def _read_compressed(data: bytes) -> Steps[BrokerTopics]:
@@ -180,6 +203,10 @@ def _read_compressed(data: bytes) -> Steps[BrokerTopics]:
     return topics.done(version, RegisterBrokerBody.from_value({"filterServerList": servers}).filter_server_list)
 
 
+def _is_possible(numbers: QueueNumbers) -> bool:
+    return numbers.read_queues <= QUEUES_MAX and numbers.write_queues <= QUEUES_MAX
+
+
 class _Topics:
     """Collects topics; equal queue numbers share one value."""
 
@@ -190,6 +217,12 @@ class _Topics:
         self._known_texts: dict[bytes, QueueNumbers] = {}
 
     def done(self, version: DataVersion, filter_servers: list[str]) -> BrokerTopics:
+        """Everything that was collected. Raises BadBody if there are too many filter servers."""
+        if len(filter_servers) > FILTER_SERVERS_MAX or max(map(len, filter_servers), default=0) > (
+            FILTER_SERVER_LENGTH_MAX
+        ):
+            most = f"{FILTER_SERVERS_MAX} of {FILTER_SERVER_LENGTH_MAX} characters at most"
+            raise BadBody(f"{len(filter_servers)} filter servers, {most}")
         return BrokerTopics(self._queues, version, filter_servers, self._illegal_count)
 
     def check_count(self, more: int) -> None:
@@ -219,7 +252,10 @@ class _Topics:
         numbers = QueueNumbers(topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag)
         if not all(0 <= number <= _INT32_MAX for number in numbers):
             raise BadBody(f"topic {topic.topic_name[:80]!r}: queues, permission and flag cannot be {tuple(numbers)}")
-        self._put(topic.topic_name, self._known.setdefault(numbers, numbers))
+        if _is_possible(numbers):
+            self._put(topic.topic_name, self._known.setdefault(numbers, numbers))
+        else:
+            self._illegal_count += 1
 
     def add_text(self, piece: bytes) -> None:
         """Add a topic of the compressed form."""
@@ -229,6 +265,9 @@ class _Topics:
             if numbers is None:
                 read_queues, write_queues, perm, _ = rest.decode().split(" ")
                 numbers = QueueNumbers(_small(read_queues), _small(write_queues), _small(perm), 0)
+                if not _is_possible(numbers):
+                    self._illegal_count += 1
+                    return
                 numbers = self._known_texts[rest] = self._known.setdefault(numbers, numbers)
             self._put(name.decode(), numbers)
         except ValueError:
@@ -307,6 +346,6 @@ def _topic_text(topic: TopicConfig, permission: int | None) -> str:
 
 
 def _small(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
+    if not text.isascii() or not text.isdigit() or len(text) > 10 or int(text) > _INT32_MAX:
         raise ValueError(text)
     return int(text)

@@ -1,15 +1,17 @@
 """Batches: one send of several messages."""
 
 import struct
+from collections.abc import Callable
 from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqbroker.errors import BadFrame
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import ResponseCode
-from mqbroker.wire.command import FrameDecoder
+from mqbroker.wire.command import HEADER_BYTES_MAX, FrameDecoder, RemotingCommand
 from mqbroker.wire.ids import parse_offset_message_id
 from tests.broker.bench import (
     Bench,
@@ -18,6 +20,7 @@ from tests.broker.bench import (
     send_command,
 )
 from tests.broker.sending import BATCH, V1, V2, one, raw
+from tests.commands import decode_commands, decode_frame
 
 
 def test_a_batch_is_stored_as_its_messages(bench: Bench, client: Client) -> None:
@@ -106,3 +109,44 @@ def test_properties_in_a_batch_have_the_same_limit(bench: Bench, client: Client)
 def test_any_batch_body_is_answered(module_bench: Bench, body: bytes) -> None:
     data = module_bench.send.send(BATCH, [raw(send_command("Known", body, BATCH))], FakeConnection())
     assert len(FrameDecoder().feed(cast(bytes, data))) == 1
+
+
+def send_at_once(bench: Bench, command: RemotingCommand) -> bytes:
+    return cast(bytes, bench.send.send(BATCH, [raw(command)], FakeConnection()))
+
+
+@pytest.fixture
+def roomy(make_bench: Callable[..., Bench]) -> Bench:
+    """A bench that takes messages as large as usual."""
+    bench = make_bench("roomy", store={"max_message_size": 1 << 22, "mapped_file_size_commit_log": 1 << 24})
+    bench.client().send("T")  # makes it
+    return bench
+
+
+def test_the_answer_to_a_large_batch_has_all_ids_and_its_client_takes_it(roomy: Bench) -> None:
+    entries = [BatchEntry(0, b"%d" % i, b"") for i in range(10_000)]
+    command = send_command("T", encode_batch(entries), code=BATCH, batch=True)
+    data = send_at_once(roomy, command)
+    assert len(data) > HEADER_BYTES_MAX
+    with pytest.raises(BadFrame):
+        FrameDecoder().feed(data)
+    decoder = FrameDecoder()
+    decoder.expect_answer(command)
+    (answer,) = decode_commands(decoder.feed(data))
+    assert len(answer.ext_fields["msgId"].split(",")) == 10_000
+
+
+@pytest.mark.parametrize("shared", ["", "a\x01" + "x" * 30_000])
+def test_a_batch_whose_records_are_longer_than_a_message_may_be_stores_nothing(roomy: Bench, shared: str) -> None:
+    bench = roomy
+    before = bench.store.log_end
+    most = 4 * 1024 * 1024 // (91 + 1 + len(shared) + len("CLUSTER\x01DefaultCluster") + bool(shared))
+    for count in (190_000, most + 1, most - 10):
+        command = send_command(
+            "T", encode_batch([BatchEntry(0, b"", b"")]) * count, BATCH, batch=True, properties=shared
+        )
+        answer = send_at_once(bench, command)
+        if count > most:
+            assert decode_frame(answer).code == ResponseCode.MESSAGE_ILLEGAL
+            assert bench.store.log_end == before
+    assert 0.9 < (bench.store.log_end - before) / (4 * 1024 * 1024) <= 1

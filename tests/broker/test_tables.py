@@ -15,7 +15,14 @@ from mqbroker.errors import Refused, StoreDamaged
 from mqbroker.store.jsonfile import PIECES_PER_TURN, JsonFile
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
-from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper, SubscriptionGroupConfig, TopicConfig
+from mqbroker.wire.bodies import (
+    QUEUES_MAX,
+    ConsumerOffsetSerializeWrapper,
+    DataVersion,
+    SubscriptionGroupConfig,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+)
 from mqbroker.wire.codes import Perm
 from tests.broker.bench import START, live_settings
 from tests.fakes import SteppedWorker
@@ -131,6 +138,25 @@ def test_a_file_that_java_wrote(root: Path) -> None:
     assert table.get("T").read_queue_nums == 4
     assert (table.data_version.counter, table.data_version.timestamp) == (3, 1700000000001)
     assert offset_table(root).query("CG", "T", 3) == 4
+
+
+def test_topics_with_more_queues_than_a_broker_may_have_are_left_out(root: Path, logged: Logged) -> None:
+    root.mkdir()
+    sizes = {"A": (QUEUES_MAX, 1), "B": (QUEUES_MAX + 1, 1), "C": (1, 2**31 - 1)}
+    topics = {name: TopicConfig(name, *numbers) for name, numbers in sizes.items()}
+    values = {name: topic.to_value() for name, topic in topics.items()}
+    (root / "topics.json").write_text(json.dumps({"topicConfigTable": values}))
+    table = topic_table(root)
+    assert [name for name in sizes if table.get(name) is not None] == ["A"]
+    assert [line.rpartition(": ")[2] for line in logged.lines if "is left out" in line] == [
+        "it has 65536 queues, 65535 at most",
+        "it has 2147483647 queues, 65535 at most",
+    ]
+    master = TopicConfigSerializeWrapper(
+        {**topics, "D": TopicConfig("D")}, DataVersion(table.data_version.timestamp + 1, 1)
+    )
+    table.follow(master)
+    assert [name for name in master.topic_config_table if table.get(name) is not None] == ["A", "D"]
 
 
 def test_illegal_names_in_a_file_are_left_out(root: Path, logged: Logged) -> None:

@@ -5,10 +5,11 @@ from twisted.internet.defer import fail
 
 from mqbroker.client import NameServerUnreachable, NoBrokerForTopic, TopicNotFound
 from mqbroker.client.errors import TlsFailed
-from mqbroker.client.routes import Routes
+from mqbroker.client.routes import Routes, route_of
 from mqbroker.errors import Unreachable
-from mqbroker.wire.bodies import MessageQueue, TopicConfig
+from mqbroker.wire.bodies import BrokerData, MessageQueue, QueueData, TopicConfig, TopicRouteData
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
 from tests.client.world import World
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
@@ -155,3 +156,62 @@ def test_an_address_is_the_preferred_brokers_or_the_masters(world: World, name_s
     assert world.result(routes.address(MessageQueue("T", "b", 0), 1)) == "10.0.0.3:10911"
     with pytest.raises(NoBrokerForTopic):
         world.result(routes.address(MessageQueue("T", "gone", 0)))
+
+
+def route(*queues: QueueData) -> TopicRouteData:
+    names = {each.broker_name for each in queues}
+    return TopicRouteData(None, list(queues), [BrokerData(name, "c", {0: "10.0.0.2:10911"}) for name in names])
+
+
+@pytest.mark.parametrize("create", [False, True])
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (route(QueueData("a", 2**31 - 1, 4, 6)), "a route of 2147483647 queues, 131072 at most"),
+        (route(QueueData("a", 4, 2**31 - 1, 6)), "a route of 2147483647 queues, 131072 at most"),
+        (route(*(QueueData(f"b{n}", 65535, 65535, 6) for n in range(3))), "a route of 196605 queues, 131072 at most"),
+        (route(QueueData("a", 4, 4, 6), QueueData("a", 4, 4, 6)), "the queues of a broker twice"),
+    ],
+)
+def test_of_a_route_that_no_client_can_use_nothing_is_made(
+    world: World, name_server: str, data: TopicRouteData, why: str, create: bool
+) -> None:
+    hostile = "10.0.0.8:9876"
+    world.cluster.serve_also_at(hostile, name_server)
+
+    def claim(passage: Any) -> None:
+        passage.answer(RemotingCommand.response(passage.request, body=data.to_json()))
+
+    world.faults.refuse[hostile, ROUTE] = claim
+    with pytest.raises(NameServerUnreachable, match=why):
+        world.result(make(world, hostile).get("T", create=create))
+    world.cluster.add_topic("T")
+    # Another name server is asked.
+    assert len(world.result(make(world, hostile, name_server).get("T", create=create)).publish_queues) == 4
+
+
+def test_a_route_of_negative_numbers_has_no_queues() -> None:
+    found = route_of("T", route(QueueData("a", -3, -1, 6), QueueData("b", 2, -5, 6), QueueData("c", -7, 1, 6)))
+    assert [(each.broker_name, each.queue_id) for each in found.publish_queues] == [("c", 0)]
+    assert [(each.broker_name, each.queue_id) for each in found.subscribe_queues] == [("b", 0), ("b", 1)]
+
+
+def test_a_route_as_long_as_two_brokers_may_have_is_taken() -> None:
+    found = route_of("T", route(QueueData("b", 65535, 65535, 6), QueueData("a", 65535, 65535, 6)))
+    assert len(found.publish_queues) == 131_070
+    assert found.publish_queues == found.subscribe_queues
+    assert [found.publish_queues[n] for n in (0, 65534, 65535, -1)] == [
+        MessageQueue("T", "a", 0),
+        MessageQueue("T", "a", 65534),
+        MessageQueue("T", "b", 0),
+        MessageQueue("T", "b", 65534),
+    ]
+
+
+def test_a_body_that_takes_long_to_read_is_refused(world: World, name_server: str) -> None:
+    body = b'{"x":[' + b"[]," * 400_000 + b"[]]}"
+    world.faults.refuse[None, ROUTE] = lambda passage: passage.answer(
+        RemotingCommand.response(passage.request, body=body)
+    )
+    with pytest.raises(NameServerUnreachable, match=r"TopicRouteData: 12000\d\d bytes, 1048576 at most"):
+        world.result(make(world, name_server).get("T"))

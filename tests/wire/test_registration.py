@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqbroker.wire import registration
-from mqbroker.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
+from mqbroker.wire.bodies import QUEUES_MAX, DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.body import BadBody
 from mqbroker.wire.registration import (
     PIECE_BYTES_MAX,
@@ -161,7 +161,63 @@ def test_a_long_compressed_body_is_read_in_steps() -> None:
 def test_a_long_body_of_another_form_is_read_at_once(more: dict[str, Any]) -> None:
     body = long_body(**more)
     assert steps_of(orjson.dumps(body))[1] == LONG
-    assert steps_of(orjson.dumps(body, option=orjson.OPT_INDENT_2)) == (0, LONG)
+    count, found = steps_of(orjson.dumps(long_body(3000, **more), option=orjson.OPT_INDENT_2))
+    assert (count, list(found.queues.items())) == (0, list(LONG.queues.items())[:3000])
+
+
+def test_a_long_body_of_a_broker_of_5x_is_read_in_steps() -> None:
+    body = long_body()
+    table = body["topicConfigSerializeWrapper"]["topicConfigTable"]
+    table |= {name: {"attributes": {}, **topic} for name, topic in table.items()}
+    data = orjson.dumps(body)
+    assert steps_of(data) == (pytest.approx(len(data) / STEP_BYTES, abs=1), LONG)
+
+
+LISTS = b"[" + b"[]," * 350_000 + b"[]]"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"x":%b}' % LISTS,
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{"x":%b}}}}' % LISTS,
+        b'{"x":%b,"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{"topicName":"T"}}}}' % LISTS,
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{"topicName":"T"}}},"x":%b}' % LISTS,
+    ],
+)
+def test_bytes_that_would_take_long_are_refused_unread(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads, sizes = orjson.loads, [0]
+
+    def measured(text: bytes) -> Any:
+        sizes.append(len(text))
+        return loads(text)
+
+    monkeypatch.setattr(orjson, "loads", measured)
+    with pytest.raises(BadBody, match="bytes of JSON that is not as brokers write it, 1048576 at most"):
+        decode_registration(data, compressed=False)
+    assert max(sizes) <= 3 * STEP_BYTES
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("count", [10, 5000])
+def test_topics_with_more_queues_than_a_broker_may_have_are_left_out(compressed: bool, count: int) -> None:
+    table = {f"topic-{n}": TopicConfig(f"topic-{n}", 4, 4) for n in range(count)}
+    table |= {"R": TopicConfig("R", QUEUES_MAX, 1), "W": TopicConfig("W", 1, QUEUES_MAX)}
+    good = {name: QueueNumbers(each.read_queue_nums, each.write_queue_nums, 6, 0) for name, each in table.items()}
+    for name, read, write in (("X", QUEUES_MAX + 1, 1), ("Y", 1, QUEUES_MAX + 1), ("Z", 2**31 - 1, 2**31 - 1)):
+        table[name] = TopicConfig(name, read, write)
+    data = encode_registration(RegisterBrokerBody(TopicConfigSerializeWrapper(table)), compressed=compressed)
+    found = decode_registration(data, compressed=compressed)
+    assert found.queues == good
+    assert found.illegal_count == 3
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("servers", [["f:1"] * 101, ["f" * 256]])
+def test_more_filter_servers_than_a_broker_has_are_refused(servers: list[str], compressed: bool) -> None:
+    data = encode_registration(RegisterBrokerBody(filter_server_list=servers), compressed=compressed)
+    with pytest.raises(BadBody, match=f"{len(servers)} filter servers, 100 of 255 characters at most"):
+        decode_registration(data, compressed=compressed)
 
 
 def test_topics_that_lie_alike_share_one_value() -> None:

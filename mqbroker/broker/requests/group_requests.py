@@ -13,14 +13,18 @@ from mqbroker.broker.client_registry import ConsumerRegistry
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.queue_stats import QueueStats
-from mqbroker.broker.requests.topic_requests import QUEUES_MAX
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import Refused
 from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import Call, answers
 from mqbroker.wire import headers as h
 from mqbroker.wire.admin_bodies import ConsumeStats, ConsumeStatsList, GroupList, OffsetWrapper
-from mqbroker.wire.bodies import GetConsumerListByGroupResponseBody, MessageQueue, SubscriptionGroupConfig
+from mqbroker.wire.bodies import (
+    QUEUES_MAX,
+    GetConsumerListByGroupResponseBody,
+    MessageQueue,
+    SubscriptionGroupConfig,
+)
 from mqbroker.wire.codes import RequestCode, ResponseCode
 
 log = Logger()

@@ -24,7 +24,7 @@ from mqbroker.remoting.handlers import BatchHandler, IConnection, RawRequest, fa
 from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import ResponseCode
-from mqbroker.wire.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand, encode_command
+from mqbroker.wire.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand, encode_batch_answer, encode_command
 from mqbroker.wire.headers import read_send_header
 from mqbroker.wire.record import NewMessage
 
@@ -205,7 +205,7 @@ class SendRequests:
                 ids = ",".join([f"{self._msg_id_prefix}{offset:016X}" for offset, *_ in records])
                 fields = {"queueId": str(queue_id), **self._common_fields, "msgId": ids}
                 fields["queueOffset"] = str(records[0][1])
-                frames.append(encode_command(RemotingCommand(code, fields, opaque=opaque, flag=RESPONSE_FLAG)))
+                frames.append(encode_batch_answer(RemotingCommand(code, fields, opaque=opaque, flag=RESPONSE_FLAG)))
         return b"".join(frames)
 
     def _add(

@@ -35,7 +35,7 @@ from mqbroker.wire.codes import (
 from mqbroker.wire.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from mqbroker.wire.names import LMQ_PREFIX, check_topic
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, reencode_properties
-from mqbroker.wire.record import NewMessage
+from mqbroker.wire.record import RECORD_BYTES_MIN, NewMessage
 
 _LMQ_EXCEEDED = (
     "[LMQ_CONSUME_QUEUE_NUM_EXCEEDED]broker config enableLmq and enableMultiDispatch, "
@@ -161,15 +161,20 @@ class SendRules:
         if name.startswith(RETRY_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch may not be sent to a retry topic")
         try:
-            entries = decode_batch(body)
+            entries = decode_batch(body, self.body_bytes_max // RECORD_BYTES_MIN)
         except BadBatch as error:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}") from None
         messages = []
+        size = 0
         for entry in entries:
             properties = decode_properties(entry.properties)
             if Prop.DELAY_TIME_LEVEL in properties or Prop.DELAY_TIME_LEVEL in shared:
                 raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a batch cannot be delayed")
             stored = stored_properties(properties | shared, self.body_bytes_max)
+            # As in Java the records have a bound, not what was sent: each gets the properties of the batch.
+            size += RECORD_BYTES_MIN + len(name) + len(entry.body) + len(stored)
+            if size > self.body_bytes_max:
+                raise illegal(self.body_bytes_max, f"records of a batch of {len(body)}B are longer than that, ")
             messages.append(_message(header, connection, name, queue_id, entry.flag, sys_flag, entry.body, stored))
         if not messages:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")

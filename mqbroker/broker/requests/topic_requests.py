@@ -18,14 +18,11 @@ from mqbroker.remoting.handlers import Call, answers
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire import headers as h
 from mqbroker.wire.admin_bodies import QueryConsumeTimeSpanBody, TopicStatsTable
-from mqbroker.wire.bodies import TopicConfig, TopicList
+from mqbroker.wire.bodies import QUEUES_MAX, TopicConfig, TopicList
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.names import check_topic
 
 log = Logger()
-
-#: Maximum queues of a topic: each is a directory.
-QUEUES_MAX = 65_535
 
 
 @attrs.frozen

@@ -467,7 +467,7 @@ MISTAKES = [
     Mutation(
         "take a header of any length",
         "wire/command.py",
-        "            if header_length > HEADER_BYTES_MAX:\n",
+        "            if header_length > self._header_bytes_max:\n",
         "            if False:\n",
         ("tests/wire/test_frame_decoder.py::test_a_header_above_the_bound_is_refused_before_it_is_buffered",),
     ),
@@ -479,5 +479,29 @@ MISTAKES = [
         "                    else decode_command(serialize_type, header, body)\n",
         "                    decode_command(serialize_type, header, body)\n",
         ("tests/remoting/test_batches.py::test_a_header_is_parsed_once",),
+    ),
+    Mutation(
+        "give topics routes whose queues no broker may have",
+        "wire/registration.py",
+        "    return numbers.read_queues <= QUEUES_MAX and numbers.write_queues <= QUEUES_MAX\n",
+        "    return True\n",
+        ("tests/wire/test_registration.py::test_topics_with_more_queues_than_a_broker_may_have_are_left_out",),
+    ),
+    Mutation(
+        "make an object for each queue that a name server claims",
+        "client/routes.py",
+        "    if count > ROUTE_QUEUES_MAX:\n",
+        "    if count > 2**40:\n",
+        ("tests/client/test_routes.py::test_of_a_route_that_no_client_can_use_nothing_is_made",),
+    ),
+    Mutation(
+        "bound what is sent of a batch, not what is stored",
+        "broker/requests/send_rules.py",
+        "            if size > self.body_bytes_max:\n",
+        "            if False:\n",
+        (
+            "tests/broker/test_send_batches.py::"
+            "test_a_batch_whose_records_are_longer_than_a_message_may_be_stores_nothing",
+        ),
     ),
 ]

@@ -206,19 +206,22 @@ def _read(path: str) -> AclFile:
 
 
 def read_at_start(places: AclPlaces) -> AclContent:
-    """Read all files, each of which must be valid. Raises BadAcl with the path."""
+    """Read all files, of which there must be one, and each valid. Raises BadAcl with the path."""
     content = read_acl_files(places, None)
     for why in content.faults.values():
         raise BadAcl(why)
+    if not content.files:
+        raise BadAcl(
+            f"{places.plain_file}: there is no such file, nor one in {places.folder}, so that nobody would have an "
+            "account; write one, set rocketmqHome to the directory that has it, or leave aclEnable out"
+        )
     return content
 
 
 def warnings_of(content: AclContent, plain_file: str) -> list[str]:
     """Warnings about files that could be read."""
     warnings = []
-    if not content.files:
-        warnings.append(f"{plain_file} is not there: nobody has an account, and nobody is served")
-    elif not any(file.accounts for file in content.files.values()):
+    if not any(file.accounts for file in content.files.values()):
         warnings.append(f"no file of accounts has one, {plain_file} neither: nobody can sign a request")
     for path in content.files:
         if others_can_read(path):

@@ -66,6 +66,7 @@ from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.tags_codes import parse_delay_levels
 from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.names import join_address
 from mqbroker.wire.record import decode_host
 
 EXPIRY_CHECK_SECONDS = 10.0
@@ -210,7 +211,7 @@ class Assembly:
         settings = self.settings
         tasks, calls = CooperativeTasks(clock), ClientCalls()
         queues = QueueStats(store, offsets, settings.broker_name, clock.seconds)
-        own_addr = "{}:{}".format(*decode_host(store_host))
+        own_addr = join_address(*decode_host(store_host))
         own = self._replication
         info = RuntimeInfo(store, stats, self.delay, live, clock.seconds, self.slaves, own.follower, own.group_info)
         for family in (

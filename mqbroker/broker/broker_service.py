@@ -32,12 +32,13 @@ from mqbroker.broker.broker_group import EPOCHS_FILE, BrokerGroup
 from mqbroker.broker.broker_slave import BrokerSlave
 from mqbroker.broker.fast_failure import FastFailure, TickingTurnClock, Turns
 from mqbroker.broker.name_servers import BrokerIdentity, OnMaster, Registration
-from mqbroker.broker.ports import allowed_slaves
+from mqbroker.broker.ports import allowed_slaves, own_address
 from mqbroker.broker.replica_store import cut_store_back, put_store_aside
 from mqbroker.broker.requests.broker_admin import Save
 from mqbroker.broker.slave_synchronize import SlaveSynchronize
 from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.config.changes import rewrite_conf
+from mqbroker.config.system import resolve
 from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable
 from mqbroker.ha.divergence import Diverged, LogComparison
 from mqbroker.ha.etcd import EtcdClient, IEtcd
@@ -63,6 +64,7 @@ from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.syncs import AioSyncs, ISyncs, WorkerSyncs
 from mqbroker.store.worker import IWorker, SerialWorker, ThreadWorker
 from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.names import is_ip, join_address
 from mqbroker.wire.record import encode_host
 from mqbroker.wire.requests import codes_where
 
@@ -91,6 +93,7 @@ class BrokerService(Service):
 
     :param etcd: where a group of brokers elects its master; by default asked at etcdEndpoints.
     :param steady: seconds of a clock that is never set; by default the reactor's.
+    :param resolve: returns the address of a host name, which may take long; raises OSError.
     """
 
     name = "mqbroker"
@@ -107,8 +110,10 @@ class BrokerService(Service):
         files_max: int = sys.maxsize,
         etcd: IEtcd | None = None,
         steady: Callable[[], float] | None = None,
+        resolve: Callable[[str], str] = resolve,
     ) -> None:
         self.settings = settings
+        self._resolve = resolve
         self._files_max = files_max
         self.started: Deferred[None] = Deferred()
         self.port = 0
@@ -195,7 +200,7 @@ class BrokerService(Service):
             self._read_tls = partial(tls.look, worker.run)
             self._every(TLS_WATCH_SECONDS, self._read_tls)
         acl = self._read_acl(worker)
-        store_host = encode_host((settings.broker_ip1, self.port))
+        store_host = encode_host((await self._own_address(listening, worker), self.port))
         opening = open_store_in_turns(
             settings.store,
             disk=self._disk,
@@ -256,6 +261,15 @@ class BrokerService(Service):
             self._follow_master(store, parts, follower)
         self._take_part(store, parts)
 
+    async def _own_address(self, listening: ListeningService, worker: IWorker) -> str:
+        settings = self.settings
+        if is_ip(settings.broker_ip1):
+            return settings.broker_ip1
+        listening.pause()
+        found: tuple[str, str] = await worker.run(lambda: own_address(settings, self._resolve))
+        log.info("{told}", told=found[1])
+        return found[0]
+
     def _replication(self, follower: _Follower | None) -> Replication:
         service, group = None if follower is None else follower.service, self._group
         if group is None:
@@ -280,8 +294,8 @@ class BrokerService(Service):
             return
         group.settle(store, parts.offsets)
         if not group.member.running:
-            address = f"{self.settings.broker_ip1}:{self.port}"
-            group.member.join(address, f"{self.settings.broker_ip2}:{self.settings.ha_listen_port}")
+            address = join_address(self.settings.broker_ip1, self.port)
+            group.member.join(address, join_address(self.settings.broker_ip2, self.settings.ha_listen_port))
         group.serves()
 
     def _make_follower(self, store: MessageStore) -> _Follower:
@@ -450,9 +464,9 @@ class BrokerService(Service):
             self.started.callback(None)
             return None
         client = self._make_client(lambda address: registration.connection_closed(address))
-        address = f"{settings.broker_ip1}:{self.port}"
+        address = join_address(settings.broker_ip1, self.port)
         identity = BrokerIdentity(address, settings.broker_name, settings.broker_cluster_name, settings.broker_id)
-        ha_addr = "" if self._master is None else f"{settings.broker_ip2}:{self._master.port}"
+        ha_addr = "" if self._master is None else join_address(settings.broker_ip2, self._master.port)
         registration = Registration(
             client,
             settings.namesrv_addr,

@@ -1,9 +1,33 @@
-"""Who may connect to a broker's port for replication."""
+"""The addresses of a broker: its own in records and message ids, and who may connect to its port for replication."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mqbroker.access.addresses import AddressPattern, parse_pattern
 from mqbroker.config import BrokerSettings, TlsMode
+from mqbroker.errors import MQError
+from mqbroker.wire.names import is_ip
+
+
+def own_address(settings: BrokerSettings, resolve: Callable[[str], str]) -> tuple[str, str]:
+    """The IP address of brokerIP1, which is in records and message ids, and what to tell of it; empty if it was given
+    as an address. Raises MQError if a name has no address."""
+    name = settings.broker_ip1
+    if is_ip(name):
+        return name, ""
+    try:
+        address = resolve(name)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise MQError(
+            f"brokerIP1: no address of {name!r} is known to this machine: {why}; set it to a name that can be "
+            "resolved, or to an address"
+        ) from None
+    told = f"brokerIP1={name} is {address} here: clients connect to that name"
+    if ":" in address and settings.server.bind_address in ("", "0.0.0.0"):
+        return address, f"{told}, but this broker serves no IPv6; set bindAddress=::"
+    return address, f"{told}, and by the ids of messages to {address}"
 
 
 def allowed_slaves(settings: BrokerSettings) -> AddressPattern | None:

@@ -27,6 +27,7 @@ from mqbroker.store.offline.dump import Selection, read_index_headers, read_mess
 from mqbroker.store.offline.findings import Finding, Findings, Severity, when
 from mqbroker.store.offline.repair import Plan, Repair, make_plan
 from mqbroker.store.os_disk import OsDisk
+from mqbroker.wire.names import join_address
 from mqbroker.wire.record import BadRecord, Record, record_body
 
 _COLORS = {Severity.LOST: "red", Severity.BROKEN: "yellow", Severity.NOTE: "cyan"}
@@ -246,9 +247,9 @@ def as_dict(record: Record) -> dict[str, Any]:
         "queue_id": record.queue_id,
         "queue_offset": record.queue_offset,
         "store_timestamp_ms": record.store_timestamp,
-        "store_host": "{}:{}".format(*record.store_host),
+        "store_host": join_address(*record.store_host),
         "born_timestamp_ms": record.born_timestamp,
-        "born_host": "{}:{}".format(*record.born_host),
+        "born_host": join_address(*record.born_host),
         "flag": record.flag,
         "sys_flag": record.sys_flag,
         "reconsume_times": record.reconsume_times,

@@ -28,7 +28,7 @@ from mqbroker.client.errors import TlsFailed
 from mqbroker.client.tls import OTHER_NAME, ClientTls, Contexts, not_trusted, ssl_context, tls_failed, why_lost
 from mqbroker.errors import MQError
 from mqbroker.remoting.tls import ENDPOINT_TIMEOUT_S, openssl_context, openssl_reasons, trust
-from mqbroker.wire.names import is_ip
+from mqbroker.wire.names import is_ip, join_address
 
 _CONTROL_FLOW = (SSL.WantReadError, SSL.ZeroReturnError, SSL.SysCallError)
 
@@ -65,7 +65,7 @@ class _Server:
 
     @property
     def addr(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return join_address(self.host, self.port)
 
     def check_name(self, connection: SSL.Connection) -> None:
         """Raise TlsFailed where the certificate is for another name."""

@@ -109,6 +109,14 @@ def parse_bind_address(text: str) -> str:
     raise ValueError(f"{text!r} is not an address: write one such as 127.0.0.1, or nothing for all of this machine")
 
 
+def parse_own_host(text: str) -> str:
+    """As `parse_host`; an IPv6 address may be in brackets, and loses them."""
+    host = text[1:-1] if text.startswith("[") and text.endswith("]") and ":" in text else text
+    if "%" in host and is_ip(host):
+        raise ValueError(f"{text!r} has a zone, which is of this machine alone; name an address without one")
+    return parse_host(host)
+
+
 def parse_host(text: str) -> str:
     """An address or a host name that other machines can reach."""
     is_name = re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})", text) and not re.fullmatch(r"[\d.]+", text)

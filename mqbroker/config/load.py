@@ -81,6 +81,8 @@ def load_broker_settings(
     faults.check(lambda: _check_accounts(settings, given), "aclEnable", "rocketmqHome")
     faults.raise_any(given)
     _warn_of_unused(given, warn)
+    if ":" in settings.broker_ip1 and not server.bind_address:  # without an address only IPv4 would be served
+        settings = attrs.evolve(settings, server=attrs.evolve(server, bind_address="::"))
     if store.broker_role is BrokerRole.SLAVE or settings.etcd_endpoints:
         return settings
     if settings.broker_id:

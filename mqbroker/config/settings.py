@@ -21,12 +21,12 @@ from mqbroker.config.fields import (
     parse_addresses,
     parse_bind_address,
     parse_delays,
-    parse_host,
     parse_hours,
     parse_log_path,
     parse_name,
     parse_optional_address,
     parse_optional_path,
+    parse_own_host,
     parse_path,
     parse_relative_path,
     parse_urls,
@@ -36,6 +36,7 @@ from mqbroker.config.fields import (
     whole,
 )
 from mqbroker.config.sources import Sources
+from mqbroker.wire.names import join_address
 
 DEFAULT_FILE = "/etc/rocketmq/tls.properties"
 
@@ -265,8 +266,8 @@ class BrokerSettings:
     """The broker, with the settings of its components."""
 
     broker_name: str = text(parse=parse_name, important=True)
-    broker_ip1: str = text(parse=parse_host, key="brokerIP1", important=True)
-    broker_ip2: str = text(parse=parse_host, key="brokerIP2")
+    broker_ip1: str = text(parse=parse_own_host, key="brokerIP1", important=True)
+    broker_ip2: str = text(parse=parse_own_host, key="brokerIP2")
     store: StoreSettings
     namesrv_addr: tuple[str, ...] = text((), parse_addresses, important=True)
     broker_cluster_name: str = text("DefaultCluster", parse_name, important=True)
@@ -394,4 +395,4 @@ class BrokerSettings:
     @property
     def broker_addr(self) -> str:
         """The address this broker gives to name servers and clients."""
-        return f"{self.broker_ip1}:{self.server.listen_port}"
+        return join_address(self.broker_ip1, self.server.listen_port)

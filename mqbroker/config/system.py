@@ -21,6 +21,14 @@ def first_address() -> str:
     return address
 
 
+def resolve(name: str) -> str:
+    """The IP address of a host, the first IPv4 one if there are several. Blocks while name servers are asked. Raises
+    OSError."""
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    found.sort(key=lambda each: each[0] != socket.AF_INET)
+    return str(found[0][4][0])
+
+
 @attrs.frozen
 class Host:
     """The machine's names, as the defaults use them."""

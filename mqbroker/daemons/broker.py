@@ -15,6 +15,7 @@ from mqbroker.daemons.options import ConsoleOptions, DaemonOptions
 from mqbroker.daemons.plugin import TwistdOptions, make_twistd_service
 from mqbroker.daemons.process import files_for_connections
 from mqbroker.daemons.shard_stores import check_shard_stores
+from mqbroker.wire.names import join_address
 
 log = Logger()
 
@@ -69,9 +70,8 @@ def serve_broker(settings: BrokerSettings, reactor: Any) -> Served:
     broker = make_broker(settings, reactor, Random(), files_for_connections(), steady)
 
     def boot_line() -> str:
-        line = (
-            f"The broker[{settings.broker_name}, {settings.broker_ip1}:{broker.port}] boot success. serializeType=JSON"
-        )
+        address = join_address(settings.broker_ip1, broker.port)
+        line = f"The broker[{settings.broker_name}, {address}] boot success. serializeType=JSON"
         servers = ";".join(settings.namesrv_addr)
         return f"{line} and name server is {servers}" if servers else line
 

@@ -1,22 +1,29 @@
-"""Checks of --check beside the settings, as at a start: certificates, keys, accounts, and whether all files can be
-written. They leave nothing behind."""
+"""Checks of --check beside the settings, as at a start: certificates, keys, accounts, addresses, ports, the store, and
+whether all files can be written. They leave nothing behind."""
 
 from __future__ import annotations
 
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from twisted.internet.error import CannotListenError
+
 from mqbroker.access.acl_files import acl_places, read_at_start, warnings_of
-from mqbroker.config import BrokerSettings, NamesrvSettings
+from mqbroker.broker.ports import allowed_slaves, own_address
+from mqbroker.config import BrokerRole, BrokerSettings, NamesrvSettings, StoreSettings
 from mqbroker.config.shards import shard_settings
+from mqbroker.config.system import resolve
 from mqbroker.daemons.daemon import advice, why_not_started
-from mqbroker.daemons.process import require_file
+from mqbroker.daemons.process import lock_pid_file, require_file
 from mqbroker.daemons.shard_stores import check_shard_stores
-from mqbroker.errors import MQError
+from mqbroker.errors import MQError, StoreLocked
+from mqbroker.remoting.tcp import try_port
 from mqbroker.remoting.tls import client_context, server_context
+from mqbroker.store.layout import StorePaths, lock_holder, refuse_other
+from mqbroker.store.os_disk import OsDisk
 
 
 def check(settings: BrokerSettings | NamesrvSettings, own_files: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -26,6 +33,9 @@ def check(settings: BrokerSettings | NamesrvSettings, own_files: Mapping[str, st
     looks: list[Callable[[], list[str]]] = [lambda: _check_tls(settings), lambda: _check_accounts(settings)]
     looks += [partial(_check_directory, name, path) for name, path in _directories(settings)]
     looks.append(lambda: _check_shards(settings))
+    looks.append(lambda: _check_own_address(settings))
+    looks += [partial(_check_ports, each) for each in _shards(settings) or (settings,)]
+    looks += [partial(_check_store, each.store) for each in _shards(settings)]
     looks += [partial(_check_file, name, path) for name, path in own_files.items()]
     for look in looks:
         try:
@@ -57,15 +67,69 @@ def _check_shards(settings: BrokerSettings | NamesrvSettings) -> list[str]:
         raise MQError(why_not_started(error)) from None
 
 
+def _check_own_address(settings: BrokerSettings | NamesrvSettings) -> list[str]:
+    if not isinstance(settings, BrokerSettings):
+        return []
+    _, told = own_address(settings, resolve)
+    return [told] if told else []
+
+
+def _check_ports(settings: BrokerSettings | NamesrvSettings) -> list[str]:
+    """A start goes on without the ports for the VIP channel and for slaves."""
+    _check_port(settings, settings.server.listen_port)
+    warnings = []
+    for port, what in _further_ports(settings) if isinstance(settings, BrokerSettings) else ():
+        try:
+            _check_port(settings, port)
+        except MQError as error:
+            warnings.append(f"{what}: {error}")
+    return warnings
+
+
+def _further_ports(settings: BrokerSettings) -> list[tuple[int, str]]:
+    found = []
+    if settings.vip_port is not None:
+        found.append((settings.vip_port, "the VIP channel would not be served"))
+    if settings.store.broker_role is not BrokerRole.SLAVE and allowed_slaves(settings) is not None:
+        found.append((settings.ha_listen_port, "no slave could connect"))
+    return found
+
+
+def _check_port(settings: BrokerSettings | NamesrvSettings, port: int) -> None:
+    try:
+        try_port(port, settings.server.bind_address)
+    except CannotListenError as error:
+        raise MQError(why_not_started(error)) from None
+
+
+def _shards(settings: BrokerSettings | NamesrvSettings) -> Sequence[BrokerSettings]:
+    if not isinstance(settings, BrokerSettings):
+        return ()
+    return [shard_settings(settings, shard) for shard in range(settings.shards)]
+
+
+def _check_store(store: StoreSettings) -> list[str]:
+    root = store.store_path_root_dir
+    path = StorePaths(root, store.store_path_commit_log).lock
+    try:
+        holder = lock_holder(path)
+        if os.path.isdir(root):
+            refuse_other(OsDisk(), root)
+    except OSError as error:
+        raise MQError(why_not_started(error)) from None
+    if holder:
+        raise StoreLocked(path, holder)
+    return []
+
+
 def _directories(settings: BrokerSettings | NamesrvSettings) -> list[tuple[str, str]]:
     """Directories for files, each with its setting; missing ones are created."""
     if not isinstance(settings, BrokerSettings):
         return [("kvConfigPath", os.path.dirname(settings.kv_config_path))]
     found = []
-    for shard in range(settings.shards):
-        store = shard_settings(settings, shard).store
-        found.append(("storePathRootDir", store.store_path_root_dir))
-        found.append(("storePathCommitLog", store.store_path_commit_log))
+    for shard in _shards(settings):
+        found.append(("storePathRootDir", shard.store.store_path_root_dir))
+        found.append(("storePathCommitLog", shard.store.store_path_commit_log))
     return found
 
 
@@ -97,6 +161,9 @@ def _check_file(name: str, path: str) -> list[str]:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if name == "--pid-file":
+            with open(path, encoding="ascii", errors="replace") as file:
+                lock_pid_file(file, path)
 
     return _looked(name, path, path, look)
 

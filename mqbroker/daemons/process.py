@@ -131,18 +131,25 @@ def require_file(path: str) -> None:
             raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a file", path)
 
 
+def lock_pid_file(file: TextIOWrapper, path: str) -> None:
+    """Raises AlreadyRunning if another process has it locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        why = f"process {file.read(20).strip()} has it and runs; stop that first, or name another file"
+        raise AlreadyRunning(f"{path}: {why}") from None
+
+
 def _locked(path: str) -> TextIOWrapper:
     require_file(path)
     while True:
         file = open(path, "a+", encoding="ascii", errors="replace")  # noqa: SIM115
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            other = file.read(20).strip()
+            lock_pid_file(file, path)
+        except AlreadyRunning:
             file.close()
-            why = f"process {other} has it and runs; stop that first, or name another file"
-            raise AlreadyRunning(f"{path}: {why}") from None
+            raise
         # Its former holder may have removed it just before it was locked.
         if file_stamp(path) is not None and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
             return file

@@ -27,6 +27,7 @@ from mqbroker.errors import StoreError
 from mqbroker.ha.link import BadPeer, Greeting, MasterLink
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.tcp import write_parts_at_once
+from mqbroker.wire.names import join_address
 
 log = Logger()
 
@@ -374,8 +375,8 @@ class MasterFactory(ServerFactory):
         self._gone: Deferred[None] | None = None
 
     def buildProtocol(self, addr: IAddress | None) -> SlaveConnection | None:
-        host = str(getattr(addr, "host", ""))
-        peer = f"{host}:{getattr(addr, 'port', '')}"
+        host = str(getattr(addr, "host", "")).removeprefix("::ffff:")
+        peer = join_address(host, getattr(addr, "port", 0))
         why = None
         if not self._is_allowed(host):
             why = "haWhiteRemoteAddresses does not have its address"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from twisted.internet.interfaces import IAddress
 
 from mqbroker.errors import MQError
+from mqbroker.wire.names import join_address
 from mqbroker.wire.record import encode_host
 
 
@@ -18,4 +19,4 @@ def peer_of(address: IAddress) -> tuple[str, bytes]:
         encoded = encode_host((host, port))
     except MQError:
         encoded = encode_host(("0.0.0.0", port))
-    return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), encoded
+    return join_address(host, port), encoded

@@ -13,6 +13,7 @@ from typing import Any, cast
 import attrs
 from twisted.internet import tcp
 from twisted.internet.base import ReactorBase
+from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort, IReactorTCP
 from twisted.internet.protocol import ServerFactory
 from twisted.logger import ILogObserver, LogEvent, Logger, LogLevel
@@ -176,6 +177,17 @@ class ImmediateWritePort(tcp.Port):
         iteration."""
         self.numberAccepts = min(self.numberAccepts, ACCEPTS_MAX)
         super().doRead()  # type: ignore[no-untyped-call]
+
+
+def try_port(port: int, interface: str) -> None:
+    """Bind a port as `listen` does, without accepting a connection, and free it. Raises Twisted's CannotListenError."""
+    family = socket.AF_INET6 if ":" in interface else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((interface, port))
+        except OSError as error:
+            raise CannotListenError(interface, port, error) from None  # type: ignore[no-untyped-call]
 
 
 def listen(

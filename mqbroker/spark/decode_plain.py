@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from mqbroker.wire.codes import KEY_SEPARATOR, Prop
 from mqbroker.wire.ids import offset_message_id
+from mqbroker.wire.names import join_address
 from mqbroker.wire.record import Host, Record, record_body
 
 #: Times come from producers; larger ones are clamped to this, as microseconds must fit into 64 bits.
@@ -21,8 +22,7 @@ _level = re.compile(r"-?[0-9]{1,9}").fullmatch
 
 def host_text(host: Host) -> str:
     """A host as "ip:port", an IPv6 address in brackets."""
-    address, port = host
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return join_address(*host)
 
 
 def split_keys(text: str) -> list[str]:

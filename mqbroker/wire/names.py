@@ -65,6 +65,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """ "host:port"; an IPv6 address is put into brackets. The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_ip(text: str) -> bool:
     """Whether it is a numeric address, IPv4 or IPv6, without a port."""
     import ipaddress

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from twisted.internet.task import Clock
 
-from mqbroker.access.acl_files import WATCH_SECONDS
+from mqbroker.access.acl_files import WATCH_SECONDS, AclFiles, acl_places
 from mqbroker.access.acl_yaml import BadAcl
+from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.signature import Credentials
@@ -235,13 +237,22 @@ def test_a_broker_does_not_start_with_a_bad_file(make_bench: Callable[..., Bench
         make_bench()
 
 
-def test_without_a_file_nobody_is_served_and_it_is_said(
-    make_bench: Callable[..., Bench], home: Path, logged: Logged
+def test_without_a_file_nobody_could_be_served_so_there_is_no_start(
+    make_bench: Callable[..., Bench], home: Path
 ) -> None:
+    path = home / "conf/plain_acl.yml"
+    path.unlink()
+    with pytest.raises(BadAcl, match=f"{path}: there is no such file, nor one in {home}/conf/acl"):
+        AclFiles(acl_places(str(home), "conf/plain_acl.yml"), InlineWorker(), Clock())
+    write_acl(home, name="conf/acl/one.yml")
+    assert refusal(make_bench(), sending(ALICE)) is None
+
+
+def test_a_file_that_is_taken_away_leaves_nobody_who_is_served(bench: Bench, home: Path) -> None:
     (home / "conf/plain_acl.yml").unlink()
-    bench = make_bench()
+    bench.turn(6)
+    bench.acl.look()
     assert refusal(bench, sending(ALICE)) == "No acl config for alice-key"
-    assert [line for line in logged.lines if "nobody has an account" in line]
     write_acl(home)
     bench.acl.look()
     assert refusal(bench, sending(ALICE)) is None

@@ -1,16 +1,21 @@
 """--check finds what would stop the start, in the files that settings name; it makes nothing."""
 
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mqbroker.access.acl_files import acl_places, read_at_start
+from mqbroker.access.acl_yaml import BadAcl
+from mqbroker.daemons import checks
 from mqbroker.daemons.broker import BrokerConsoleOptions
 from mqbroker.daemons.namesrv import NamesrvConsoleOptions
 from mqbroker.daemons.options import ConsoleOptions
 from mqbroker.daemons.process import PidFile, WrittenFile
+from mqbroker.store.layout import lock_file
 from tests.remoting.certificates import Authority
 
 BOTH = pytest.mark.parametrize("daemon_options", [BrokerConsoleOptions, NamesrvConsoleOptions])
@@ -31,7 +36,7 @@ def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., t
         given = settings
         if daemon_options is BrokerConsoleOptions:
             given = {"rocketmqHome": tmp_path, "namesrvAddr": "a:1", "storePathRootDir": tmp_path / "store"} | settings
-        given = {"bindAddress": "127.0.0.1"} | given
+        given = {"bindAddress": "127.0.0.1", "listenPort": 0} | given
         options = [part for key, value in given.items() for part in ("-o", f"{key.replace('__', '.')}={value}")]
         before = set(tmp_path.rglob("*"))
         with pytest.raises(SystemExit) as ended:
@@ -74,8 +79,13 @@ def test_the_certificate_a_broker_shows_to_name_servers(
 
 def test_accounts(check: Callable[..., tuple[int | str, str]], tmp_path: Path) -> None:
     path = tmp_path / "conf" / "plain_acl.yml"
-    missing = f"warning: {path} is not there: nobody has an account, and nobody is served\nthe settings are good\n"
-    assert check(BrokerConsoleOptions, aclEnable="true") == (0, missing)
+    missing = (
+        f"{path}: there is no such file, nor one in {tmp_path}/conf/acl, so that nobody would have an account; write "
+    )
+    why, out = check(BrokerConsoleOptions, aclEnable="true")
+    assert (str(why)[: len(missing)], out) == (missing, "")
+    with pytest.raises(BadAcl, match="there is no such file"):
+        read_at_start(acl_places(str(tmp_path), "conf/plain_acl.yml"))
     path.parent.mkdir()
     path.write_text("accounts: [")
     why, out = check(BrokerConsoleOptions, aclEnable="true")
@@ -168,3 +178,109 @@ def test_messages_that_nobody_would_serve(check: Callable[..., tuple[int | str, 
         0,
         True,
     )
+
+
+# --- addresses, ports, and what other processes have
+
+
+@pytest.fixture
+def taken() -> Iterator[socket.socket]:
+    """A socket that listens on a free port of the loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+def port_of(listening: socket.socket) -> int:
+    port: int = listening.getsockname()[1]
+    return port
+
+
+@BOTH
+def test_a_port_that_another_process_has(
+    check: Callable[..., tuple[int | str, str]], daemon_options: type[ConsoleOptions], taken: socket.socket
+) -> None:
+    port = port_of(taken)
+    code, out = check(daemon_options, listenPort=port, **_no_other_ports(daemon_options))
+    why = "Address already in use; stop what has the port, or set another listenPort"
+    assert (code, out) == (f"cannot listen on 127.0.0.1:{port}: {why}", "")
+    taken.close()
+    assert check(daemon_options, listenPort=port, **_no_other_ports(daemon_options)) == (0, "the settings are good\n")
+
+
+def _no_other_ports(daemon_options: type[ConsoleOptions]) -> dict[str, Any]:
+    return {"vipPortEnable": "false", "haListenPort": 0} if daemon_options is BrokerConsoleOptions else {}
+
+
+@BOTH
+def test_an_address_that_no_network_card_has(
+    check: Callable[..., tuple[int | str, str]], daemon_options: type[ConsoleOptions]
+) -> None:
+    code, _ = check(daemon_options, bindAddress="192.0.2.1", listenPort=0)
+    assert "no network card of this machine has that address; set another bindAddress" in str(code)
+
+
+def test_ports_without_which_a_start_goes_on(check: Callable[..., tuple[int | str, str]], taken: socket.socket) -> None:
+    port = port_of(taken)
+    code, out = check(BrokerConsoleOptions, haListenPort=port)
+    assert code == 0
+    assert out.splitlines()[0].startswith(f"warning: no slave could connect: cannot listen on 127.0.0.1:{port}")
+    # What does not serve slaves does not need the port.
+    slave = {"brokerRole": "SLAVE", "brokerId": 1}
+    assert check(BrokerConsoleOptions, haListenPort=port, **slave) == (0, "the settings are good\n")
+
+
+def test_the_ports_of_all_shards(check: Callable[..., tuple[int | str, str]], taken: socket.socket) -> None:
+    port = port_of(taken)
+    code, _ = check(BrokerConsoleOptions, listenPort=port - 10, shards=2, **_no_other_ports(BrokerConsoleOptions))
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in str(code)
+
+
+def test_addresses_from_which_slaves_may_connect(check: Callable[..., tuple[int | str, str]]) -> None:
+    code, _ = check(BrokerConsoleOptions, haWhiteRemoteAddresses="10.0.0.{")
+    assert "10.0.0.{" in str(code)
+
+
+def test_a_store_that_another_process_has_open(check: Callable[..., tuple[int | str, str]], tmp_path: Path) -> None:
+    (tmp_path / "store" / "shard-1").mkdir(parents=True)
+    for shards, root in ((1, tmp_path / "store"), (2, tmp_path / "store" / "shard-1")):
+        lock = lock_file(str(root / "lock"))
+        code, out = check(BrokerConsoleOptions, shards=shards)
+        held = f"process {os.getpid()} has it open; stop that first, or use another directory"
+        assert (code, out) == (f"{root}/lock is locked: {held}", "")
+        lock.release()
+        assert check(BrokerConsoleOptions, shards=shards) == (0, "the settings are good\n")
+
+
+def test_a_directory_that_is_no_store(check: Callable[..., tuple[int | str, str]], tmp_path: Path) -> None:
+    (tmp_path / "store" / "photos").mkdir(parents=True)
+    code, _ = check(BrokerConsoleOptions)
+    assert "it holds photos/ and nothing of a store; set storePathRootDir to a directory of its own" in str(code)
+
+
+def test_a_pid_file_that_another_process_has(check: Callable[..., tuple[int | str, str]], tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    held = PidFile(str(path))
+    code, _ = check(BrokerConsoleOptions, "--pid-file", str(path))
+    assert code == f"{path}: process {os.getpid()} has it and runs; stop that first, or name another file"
+    held.remove()
+    assert check(BrokerConsoleOptions, "--pid-file", str(path))[0] == 0
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1", "[::1]"])
+def test_an_address_of_the_broker_that_leads_somewhere(
+    check: Callable[..., tuple[int | str, str]], address: str
+) -> None:
+    code, out = check(BrokerConsoleOptions, brokerIP1=address)
+    assert code == 0
+    assert ("warning: brokerIP1=localhost is " in out) == (address == "localhost")
+
+
+def test_a_name_of_the_broker_that_leads_nowhere(
+    check: Callable[..., tuple[int | str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(name: str) -> str:
+        raise OSError(-2, "Name or service not known")
+
+    monkeypatch.setattr(checks, "resolve", resolve)
+    code, _ = check(BrokerConsoleOptions, brokerIP1="broker-0")
+    assert "brokerIP1: no address of 'broker-0' is known to this machine: Name or service not known" in str(code)

@@ -21,6 +21,7 @@ from mqbroker.wire import headers as h
 from mqbroker.wire.codes import Prop, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.ids import offset_message_id
+from mqbroker.wire.names import join_address
 from mqbroker.wire.properties import decode_properties, reencode_properties
 from mqbroker.wire.record import NewMessage
 
@@ -83,7 +84,7 @@ class ReplyRequests:
             **attrs.asdict(header, filter=lambda field, _: field.name in _SHARED),
             properties=reencode_properties(properties).decode(),
             born_host=sender.remote_addr,
-            store_host=":".join(map(str, self.store_host)),
+            store_host=join_address(*self.store_host),
             store_timestamp=now_ms,
         )
         command = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body)

@@ -76,6 +76,10 @@ class Recording(InlineWorker):
         return super().run(function)
 
 
+def _no_names(name: str) -> str:
+    raise OSError(2, "Name or service not known")
+
+
 class Running:
     """A broker on a reactor, with clients."""
 
@@ -87,6 +91,7 @@ class Running:
         *,
         worker: IWorker | None = None,
         namesrv: tuple[str, ...] = (NAMESRV,),
+        resolve: Callable[[str], str] = _no_names,
         **changes: Any,
     ) -> None:
         self.reactor, self.network = reactor, network
@@ -95,7 +100,13 @@ class Running:
         self.settings = attrs.evolve(make_settings(root, **changes), namesrv_addr=namesrv)
         self.worker = worker or InlineWorker()
         self.service = BrokerService(
-            self.settings, reactor, disk=OsDisk(), rng=Random(1), worker=self.worker, connector=network.connector
+            self.settings,
+            reactor,
+            disk=OsDisk(),
+            rng=Random(1),
+            worker=self.worker,
+            connector=network.connector,
+            resolve=resolve,
         )
         self.clients: list[Any] = []
 

@@ -254,6 +254,13 @@ MISTAKES = [
         ("tests/access/test_found_messages.py::test_a_batch_with_both_headers_is_judged_by_the_one_that_counts",),
     ),
     Mutation(
+        "register an IPv6 address without brackets",
+        "wire/names.py",
+        '    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"\n',
+        '    return f"{host}:{port}"\n',
+        ("tests/broker/service/test_own_address.py",),
+    ),
+    Mutation(
         "give tables that brokers ask of each other to any account",
         "wire/access.py",
         "        return self.access in (Access.ADMIN, Access.PEER)\n",

@@ -125,7 +125,7 @@ MISTAKES = [
     Mutation(
         "register an address for slaves where none is served",
         "broker/broker_service.py",
-        'ha_addr = "" if self._master is None else f"{settings.broker_ip2}:{self._master.port}"',
+        'ha_addr = "" if self._master is None else join_address(settings.broker_ip2, self._master.port)',
         'ha_addr = f"{settings.broker_ip2}:{settings.ha_listen_port}"',
         ("tests/broker/service/test_ports.py::test_a_port_for_slaves_that_somebody_has_is_not_registered",),
     ),

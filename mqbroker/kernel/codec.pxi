@@ -204,7 +204,7 @@ def properties_of(buffer, int64_t base, offsets, sizes):
     try:
         p = <Bytes> lent.buf
         for offset, of_size in zip(offsets, sizes):
-            at, size = <int64_t> offset - base, of_size
+            at, size = <int64_t> (<uint64_t> <int64_t> offset - <uint64_t> base), of_size
             data = b""
             if 0 <= at <= lent.len - RECORD_MIN and RECORD_MIN <= size <= lent.len - at:
                 place = at + head_size(<int32_t> load32(p + at + 36))

@@ -271,7 +271,9 @@ cdef class QueueEntries:
             if not read_number(properties.delay, 9, 999_999_999, &level):
                 return False
             if level > 0 and self._levels:
-                code[0] = r.timestamp_ms + self._delays_ms[min(level, <int64_t> self._levels) - 1]
+                code[0] = <int64_t> (
+                    <uint64_t> r.timestamp_ms + <uint64_t> self._delays_ms[min(level, <int64_t> self._levels) - 1]
+                )
                 return True
         if not hash_utf8(properties.tag.p, properties.tag.n, &h):
             return False
@@ -334,8 +336,8 @@ cdef inline void put_index_entry(IndexFile *file, uint32_t h, Record *r) noexcep
     if older <= 0 or older > file.number:
         older = 0
         file.slots_used += 1
-    if r.timestamp_ms > file.begin_ms:
-        seconds = min((r.timestamp_ms - file.begin_ms) // 1000, <int64_t> 0x7FFFFFFF)
+    if r.timestamp_ms > file.begin_ms:  # unsigned, as they may be more than 2**63 apart
+        seconds = min((<uint64_t> r.timestamp_ms - <uint64_t> file.begin_ms) // 1000, <uint64_t> 0x7FFFFFFF)
     store32(entry, key_hash)
     store64(entry + 4, <uint64_t> r.physical_offset)
     store32(entry + 12, <uint32_t> seconds)

@@ -121,7 +121,7 @@ class IndexFile:
         slots = self._slots
         begin = self.begin_ms
         read_slot, write_slot, write_entry = SLOT.unpack_from, SLOT.pack_into, ENTRY.pack_into
-        seconds = former_ms = 0
+        seconds, former_ms = 0, begin
         for key_hash, physical_offset, timestamp_ms in rows[start:stop]:
             if timestamp_ms != former_ms:
                 seconds = min((timestamp_ms - begin) // 1000, _MAX_INT) if timestamp_ms > begin else 0

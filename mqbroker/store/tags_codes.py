@@ -35,7 +35,8 @@ class TagsCodes:
         if is_schedule:
             level = min(delay_level(properties), len(self.delay_levels_ms))
             if level > 0:
-                return timestamp_ms + self.delay_levels_ms[level - 1]
+                # Of 64 bits as in Java, whatever a master or a file says of the time.
+                return (timestamp_ms + self.delay_levels_ms[level - 1] + 2**63) % 2**64 - 2**63
         return self.of_its_tag(properties)
 
     def of_its_tag(self, properties: bytes) -> int:

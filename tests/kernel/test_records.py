@@ -18,7 +18,10 @@ import pytest
 from mqbroker.errors import MessageRefused
 from mqbroker.kernel import compiled
 from mqbroker.store import consumequeue_dispatcher, index, logscan
+from mqbroker.store.consumequeue_entry import ENTRY
 from mqbroker.store.logscan import scan_bytes
+from mqbroker.store.os_disk import OsDisk
+from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.record import Record, decode_raw, encode_record
 from tests.store.harness import make_bench, stop, tree
 
@@ -185,6 +188,67 @@ def test_the_same_records_are_found(seed: int) -> None:
         assert run.end == (wanted[-1][3] + wanted[-1][4] if wanted else BASE)
         assert run.newest_ms == max([0, *[row.store_timestamp_ms for row in found]])
         assert run.has_nul or not any(b"\0" in row.properties for row in found)
+
+
+#: Store times as a hostile master or a corrupt file may have them.
+TIMES = [-(2**63), -(2**63) + 1, -(2**62), -1001, -1, 0, 1, 999, 1000, 1001, 2_147_483_647_999, 2_147_483_648_000]
+TIMES += [1_795_255_600_000, 2**62, 2**63 - 1001, 2**63 - 1]
+
+
+def at_times(rng: Random, count: int, properties: dict[str, str], topic: str) -> bytes:
+    """Records of one queue with store times of any order."""
+    data = b""
+    for number in range(count):
+        record = Record(
+            topic=topic, queue_id=0, queue_offset=number, physical_offset=len(data), store_size=0, flag=0, sys_flag=0,
+            born_timestamp=1, born_host=("1.2.3.4", 5), store_timestamp=rng.choice(TIMES), store_host=("1.2.3.4", 5),
+            body_crc=0, reconsume_times=0, prepared_offset=0, body=b"", properties=properties,
+        )  # fmt: skip
+        data += encode_record(record)
+    return data
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_an_index_of_messages_of_any_time_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng = Random(seed)
+    data = at_times(rng, rng.choice([2, 3, 30, 50]), {"KEYS": "k"}, "T")
+    found = []
+    for is_general in (False, True):
+        with monkeypatch.context() as patched:
+            if is_general:
+                use_general(patched)
+            directory = tmp_path / str(is_general)
+            made = index.Index(OsDisk(), str(directory), 3, 40, lambda ahead_ms: f"{1 + ahead_ms:017d}")
+            made.add(scan_bytes(data, 0))
+            assert made.offset == len(data)
+            made.write_header()
+            for file in made.files:
+                file.file.close()
+            found.append(tree(directory))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_entries_of_delayed_messages_of_any_time_are_the_same(seed: int) -> None:
+    rng = Random(seed)
+    delays_ms = [1000, 2**40, 2**62]
+    data = at_times(rng, 30, {"DELAY": str(rng.choice([1, 2, 3, 9]))}, "SCHEDULE_TOPIC_XXXX")
+    entries = compiled.QueueEntries(lambda topic, queue_id: ("queue", 0, True), delays_ms, False)
+    _, taken, [(_, packed, count, *_)] = entries.take(data, 0, len(data), 0)
+    assert taken == count == 30
+    codes = TagsCodes(delays_ms)
+    general = [ENTRY.pack(row[3], row[4], codes.of(True, row[7], row[6])) for row in scan_bytes(data, 0).rows]
+    assert packed == b"".join(general)
+
+
+@pytest.mark.parametrize("base", [0, 1, 1 << 40, 2**63 - 1])
+@pytest.mark.parametrize("offset", [-(2**63), -1, 2**63 - 1])
+def test_properties_at_an_offset_that_cannot_be_are_none(base: int, offset: int) -> None:
+    data = records(Random(1), 1)
+    if offset != base:
+        assert compiled.properties_of(data, base, [offset], [len(data)]) == [b""]
 
 
 @pytest.mark.parametrize("size", [*range(150), 255, 256, 257, 1000, 1024, 4095, 65_536, 100_003])

@@ -4,6 +4,20 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "enter no time for the first message of a batch that is stored at 0",
+        "store/index_file.py",
+        "        seconds, former_ms = 0, begin\n",
+        "        seconds, former_ms = 0, 0\n",
+        ("tests/kernel/test_records.py::test_an_index_of_messages_of_any_time_is_the_same",),
+    ),
+    Mutation(
+        "let the delivery time of a message leave 64 bits",
+        "store/tags_codes.py",
+        " + 2**63) % 2**64 - 2**63\n",
+        ")\n",
+        ("tests/kernel/test_records.py::test_the_entries_of_delayed_messages_of_any_time_are_the_same",),
+    ),
+    Mutation(
         "find a message of a time in the middle of those of one millisecond",
         "store/queries.py",
         "                first = found[0]\n                high = first if first <= middle else older_end\n",

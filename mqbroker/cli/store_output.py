@@ -27,8 +27,9 @@ from mqbroker.store.offline.dump import Selection, read_index_headers, read_mess
 from mqbroker.store.offline.findings import Finding, Findings, Severity, when
 from mqbroker.store.offline.repair import Plan, Repair, make_plan
 from mqbroker.store.os_disk import OsDisk
+from mqbroker.wire.compression import UnreadableBody, decompress_body
 from mqbroker.wire.names import join_address
-from mqbroker.wire.record import BadRecord, Record, record_body
+from mqbroker.wire.record import Record
 
 _COLORS = {Severity.LOST: "red", Severity.BROKEN: "yellow", Severity.NOTE: "cyan"}
 
@@ -232,8 +233,8 @@ def line_of(record: Record) -> str:
 
 def _body(record: Record) -> bytes:
     try:
-        return record_body(record)
-    except BadRecord:  # as it is stored, then
+        return decompress_body(record.body, record.sys_flag)
+    except UnreadableBody:  # as it is stored, then
         return record.body
 
 

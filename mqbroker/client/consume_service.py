@@ -16,7 +16,7 @@ import attrs
 
 from mqbroker.client.errors import NotHandled, RetryLater
 from mqbroker.client.listener_calls import Outcome, call_listener, resumed
-from mqbroker.client.listeners import ListenerResults
+from mqbroker.client.listeners import TELL_EVERY_S, ListenerResults
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import LiveNet, Signal
 from mqbroker.client.process_queue import PulledBatch
@@ -121,12 +121,22 @@ class ConsumeService:
         self.is_over = False
         self._closed = False
         self._idle = net.signal()
+        #: When the next message whose body is unreadable is logged, and how many were not since the last one.
+        self._warn_again_at = float("-inf")
+        self._unwarned = 0
 
     def put(self, owner: Owner, batch: PulledBatch) -> None:
         """Queue the messages of a batch for the listener."""
-        if batch.messages and not self.is_over:
-            self._waiting.append(_Portion(owner, batch, 0, len(batch.messages)))
-            self._start_some()
+        if not batch.messages or self.is_over:
+            return
+        if batch.unreadable:
+            self._net.spawn(self._return_unreadable(owner, batch))
+        start = 0
+        for end in (*batch.unreadable, len(batch.messages)):
+            if end > start:
+                self._waiting.append(_Portion(owner, batch, start, end))
+            start = end + 1
+        self._start_some()
 
     def forget_dropped(self) -> None:
         """Drop queued messages whose queues were dropped; otherwise they are skipped at their turn."""
@@ -152,6 +162,9 @@ class ConsumeService:
         if len(self._direct) >= DIRECT_MAX:
             why = f"{DIRECT_MAX} messages for direct consumption are with the listener; try again later"
             raise Refused(ResponseCode.SYSTEM_BUSY, why)
+        if message.body_error is not None:
+            why = f"the body of message {message.msg_id} cannot be decompressed: {message.body_error}"
+            raise Refused(ResponseCode.SYSTEM_ERROR, why)
         log.info("consuming message %s of %s directly", message.msg_id, message.queue)
         began, remark = self._net.now(), None
         self._direct.append(message)
@@ -363,6 +376,35 @@ class ConsumeService:
             self._net.spawn(self._again(portion, index, message))
         else:
             portion.batch.done(index, self._net.now())
+
+    async def _return_unreadable(self, owner: Owner, batch: PulledBatch) -> None:
+        """Send the messages of a batch back whose bodies could not be decompressed: no listener gets them."""
+        for index in batch.unreadable:
+            while (message := batch.messages[index]) is not None and not owner.dropped and not self.is_over:
+                try:
+                    await self._send_back(message, 0)
+                except MQError as error:
+                    log.info("%s was not accepted back; trying again: %s", message.msg_id, error)
+                    await self._net.sleep(self._local_retry_s)
+                else:
+                    batch.done(index, self._net.now())
+                    self._count(owner, 0.0, 0, 1)
+                    self._warn_of_unreadable(message)
+
+    def _warn_of_unreadable(self, message: ReceivedMessage) -> None:
+        now = self._net.now()
+        if now < self._warn_again_at:
+            self._unwarned += 1
+            return
+        log.warning(
+            "the body of message %s of %s cannot be decompressed: %s. It is sent back to the broker, and becomes a dead"
+            " letter of the group when its retries are over%s",
+            message.msg_id,
+            message.queue,
+            message.body_error,
+            f" ({self._unwarned} more since the last warning)" if self._unwarned else "",
+        )
+        self._warn_again_at, self._unwarned = now + TELL_EVERY_S, 0
 
     def _delay_level_after(self, error: BaseException, message: ReceivedMessage) -> int:
         """The delay level for a message that the listener raised `error` on. Raises what ends the run."""

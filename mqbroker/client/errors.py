@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
+from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import ResponseCode
 
 #: The last of the delay levels that brokers have unless messageDelayLevel says otherwise.
@@ -99,6 +100,23 @@ class NoBrokerForTopic(ClientError):
 
     def describe(self) -> str:
         return f"No broker for topic {self.topic}: {self.why}"
+
+
+class UnexpectedResponse(ClientError):
+    """A broker's response to a pull that has not what was asked for: nothing of it is used."""
+
+    hint = (
+        "Check that the name server names the right broker for the queue; if it does, check the broker's store"
+        " (`mq store check`), and set the group's offset behind the place"
+    )
+
+    def __init__(self, queue: MessageQueue, why: str) -> None:
+        super().__init__(queue, why)
+        self.queue = queue
+        self.why = why
+
+    def describe(self) -> str:
+        return f"Unexpected response to a pull of {self.queue}: {self.why}"
 
 
 class SendFailed(ClientError):

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import attrs
 
-from mqbroker.client.errors import DELAY_LEVEL_MAX, BadMessage
+from mqbroker.client.errors import DELAY_LEVEL_MAX, BadMessage, UnexpectedResponse
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import KEY_SEPARATOR, RETRY_PREFIX, Prop, ResponseCode
+from mqbroker.wire.codes import KEY_SEPARATOR, RETRY_PREFIX, Prop, ResponseCode, SysFlag
+from mqbroker.wire.compression import UnreadableBody, decompress_body
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.names import check_topic
-from mqbroker.wire.record import Host, Record, decode_host, decode_record, record_body
+from mqbroker.wire.record import Host, Record, decode_host, decode_record
 
 #: Names that users may not put into `properties`: the system writes or acts on them.
 RESERVED_PROPERTIES = frozenset(
@@ -25,6 +26,9 @@ RESERVED_PROPERTIES = frozenset(
 
 
 _check_topic = lru_cache(1024)(check_topic)
+
+#: Of a message that has one after it.
+_OFFSET_MAX = 2**63 - 2
 
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 
@@ -156,7 +160,8 @@ class _Undecoded:
 class ReceivedMessage(_Undecoded):
     """A stored message. Times are ms since the epoch; `queue` is where it was read, `topic` where it was sent.
 
-    They differ for a message that is delivered again through the group's retry topic.
+    They differ for a message that is delivered again through the group's retry topic. `body_error` is None, or why the
+    body could not be decompressed: `body` is then as it is stored.
     """
 
     topic: str
@@ -177,6 +182,7 @@ class ReceivedMessage(_Undecoded):
     flag: int
     sys_flag: int
     store_size: int
+    body_error: str | None = None
 
     if not TYPE_CHECKING:
 
@@ -188,31 +194,53 @@ class ReceivedMessage(_Undecoded):
             return object.__getattribute__(self, name)
 
     @classmethod
-    def read(cls, records: bytes, broker_name: str) -> list[ReceivedMessage]:
-        """The messages of consecutive records, as in a pull response. Raises BadRecord at the first bad one."""
+    def read(
+        cls, records: bytes, broker_name: str, queue: MessageQueue | None = None, offset: int = 0
+    ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+        """The messages of consecutive records, as in a pull response; and those of them whose bodies are unreadable.
+
+        With `queue`, their offsets in it must ascend from `offset` on. Raises BadRecord at the first bad record,
+        UnexpectedResponse at the first message that is not of the queue, or out of order.
+        """
         found: list[ReceivedMessage] = []
+        unreadable: list[ReceivedMessage] = []
+        topic, queue_id = (None, 0) if queue is None else (queue.topic.encode(), queue.queue_id)
         at = 0
         while True:
             if compiled is not None:
-                plain, at = compiled.take_messages(records, at, cls, broker_name)
-                found += plain
+                plain, at = compiled.take_messages(records, at, cls, broker_name, topic, queue_id, offset)
+                if plain:
+                    found += plain
+                    offset = plain[-1].queue_offset + 1
             if at >= len(records):
-                return found
+                return found, unreadable
             record = decode_record(records, at)
-            found.append(cls.of_record(record, broker_name))
+            if queue is not None:
+                _check_asked(record, queue, offset)
+                offset = min(record.queue_offset, _OFFSET_MAX) + 1
+            message = cls.of_record(record, broker_name)
+            found.append(message)
+            if message.body_error is not None:
+                unreadable.append(message)
             at += record.store_size
 
     @classmethod
     def of_record(cls, record: Record, broker_name: str) -> ReceivedMessage:
-        """Raises BadRecord if the body does not inflate."""
+        """The message of a record; its body is as it is stored where it cannot be decompressed."""
         properties = record.properties
         topic = record.topic
+        body, body_error = record.body, None
+        if record.sys_flag & SysFlag.COMPRESSED:
+            try:
+                body = decompress_body(body, record.sys_flag)
+            except UnreadableBody as error:
+                body_error = str(error)
         if topic.startswith(RETRY_PREFIX):
             topic = properties.get(Prop.RETRY_TOPIC, topic)
         offset_id = offset_message_id(record.store_host, record.physical_offset)
         return cls(
             topic=topic,
-            body=record_body(record),
+            body=body,
             tags=properties.get(Prop.TAGS),
             keys=tuple(properties.get(Prop.KEYS, "").split(KEY_SEPARATOR)) if Prop.KEYS in properties else (),
             properties=properties,
@@ -229,7 +257,16 @@ class ReceivedMessage(_Undecoded):
             flag=record.flag,
             sys_flag=record.sys_flag,
             store_size=record.store_size,
+            body_error=body_error,
         )
+
+
+def _check_asked(record: Record, queue: MessageQueue, offset: int) -> None:
+    if record.topic != queue.topic or record.queue_id != queue.queue_id:
+        what = f"a message of queue {record.queue_id} of topic {record.topic}"
+        raise UnexpectedResponse(queue, f"the broker sent {what}, which was not asked for")
+    if record.queue_offset < offset:
+        raise UnexpectedResponse(queue, f"the broker sent offset {record.queue_offset} where {offset} was the next one")
 
 
 class SendStatus(IntEnum):

@@ -22,11 +22,22 @@ log = logging.getLogger(__name__)
 class PulledBatch:
     """The messages of one pull, None in the place of each that is done, and how many are left."""
 
-    __slots__ = ("_held", "bytes", "first_number", "left", "messages")
+    __slots__ = ("_held", "bytes", "first_number", "left", "messages", "unreadable")
 
-    def __init__(self, held: ProcessQueue, messages: Sequence[ReceivedMessage], first_number: int) -> None:
-        """`first_number` is how many came before."""
+    def __init__(
+        self,
+        held: ProcessQueue,
+        messages: Sequence[ReceivedMessage],
+        first_number: int,
+        unreadable: Sequence[ReceivedMessage] = (),
+    ) -> None:
+        """`first_number` is how many came before, `unreadable` those whose bodies cannot be decompressed."""
         self.messages: list[ReceivedMessage | None] = [*messages]
+        #: The indexes of those.
+        self.unreadable: Sequence[int] = ()
+        if unreadable:
+            found = set(map(id, unreadable))
+            self.unreadable = [index for index, message in enumerate(messages) if id(message) in found]
         self.left = len(messages)
         #: Of all their bodies.
         self.bytes = sum([len(message.body) for message in messages])
@@ -133,9 +144,11 @@ class ProcessQueue:
         assert first is not None
         return first.queue_offset, last.queue_offset
 
-    def add(self, messages: Sequence[ReceivedMessage], next_offset: int) -> PulledBatch:
+    def add(
+        self, messages: Sequence[ReceivedMessage], next_offset: int, unreadable: Sequence[ReceivedMessage] = ()
+    ) -> PulledBatch:
         """Add the messages of a pull; the next pull starts at `next_offset`."""
-        batch = PulledBatch(self, messages, self._came)
+        batch = PulledBatch(self, messages, self._came, unreadable)
         if messages:
             if self._batches and messages[0].queue_offset <= self._last_offset:
                 self._forget({message.queue_offset for message in messages})
@@ -312,10 +325,13 @@ class AssignedQueue:
             pulled = await self._pull(self, held.next_offset, self._broker_id)
             if not self._is_stopped():
                 self._took_s = max(0.0, self._net.now() - self._pulled_at)
+                asked = held.next_offset
                 self._add_pulled(held, pulled)
-                was_held = self._took_s >= min(_HELD_S, self._options.suspend_ms / 1000)
-                if pulled.status is PullStatus.NO_NEW_MESSAGE and not was_held:
-                    await self._net.sleep(_NOT_HELD_PAUSE_S)
+                if pulled.status is PullStatus.NO_NEW_MESSAGE:
+                    if self._took_s < min(_HELD_S, self._options.suspend_ms / 1000):
+                        await self._net.sleep(_NOT_HELD_PAUSE_S)
+                elif pulled.next_offset <= asked:
+                    await self._net.sleep(self._options.pull_error_pause_s)
 
     def goes_on(self, pulled: RawPull) -> bool:
         """Whether the next pull may follow one that has found messages, before `take` has them."""
@@ -329,12 +345,12 @@ class AssignedQueue:
         return True
 
     def take(self, pulled: RawPull) -> None:
-        """Take what a pull has found. Raises BadRecord."""
+        """Take what a pull has found. Raises BadRecord and UnexpectedResponse."""
         if self._process_queue is not None:
             self._add_pulled(self._process_queue, pulled)
 
     def _add_pulled(self, held: ProcessQueue, pulled: RawPull) -> None:
-        messages = read_messages(pulled, self.queue, self.subscription)
+        messages, unreadable = read_messages(pulled, self.queue, self.subscription, held.next_offset)
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
             log.warning(
                 "%s: offset %d is not between %d and %d; going on at %d",
@@ -344,7 +360,7 @@ class AssignedQueue:
                 pulled.max_offset,
                 pulled.next_offset,
             )
-        batch = held.add(messages, pulled.next_offset)
+        batch = held.add(messages, pulled.next_offset, unreadable)
         self._broker_id = pulled.broker_id
         self._answered = True
         if pulled.status is PullStatus.FOUND:

@@ -44,16 +44,18 @@ class PullConsumerCore:
         """Read up to `max_count` messages (a 4.9 broker gives 32 at most) from `offset` on.
 
         With `suspend_ms` the broker waits that long if there is no message. Raises Refused, Unreachable,
-        RequestTimedOut, or BadRecord on a corrupt response.
+        RequestTimedOut, BadRecord on a corrupt response, or UnexpectedResponse on one with other messages. A message
+        whose body cannot be decompressed has a `body_error`.
         """
         subscription = subscribe_to(queue.topic, tags, 0)
         raw = await self._pull(queue, offset, max_count, subscription, suspend_ms)
+        messages, _ = read_messages(raw, queue, subscription, offset)
         return PullResult(
             raw.status,
             raw.next_offset,
             raw.min_offset,
             raw.max_offset,
-            tuple(read_messages(raw, queue, subscription)),
+            tuple(messages),
         )
 
     async def fetch_raw(

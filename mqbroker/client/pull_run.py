@@ -68,6 +68,7 @@ class PullRun:
         self._until = loop.time() + RUN_S
         self._ended = loop.create_future()
         self._head: bytes | None = None
+        self._asked = int(first.ext_fields[QUEUE_OFFSET])
         self._opaque = self._post(partial(encode_command, first))
 
     async def ended(self) -> RemotingCommand:
@@ -88,6 +89,7 @@ class PullRun:
         if pulled is None:
             complete(self._ended, result)
             return
+        self._asked = pulled.next_offset
         self._opaque = self._post(partial(self._encode, pulled.next_offset))
         self._connection.after_write(partial(self._take, pulled))
 
@@ -99,7 +101,7 @@ class PullRun:
             pulled = read_pull_answer(answer)
         except MQError:  # the general path says what is wrong
             return None
-        return pulled if self._puller.goes_on(pulled) else None
+        return pulled if pulled.next_offset > self._asked and self._puller.goes_on(pulled) else None
 
     def _take(self, pulled: RawPull) -> None:
         if self._ended.done():

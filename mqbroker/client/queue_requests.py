@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from mqbroker.client.errors import UnexpectedResponse
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
 from mqbroker.client.net import Net
 from mqbroker.client.options import ConsumeFrom
@@ -30,6 +31,7 @@ from mqbroker.wire.headers import (
     UpdateConsumerOffsetRequestHeader,
     decode_header,
 )
+from mqbroker.wire.names import LMQ_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -94,15 +96,28 @@ def read_pull_answer(answer: RemotingCommand) -> RawPull:
     )
 
 
-def read_messages(pulled: RawPull, queue: MessageQueue, subscription: SubscriptionData) -> list[ReceivedMessage]:
-    """The messages of a response that match the subscription. Raises BadRecord."""
+def read_messages(
+    pulled: RawPull, queue: MessageQueue, subscription: SubscriptionData, offset: int
+) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+    """The messages of a response to a pull from `offset` that match the subscription; and those of them whose bodies
+    are unreadable. Raises BadRecord, and UnexpectedResponse if they are not what was asked for."""
+    if pulled.next_offset < 0:
+        raise UnexpectedResponse(queue, f"the broker named {pulled.next_offset} as the next offset")
     if pulled.status != PullStatus.FOUND:
-        return []
-    messages = ReceivedMessage.read(pulled.body, queue.broker_name)
-    # Without tags all match, and none is looked into.
-    return (
-        [message for message in messages if matches(subscription, message.tags)] if subscription.tags_set else messages
-    )
+        return [], []
+    if pulled.next_offset <= offset:
+        why = f"the broker found messages from {offset} on, and named {pulled.next_offset} as the next offset"
+        raise UnexpectedResponse(queue, why)
+    # A light queue has the messages of other topics, with their offsets there.
+    asked = None if queue.topic.startswith(LMQ_PREFIX) else queue
+    messages, unreadable = ReceivedMessage.read(pulled.body, queue.broker_name, asked, offset)
+    if asked is not None and messages and messages[-1].queue_offset >= pulled.next_offset:
+        why = f"the broker sent offset {messages[-1].queue_offset}, and named {pulled.next_offset} as the next one"
+        raise UnexpectedResponse(queue, why)
+    if subscription.tags_set:  # without tags all match, and none is looked into
+        messages = [message for message in messages if matches(subscription, message.tags)]
+        unreadable = [message for message in unreadable if matches(subscription, message.tags)]
+    return messages, unreadable
 
 
 H = TypeVar("H", bound=Header)

@@ -10,6 +10,7 @@ in-sync set writes the next epoch, with itself as master.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 from urllib.parse import quote
@@ -19,7 +20,7 @@ import orjson
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall
+from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -29,6 +30,8 @@ from mqbroker.ha.etcd import Compare, EtcdError, IEtcd, KeyValue, Put, Snapshot
 log = Logger()
 
 LOOK_SECONDS = 1.0
+#: The most that it looks at etcd, however often it is woken.
+LOOKS_PER_SECOND = 10
 #: Delay of a watch after one has ended.
 WATCH_AGAIN_SECONDS = 1.0
 #: A lease is renewed this many times in its time to live.
@@ -254,7 +257,12 @@ class GroupMember(Service):
             log.failure("this broker takes no part in its group any more", failure)
 
     async def _run(self) -> None:
+        looks: deque[float] = deque(maxlen=LOOKS_PER_SECOND)
         while self.running:
+            # Whatever etcd says, as when each lease that it grants has expired at once.
+            if len(looks) == LOOKS_PER_SECOND and (early_s := looks[0] + 1.0 - self._steady()) > 0:
+                await deferLater(self._clock, early_s)
+            looks.append(self._steady())
             self._is_woken = False
             try:
                 if not self._lease:
@@ -315,7 +323,7 @@ class GroupMember(Service):
         self._heard_at = self._steady()
         if lease != self._lease:
             return
-        if ttl_s:
+        if ttl_s > 0:
             self._deadline = asked_at + ttl_s
         else:
             self._lose_lease("the lease in etcd has expired")

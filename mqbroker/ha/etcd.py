@@ -142,7 +142,7 @@ class EtcdClient:
     async def grant(self, ttl_s: int) -> tuple[int, int]:
         answer = await self._ask("lease/grant", {"TTL": str(ttl_s), "ID": "0"})
         lease, ttl = _number(answer, "ID"), _number(answer, "TTL")
-        if not (lease and ttl):
+        if not (lease and ttl > 0):
             raise EtcdError("etcd granted no lease")
         return lease, ttl
 

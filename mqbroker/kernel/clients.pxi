@@ -41,15 +41,19 @@ cdef PyMemberDef *slot_of(type kind, str name) except NULL:
     return (<PyMemberDescrObject *> found).d_member
 
 
-def take_messages(bytes data not None, Py_ssize_t at, type kind, str broker_name):
+def take_messages(
+    bytes data not None, Py_ssize_t at, type kind, str broker_name, bytes topic, int64_t queue_id, int64_t lowest
+):
     """Make a `kind` of each plain record from `at` on: not compressed, with valid text. Returns (them, where they end).
+
+    With a `topic`, the next one must be of this queue, and its offset not below `lowest`, nor the one before it.
 
     Of the fields only `body` and `queue_offset` are set; `fill_message` sets the others, of a record without its body.
     """
     cdef Bytes p = <Bytes> PyBytes_AS_STRING(data)
     cdef Py_ssize_t n = PyBytes_GET_SIZE(data)
     cdef Record r
-    cdef Span body
+    cdef Span body, asked
     cdef char *to
     cdef list found = []
     cdef PyMemberDef *undecoded = slot_of(kind, "_undecoded")
@@ -57,9 +61,15 @@ def take_messages(bytes data not None, Py_ssize_t at, type kind, str broker_name
     cdef PyMemberDef *body_slot = slot_of(kind, "body")
     cdef PyMemberDef *queue_offset = slot_of(kind, "queue_offset")
     check_range(data, at, n)
+    if topic is not None:
+        asked.p, asked.n = <Bytes> PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic)
     while n - at >= RECORD_MIN and read_record(p + at, n - at, <int64_t> load64(p + at + 28), True, &r):
         if r.sys_flag & COMPRESSED or not is_utf8(r.properties):
             break
+        if topic is not None:
+            if r.queue_id != queue_id or r.queue_offset < lowest or not is_text(r.topic, <const char *> asked.p, asked.n):
+                break
+            lowest = r.queue_offset + 1
         body.p = p + at + head_size(r.sys_flag)
         body.n = r.topic.p - 1 - body.p
         rest = PyBytes_FromStringAndSize(NULL, r.size - body.n)
@@ -232,6 +242,7 @@ def fill_message(object message, bytes rest, str broker_name, object host_of, ob
     PyObject_GenericSetAttr(message, "flag", <int32_t> load32(p + 16))
     PyObject_GenericSetAttr(message, "sys_flag", sys_flag)
     PyObject_GenericSetAttr(message, "store_size", load32(p))
+    PyObject_GenericSetAttr(message, "body_error", None)
 
 
 cdef inline bint is_retry(Span topic) noexcept nogil:

@@ -20,8 +20,9 @@ from mqbroker.kernel import compiled
 from mqbroker.spark.decode_plain import TIME_MS_MAX, delay_level, host_text, plain_batch, split_keys
 from mqbroker.spark.errors import DataLoss, Loss
 from mqbroker.spark.reading import Chunk
-from mqbroker.spark.rows import Ints, Rows, UndecodableProperties, gather, places_of, slices
+from mqbroker.spark.rows import Inflated, Ints, Rows, UndecodableProperties, gather, places_of, slices
 from mqbroker.wire.codes import KEY_SEPARATOR, Prop, SysFlag
+from mqbroker.wire.compression import UnreadableBody, decompress_body
 from mqbroker.wire.record import (
     OFFSETS,
     RECORD_BYTES_MIN,
@@ -30,11 +31,12 @@ from mqbroker.wire.record import (
     decode_host,
     decode_records,
     fields_struct,
-    inflate_body,
 )
 
 #: A batch is cut where the bodies that were inflated for it exceed this.
 INFLATED_BATCH_BYTES = 64 * 1024 * 1024
+
+_BODY_COLUMNS = {"body", "bodyError", "storedBody"}
 
 
 _LONG = np.dtype(">i8")
@@ -50,7 +52,7 @@ def decode_chunk(chunk: Chunk, columns: Sequence[str], schema: Any) -> Iterator[
     starts = record_starts(chunk.records)
     rows = Rows(chunk, starts)
     _check_dense(chunk, rows)
-    for part in _parts(rows) if "body" in columns else (rows,):
+    for part in (rows,) if _BODY_COLUMNS.isdisjoint(columns) else _parts(rows):
         try:
             arrays = [_COLUMNS[name](part, field.type) for name, field in zip(columns, schema, strict=True)]
         except UndecodableProperties:
@@ -95,9 +97,14 @@ def _parts(rows: Rows) -> Iterator[Rows]:
     """`rows`, cut where too much would be inflated for one batch."""
     packed = np.flatnonzero(rows.head["sys_flag"] & SysFlag.COMPRESSED)
     first, total = 0, 0
-    bodies: dict[int, bytes] = {}
+    bodies: dict[int, Inflated] = {}
     for n in packed.tolist():
-        body = inflate_body(rows.raw_body(n), int(rows.head["sys_flag"][n]))
+        body: Inflated
+        try:
+            body = decompress_body(rows.raw_body(n), int(rows.head["sys_flag"][n]))
+        except UnreadableBody as error:
+            bodies[n] = error
+            continue
         if total + len(body) > INFLATED_BATCH_BYTES and n > first:
             yield rows.cut(first, n, bodies)
             first, total, bodies = n, 0, {}
@@ -168,9 +175,22 @@ def _host_text(raw: bytes) -> str:
 
 def _body(rows: Rows, kind: Any) -> Any:
     _check_crcs(rows)
-    if not rows.inflated:
+    inflated = rows.inflated
+    if not inflated:
         return slices(rows.chunk.records, rows.body_at, rows.body_end, kind)
-    return pa.array([rows.inflated[n] if n in rows.inflated else rows.raw_body(n) for n in range(len(rows))], kind)
+    bodies = [inflated[n] if n in inflated else rows.raw_body(n) for n in range(len(rows))]
+    return pa.array([None if isinstance(body, UnreadableBody) else body for body in bodies], kind)
+
+
+def _unreadable_column(value: Callable[[Rows, int, UnreadableBody], Any]) -> Callable[[Rows, Any], Any]:
+    """A column of the rows whose bodies cannot be decompressed, null in the others."""
+
+    def column(rows: Rows, kind: Any) -> Any:
+        _check_crcs(rows)
+        found = {n: value(rows, n, body) for n, body in rows.inflated.items() if isinstance(body, UnreadableBody)}
+        return pa.array([found.get(n) for n in range(len(rows))], kind) if found else pa.nulls(len(rows), kind)
+
+    return column
 
 
 def _check_crcs(rows: Rows) -> None:
@@ -227,4 +247,6 @@ _COLUMNS: dict[str, Callable[[Rows, Any], Any]] = {
     "preparedTransactionOffset": _tail_column("prepared_offset"),
     "delayTimeLevel": _delay_level,
     "producerGroup": _property_column(Prop.PRODUCER_GROUP),
+    "bodyError": _unreadable_column(lambda rows, n, error: str(error)),
+    "storedBody": _unreadable_column(lambda rows, n, error: rows.raw_body(n)),
 }

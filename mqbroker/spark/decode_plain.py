@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from mqbroker.wire.codes import KEY_SEPARATOR, Prop
+from mqbroker.wire.compression import UnreadableBody, decompress_body
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.names import join_address
-from mqbroker.wire.record import Host, Record, record_body
+from mqbroker.wire.record import Host, Record
 
 #: Times come from producers; larger ones are clamped to this, as microseconds must fit into 64 bits.
 TIME_MS_MAX = 2**63 // 1000 - 1
@@ -36,7 +37,7 @@ def delay_level(text: str) -> int | None:
 
 
 def plain_batch(records: Sequence[Record], topic: str, broker_name: str, columns: Sequence[str], schema: Any) -> Any:
-    """A record batch of `schema` with `columns` of `records`, all of one queue. Raises BadRecord on a bad body."""
+    """A record batch of `schema` with `columns` of `records`, all of one queue."""
     constants = {"topic": topic, "brokerName": broker_name}
     arrays = [
         pa.array([constants[name] if name in constants else _VALUES[name](record) for record in records], field.type)
@@ -57,6 +58,14 @@ def _keys(record: Record) -> list[str] | None:
     return split_keys(record.properties[Prop.KEYS]) if Prop.KEYS in record.properties else None
 
 
+def _body(record: Record) -> tuple[bytes | None, str | None]:
+    """The body, or why it cannot be decompressed."""
+    try:
+        return decompress_body(record.body, record.sys_flag), None
+    except UnreadableBody as error:
+        return None, str(error)
+
+
 _VALUES: dict[str, Callable[[Record], Any]] = {
     "queueId": lambda record: record.queue_id,
     "queueOffset": lambda record: record.queue_offset,
@@ -65,7 +74,7 @@ _VALUES: dict[str, Callable[[Record], Any]] = {
     "uniqKey": _property(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX),
     "tags": _property(Prop.TAGS),
     "keys": _keys,
-    "body": record_body,
+    "body": lambda record: _body(record)[0],
     "properties": lambda record: list(record.properties.items()),
     "bornTimestamp": lambda record: _microseconds(record.born_timestamp),
     "storeTimestamp": lambda record: _microseconds(record.store_timestamp),
@@ -79,4 +88,6 @@ _VALUES: dict[str, Callable[[Record], Any]] = {
     "preparedTransactionOffset": lambda record: record.prepared_offset,
     "delayTimeLevel": lambda record: delay_level(record.properties.get(Prop.DELAY_TIME_LEVEL, "")),
     "producerGroup": _property(Prop.PRODUCER_GROUP),
+    "bodyError": lambda record: _body(record)[1],
+    "storedBody": lambda record: None if _body(record)[1] is None else record.body,
 }

@@ -6,6 +6,7 @@ Runs in Spark's Python workers; knows nothing of PySpark, nor of the wanted colu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -16,12 +17,15 @@ import pyarrow as pa
 from mqbroker.kernel import compiled
 from mqbroker.spark.reading import Chunk
 from mqbroker.wire.codes import SysFlag
+from mqbroker.wire.compression import UnreadableBody
 from mqbroker.wire.record import MAGIC, OFFSETS, V6, BadRecord, numpy_fields
 
 _COUNT_ROOM = 1 << 20
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+#: A decompressed body, or why there is none.
+Inflated = bytes | UnreadableBody
 
 _HEAD = np.dtype(numpy_fields("size", "born_timestamp"))
 _TAIL = np.dtype(numpy_fields("reconsume_times", "body_size"))
@@ -32,9 +36,10 @@ class UndecodableProperties(Exception):
 
 
 class Rows:
-    """Records of a chunk: the places of their parts, and their fixed fields. `inflated` has bodies by row."""
+    """Records of a chunk: the places of their parts, and their fixed fields. `inflated` has the bodies of compressed
+    records by row, or why one cannot be decompressed."""
 
-    def __init__(self, chunk: Chunk, starts: Ints, inflated: dict[int, bytes] | None = None) -> None:
+    def __init__(self, chunk: Chunk, starts: Ints, inflated: Mapping[int, Inflated] | None = None) -> None:
         self.chunk = chunk
         self.at = starts
         self.inflated = inflated or {}
@@ -66,7 +71,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.at)
 
-    def cut(self, first: int, end: int, inflated: dict[int, bytes]) -> Rows:
+    def cut(self, first: int, end: int, inflated: Mapping[int, Inflated]) -> Rows:
         """The rows from `first` up to `end`; `inflated` is by this object's row numbers."""
         return Rows(self.chunk, self.at[first:end], {n - first: body for n, body in inflated.items()})
 

@@ -30,7 +30,7 @@ COLUMNS = (
     Column("uniqKey", "string", always=False),
     Column("tags", "string", always=False),
     Column("keys", "array<string>", always=False),
-    Column("body", "binary"),
+    Column("body", "binary", always=False),
     Column("properties", "map<string,string>"),
     Column("bornTimestamp", "timestamp"),
     Column("storeTimestamp", "timestamp"),
@@ -44,6 +44,8 @@ COLUMNS = (
     Column("preparedTransactionOffset", "bigint"),
     Column("delayTimeLevel", "int", always=False),
     Column("producerGroup", "string", always=False),
+    Column("bodyError", "string", always=False),
+    Column("storedBody", "binary", always=False),
 )
 _BY_LOWER = {column.name.lower(): column for column in COLUMNS}
 _IDENTITY = ("topic", "brokerName", "queueId", "queueOffset")

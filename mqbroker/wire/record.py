@@ -100,8 +100,6 @@ SIZE_AND_MAGIC = fields_struct("size", "magic")
 RECORD_BYTES_MIN = HEAD.size + sum(calcsize(f">{field.code}") for field in TAIL_LENGTHS)
 #: The filler at the end of a segment: its size and magic.
 BLANK_BYTES_MIN = SIZE_AND_MAGIC.size
-#: Maximum inflated body: no producer may send a larger one.
-INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
 #: The longest topic: Java reads its length as a signed byte.
 TOPIC_BYTES_MAX = 127
@@ -387,27 +385,3 @@ def encode_tail(topic: bytes, properties_bytes: int) -> bytes:
 def encode_blank(size: int) -> bytes:
     """The first 8 bytes of the filler of the last `size` bytes of a segment."""
     return SIZE_AND_MAGIC.pack(size, BLANK_MAGIC)
-
-
-# Bodies
-
-
-def record_body(record: Record) -> bytes:
-    """The body as its producer sent it. Raises BadRecord if it does not inflate within INFLATED_BYTES_MAX."""
-    return inflate_body(record.body, record.sys_flag)
-
-
-def inflate_body(body: bytes, sys_flag: int) -> bytes:
-    """Undo the compression that `sys_flag` names; 4.9 producers use zlib."""
-    if not sys_flag & SysFlag.COMPRESSED:
-        return body
-    if sys_flag & SysFlag.COMPRESSION_MASK not in (0, SysFlag.COMPRESSION_ZLIB):
-        raise BadRecord(f"compression type {(sys_flag & SysFlag.COMPRESSION_MASK) >> 8} is not zlib")
-    inflater = zlib.decompressobj()
-    try:
-        inflated = inflater.decompress(body, INFLATED_BYTES_MAX)
-    except zlib.error as error:
-        raise BadRecord(f"compressed body does not inflate: {error}") from error
-    if not inflater.eof:
-        raise BadRecord(f"compressed body is cut short or inflates beyond {INFLATED_BYTES_MAX} bytes")
-    return inflated

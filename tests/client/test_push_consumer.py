@@ -122,6 +122,8 @@ def test_an_illegal_offset_is_corrected(one_queue: World, name_server: str) -> N
     one_queue.cluster.store(Q, b"0")
     member = Member(one_queue, name_server).start()
     one_queue.cluster.store(Q, b"1")
+    assert member.bodies == []
+    one_queue.clock.advance(1)
     assert member.bodies == [b"1"]
     one_queue.clock.advance(5)
     assert committed(one_queue) == 2

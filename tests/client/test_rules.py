@@ -29,8 +29,8 @@ from mqbroker.client.tls import connection_lost
 from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
 from mqbroker.wire.batch import decode_batch
 from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.compression import decompress_body
 from mqbroker.wire.properties import decode_properties
-from mqbroker.wire.record import inflate_body
 from tests.client.loopback import Loopback
 from tests.client.records import a_record
 
@@ -214,7 +214,7 @@ def test_large_bodies_are_compressed_and_keep_their_id() -> None:
     options = ProducerOptions(compress_over_bytes=10)
     outgoing = prepare(Message("T", b"0123456789", tags="t", keys=["k"], delay_level=3), options, lambda: "U", 77)
     assert outgoing.sys_flag == 1
-    assert inflate_body(outgoing.body, 1) == b"0123456789"
+    assert decompress_body(outgoing.body, 1) == b"0123456789"
     assert decode_properties(outgoing.properties.encode()) == {
         "KEYS": "k",
         "UNIQ_KEY": "U",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -20,7 +21,7 @@ from mqbroker.ha.election import (
     Remainder,
     Role,
 )
-from mqbroker.ha.etcd import EtcdError
+from mqbroker.ha.etcd import Compare, EtcdError, Put
 from tests.ha.etcd_model import EtcdModel, ModelClient
 
 PREFIX = "/mqbroker/C/B/"
@@ -375,6 +376,62 @@ def test_a_proposal_of_a_former_master_changes_nothing() -> None:
     world.turn(1)
     assert proposed.result is False
     assert world.etcd.items[STATE] == before
+
+
+class ShortLeases(EtcdModel):
+    """Grants leases that have expired when they are asked for."""
+
+    ttl_s = 0
+
+    def keep_alive(self, lease: int) -> int:
+        super().keep_alive(lease)
+        return self.ttl_s
+
+
+class ForgetsMembers(EtcdModel):
+    """Confirms what it does not store."""
+
+    def _put(self, put: Put) -> None:
+        if "/members/" not in put.key:
+            super()._put(put)
+
+
+class RefusesMembers(ShortLeases):
+    def txn(self, compares: Sequence[Compare], puts: Sequence[Put]) -> int | None:
+        return None
+
+
+class NegativeLeases(RefusesMembers):
+    ttl_s = -1
+
+
+@pytest.mark.parametrize("model", [ShortLeases, ForgetsMembers, RefusesMembers, NegativeLeases])
+def test_an_etcd_whose_leases_do_not_last_is_asked_at_most_ten_times_a_second(model: type[EtcdModel]) -> None:
+    world = World()
+    world.etcd = model(Random(1))
+    asked = dict.fromkeys(("grant", "read", "keep_alive", "txn"), 0)
+
+    def counted(name: str) -> Any:
+        ask = getattr(world.etcd, name)
+
+        def call(*args: Any) -> Any:
+            asked[name] += 1
+            return ask(*args)
+
+        return call
+
+    for name in asked:
+        setattr(world.etcd, name, counted(name))
+    member = world.join(1)
+    client = world.clients[1]
+    client.out_s = 0.0
+    for _ in range(7 * 200):
+        world.now += 0.005
+        world.etcd.clock.advance(0.005)
+        world.clocks[1].advance(0.005)
+    assert not member.is_master
+    assert max(asked.values()) <= 2 * 7 * 10 + 20, asked
+    assert asked["read"] >= 7
 
 
 def test_etcd_that_is_away_is_told_once_and_comes_back() -> None:

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+import attrs
 import pytest
 
 from mqbroker.client import messages
+from mqbroker.client.errors import UnexpectedResponse
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
 from mqbroker.client.options import ProducerOptions
 from mqbroker.client.plain_sends import head_of
@@ -93,11 +95,16 @@ def a_record(rng: Random) -> bytes:
     return packed + body + bytes((len(topic),)) + topic + len(properties).to_bytes(2, "big") + properties
 
 
-def read(data: bytes) -> list[ReceivedMessage] | str:
+Read = tuple[list[ReceivedMessage], list[ReceivedMessage]]
+
+
+def read(data: bytes, queue: MessageQueue | None = None, offset: int = 0) -> Read | str:
     try:
-        return ReceivedMessage.read(data, "broker")
+        return ReceivedMessage.read(data, "broker", queue, offset)
     except BadRecord as error:
         return str(error)
+    except UnexpectedResponse as error:
+        return f"unexpected: {error}"
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -105,13 +112,14 @@ def test_pulled_messages_are_those_that_are_read_in_python(seed: int, monkeypatc
     rng = Random(seed)
     bodies = [b"".join(a_record(rng) for _ in range(rng.choice([1, 3, 8]))) for _ in range(30)]
     bodies = [spoilt(rng, body) if rng.random() < 0.5 else body for body in bodies]
-    found = [read(body) for body in bodies]
+    asked = [(rng.choice([None, MessageQueue("T", "broker", 3)]), rng.choice([0, 0, 1, 2**63 - 1])) for _ in bodies]
+    found = [read(body, *each) for body, each in zip(bodies, asked, strict=True)]
     for each in found:
-        for message in each if isinstance(each, list) else []:
+        for message in [] if isinstance(each, str) else each[0]:
             rng.choice([lambda m: m.tags, lambda m: m.body, lambda m: m.store_size, repr])(message)
     with monkeypatch.context() as patch:
         patch.setattr(messages, "compiled", None)
-        expected = [read(body) for body in bodies]
+        expected = [read(body, *each) for body, each in zip(bodies, asked, strict=True)]
     # An error names a place within what was given to it.
     texts = [[str(each) if isinstance(each, str) else each for each in one] for one in (found, expected)]
     for one, other in zip(*texts, strict=True):
@@ -119,12 +127,37 @@ def test_pulled_messages_are_those_that_are_read_in_python(seed: int, monkeypatc
         assert isinstance(one, str) or one == other
 
 
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_what_was_not_asked_for_is_refused_as_in_python(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    refused = 0
+    for _ in range(30):
+        offset = start = rng.choice([0, 1, 100])
+        records = []
+        for _ in range(rng.choice([1, 3, 8])):
+            offset += rng.choice([0, 0, 1, 5])
+            record = a_plain_record(topic="T", queue_id=3, queue_offset=offset, physical_offset=10_000)
+            if rng.random() < 0.1:
+                odd = {"topic": "TT", "queue_id": 0, "queue_offset": offset - 1}
+                record = attrs.evolve(record, **dict([rng.choice(list(odd.items()))]))
+            records.append(encode_record(record))
+            offset += 1
+        data, queue = b"".join(records), MessageQueue("T", "broker", 3)
+        found = read(data, queue, start)
+        with monkeypatch.context() as patch:
+            patch.setattr(messages, "compiled", None)
+            expected = read(data, queue, start)
+        assert found == expected
+        refused += isinstance(found, str)
+    assert 0 < refused < 30
+
+
 def test_a_plain_message_is_decoded_when_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     record = encode_record(a_plain_record(properties={"TAGS": "t"}))
     (expected,) = [ReceivedMessage.of_record(each, "broker") for each in decode_records(record)]
     monkeypatch.setattr(messages, "decode_record", None)
     for look in (lambda m: m.tags == "t", lambda m: m == expected, lambda m: pickle.loads(pickle.dumps(m)) == expected):
-        (message,) = ReceivedMessage.read(record, "broker")
+        (message,), _ = ReceivedMessage.read(record, "broker")
         assert look(message)
     for each in (message, expected):
         with pytest.raises(AttributeError):

@@ -330,7 +330,7 @@ def test_what_a_callback_raises_comes_out_and_it_goes_on(tmp_path: Path) -> None
         ("record_starts", ()),
         ("wrong_body", ([], [], [])),
         ("read_pairs", ([], [])),
-        ("take_messages", (0, Record, "broker-a")),
+        ("take_messages", (0, Record, "broker-a", b"T", 0, 0)),
         ("take_responses", (0, Record, {}, 0)),
         ("take_stored", ({}, Record, 0)),
         ("index_keys", (0, 0, 0, bytearray(100), 1, 2, 3, 0, 0, -1)),

@@ -49,10 +49,11 @@ times = st.integers(0, 2**42) | st.integers(-(2**63), 2**63 - 1)
 def records(draw: st.DrawFn, offset: int) -> Record:
     body = draw(st.binary(max_size=40))
     packed = draw(st.booleans())
+    spoilt = draw(st.sampled_from([b"", b"", b"", b"no zlib"]))
     return record(
         QUEUE,
         offset,
-        zlib.compress(body) if packed else body,
+        spoilt + zlib.compress(body) if packed else body,
         sys_flag=(SysFlag.COMPRESSED if packed else 0) | draw(st.sampled_from([0, 2, 8])),
         flag=draw(st.integers(-(2**31), 2**31 - 1)),
         physical_offset=draw(st.integers(0, 2**60)),
@@ -188,6 +189,37 @@ def test_what_a_row_looks_like() -> None:
 def test_a_compressed_empty_body_is_empty() -> None:
     data = encode_record(record(QUEUE, 0, zlib.compress(b""), sys_flag=SysFlag.COMPRESSED))
     assert rows(chunk_of(data))[0]["body"] == b""
+
+
+@pytest.mark.parametrize(
+    ("body", "sys_flag", "why"),
+    [
+        (b"garbage", 0x301, "not valid zlib"),
+        (zlib.compress(bytes(70 * 2**20)), 1, "more than 67108864 bytes"),
+        (b"x", 0x401, "type 4, which is not known"),
+    ],
+    ids=["garbage", "zeros", "unknown"],
+)
+def test_a_body_that_cannot_be_decompressed_is_null_and_says_why(body: bytes, sys_flag: int, why: str) -> None:
+    data = [
+        encode_record(record(QUEUE, n, body if n == 1 else b"good", sys_flag=sys_flag if n == 1 else 0))
+        for n in range(3)
+    ]
+    chunk = chunk_of(*data)
+    assert rows(chunk) == expected(chunk)
+    columns = ("body", "storedBody", "bodyError")
+    bad = rows(chunk, columns)[1]
+    assert (bad["body"], bad["storedBody"]) == (None, body)
+    assert why in bad["bodyError"]
+    assert [rows(chunk, columns)[n] for n in (0, 2)] == [{"body": b"good", "storedBody": None, "bodyError": None}] * 2
+    for column in columns:
+        assert [row[column] for row in rows(chunk, (column,))] == [row[column] for row in rows(chunk)]
+
+
+def test_an_lz4_body_is_decompressed() -> None:
+    frame = pytest.importorskip("lz4.frame")
+    data = encode_record(record(QUEUE, 0, frame.compress(b"abc" * 99), sys_flag=0x101))
+    assert rows(chunk_of(data), ("body", "bodyError")) == [{"body": b"abc" * 99, "bodyError": None}]
 
 
 def test_batches_are_cut_where_bodies_inflate_to_much(monkeypatch: pytest.MonkeyPatch) -> None:

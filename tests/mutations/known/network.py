@@ -4,6 +4,42 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "take a message of another queue from a broker that was not asked for it",
+        "client/messages.py",
+        "    if record.topic != queue.topic or record.queue_id != queue.queue_id:\n",
+        "    if record.topic != queue.topic:\n",
+        ("tests/kernel/test_clients.py", "tests/client/test_hostile_pulls.py"),
+    ),
+    Mutation(
+        "take an offset again after what the compiled module has taken",
+        "client/messages.py",
+        "                    offset = plain[-1].queue_offset + 1\n",
+        "                    pass\n",
+        ("tests/kernel/test_clients.py",),
+        with_compiled=True,
+    ),
+    Mutation(
+        "ask again at once after a pull that moved the consumer back",
+        "client/process_queue.py",
+        "                elif pulled.next_offset <= asked:\n",
+        "                elif pulled.next_offset == asked:\n",
+        ("tests/client/test_hostile_pulls.py",),
+    ),
+    Mutation(
+        "forget a message that cannot be decompressed before the broker has it back",
+        "client/consume_service.py",
+        "                    await self._net.sleep(self._local_retry_s)\n                else:\n",
+        "                    batch.done(index, self._net.now())\n                else:\n",
+        ("tests/client/test_unreadable_bodies.py",),
+    ),
+    Mutation(
+        "take a body of many zeros for one that is cut short",
+        "wire/compression.py",
+        "    if len(found) > BODY_BYTES_MAX:\n",
+        "    if len(found) > BODY_BYTES_MAX + 1:\n",
+        ("tests/wire/test_compression.py",),
+    ),
+    Mutation(
         "serve a message whose body rotted",
         "wire/record.py",
         "zlib.crc32(body) & 0x7FFFFFFF != crc",

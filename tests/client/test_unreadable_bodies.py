@@ -1,0 +1,124 @@
+"""A message whose body cannot be decompressed costs that message alone, in each kind of consumer."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from mqbroker.client import ConsumeFrom, Message, PushOptions, messages
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.client.member import A, Member, Q
+from tests.client.test_contract import cluster, face, producer  # noqa: F401
+from tests.client.world import World
+
+GARBAGE = b"not zlib"
+BOMB = zlib.compress(bytes(70 * 1024 * 1024), 9)
+UNREADABLE = [
+    (GARBAGE, 1),
+    (BOMB, 1),
+    (b"\x04\x22\x4d\x18 no LZ4", 0x101),
+    (b"\x28\xb5\x2f\xfd no", 0x201),
+    (b"x", 0x401),
+]
+
+
+def store_three(world: World, body: bytes, sys_flag: int) -> None:
+    world.cluster.store(Q, b"before")
+    world.cluster.store(Q, body, sys_flag=sys_flag, UNIQ_KEY="bad", TAGS="a")
+    world.cluster.store(Q, b"after")
+
+
+@pytest.fixture(params=["compiled", "python"])
+def _decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "python":
+        monkeypatch.setattr(messages, "compiled", None)
+
+
+@pytest.mark.usefixtures("_decoder")
+@pytest.mark.parametrize(("body", "sys_flag"), UNREADABLE, ids=["zlib", "zeros", "lz4", "zstd", "unknown"])
+def test_the_others_of_its_pull_are_consumed_and_it_is_sent_back(
+    one_queue: World, name_server: str, body: bytes, sys_flag: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store_three(one_queue, body, sys_flag)
+    member = Member(one_queue, name_server, max_reconsume_times=1).start()
+    assert member.bodies == [b"before", b"after"]
+    (sent_back,) = one_queue.cluster.sent_back
+    assert (sent_back.origin_msg_id, sent_back.delay_level, sent_back.group) == ("bad", 0, "g")
+    assert member.core.positions("T") == {Q: 3}
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"the body of message bad of {Q} cannot be decompressed: it")
+    # It comes again as often as any message, and then is among the dead letters, as it was sent.
+    one_queue.clock.pump([1.0] * 12)
+    dead = one_queue.cluster.stored(MessageQueue("%DLQ%g", "a", 0))
+    assert [(record.body, record.sys_flag & 0x701) for record in dead] == [(body, sys_flag)]
+    assert len(one_queue.cluster.sent_back) == 2
+    assert member.bodies == [b"before", b"after"]
+
+
+def test_it_stays_in_its_queue_until_the_broker_has_accepted_it_back(one_queue: World, name_server: str) -> None:
+    store_three(one_queue, GARBAGE, 1)
+    one_queue.faults.refuse[A, RequestCode.CONSUMER_SEND_MSG_BACK] = (ResponseCode.SYSTEM_BUSY, "busy")
+    member = Member(one_queue, name_server, local_retry_s=5.0).start()
+    assert member.bodies == [b"before", b"after"]
+    for _ in range(3):
+        assert member.core.positions("T") == {Q: 1}
+        one_queue.clock.advance(5)
+    assert len(one_queue.faults.asked(RequestCode.CONSUMER_SEND_MSG_BACK)) == 4
+    one_queue.faults.refuse.clear()
+    one_queue.clock.advance(5)
+    assert member.core.positions("T") == {Q: 3}
+
+
+def test_it_is_left_to_the_next_member_when_its_member_closes(one_queue: World, name_server: str) -> None:
+    store_three(one_queue, GARBAGE, 1)
+    one_queue.faults.refuse[A, RequestCode.CONSUMER_SEND_MSG_BACK] = (ResponseCode.SYSTEM_BUSY, "busy")
+    member = Member(one_queue, name_server, local_retry_s=5.0).start()
+    one_queue.result(member.core.close())
+    asked = len(one_queue.faults.requests)
+    one_queue.clock.advance(60)
+    assert len(one_queue.faults.requests) == asked
+    assert one_queue.cluster.offsets.get(("g", Q)) == 1
+
+
+def test_a_queue_full_of_them_is_worked_off_and_logged_once_a_minute(
+    one_queue: World, name_server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(200):
+        one_queue.cluster.store(Q, GARBAGE, sys_flag=1)
+    one_queue.cluster.store(Q, b"good")
+    member = Member(one_queue, name_server).start()
+    assert member.bodies == [b"good"]
+    assert member.core.positions("T") == {Q: 201}
+    assert len(one_queue.cluster.sent_back) == 200
+    assert len([record for record in caplog.records if "decompressed" in record.getMessage()]) == 1
+
+
+def test_one_of_another_tag_is_not_sent_back(one_queue: World, name_server: str) -> None:
+    store_three(one_queue, GARBAGE, 1)
+    one_queue.cluster.store(Q, b"b", TAGS="b")
+    member = Member(one_queue, name_server).start("b || BB")
+    assert member.bodies == [b"b"]
+    assert one_queue.cluster.sent_back == []
+
+
+def test_each_api_delivers_the_messages_around_it(face: Any, cluster: Any) -> None:  # noqa: F811
+    with face.make("Producer", "pg") as sender:
+        sender.send(Message("T", b"before"), queue=Q)
+        cluster.store(Q, GARBAGE, sys_flag=1)
+        sender.send(Message("T", b"after"), queue=Q)
+    got: SimpleQueue[bytes] = SimpleQueue()
+    options = PushOptions(consume_from=ConsumeFrom.FIRST, takeover_pause_s=0.0)
+    consumer = face.make("PushConsumer", "g", lambda message: got.put(message.body), options=options)
+    consumer.subscribe("T")
+    with consumer:
+        assert [face.get(got), face.get(got)] == [b"before", b"after"]
+    with face.make("PullConsumer", "cg") as puller:
+        found = puller.pull(Q, 0).messages
+    assert [message.body for message in found] == [b"before", GARBAGE, b"after"]
+    assert [bool(message.body_error) for message in found] == [False, True, False]

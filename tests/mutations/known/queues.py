@@ -9,6 +9,7 @@ MISTAKES = [
         "        seconds, former_ms = 0, begin\n",
         "        seconds, former_ms = 0, 0\n",
         ("tests/kernel/test_records.py::test_an_index_of_messages_of_any_time_is_the_same",),
+        with_compiled=True,
     ),
     Mutation(
         "let the delivery time of a message leave 64 bits",
@@ -16,6 +17,7 @@ MISTAKES = [
         " + 2**63) % 2**64 - 2**63\n",
         ")\n",
         ("tests/kernel/test_records.py::test_the_entries_of_delayed_messages_of_any_time_are_the_same",),
+        with_compiled=True,
     ),
     Mutation(
         "find a message of a time in the middle of those of one millisecond",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 from base64 import b64encode
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import attrs
@@ -20,11 +21,12 @@ SECURITY_TOKEN: Final = "SecurityToken"
 SIGNATURE: Final = "Signature"
 
 _UNSIGNED: Final = frozenset({SIGNATURE, UNIQUE_MSG_QUERY_FLAG})
+_UNSIGNED_BY_JAVA: Final = frozenset({SIGNATURE})
 
 
-def signed_content(fields: Mapping[str, str], body: bytes) -> bytes:
-    """The signed content of a request."""
-    return "".join([fields[name] for name in sorted(fields) if name not in _UNSIGNED]).encode() + body
+def signed_content(fields: Mapping[str, str], body: bytes, unsigned: AbstractSet[str] = _UNSIGNED) -> bytes:
+    """The signed content of a request: the values of its fields, except `unsigned` ones, and its body."""
+    return "".join([fields[name] for name in sorted(fields) if name not in unsigned]).encode() + body
 
 
 def sign(content: bytes, secret_key: str) -> str:
@@ -33,8 +35,16 @@ def sign(content: bytes, secret_key: str) -> str:
 
 
 def is_signed(fields: Mapping[str, str], body: bytes, secret_key: str) -> bool:
-    """Whether the field Signature is correct, compared in constant time."""
-    return is_signature_of(signed_content(fields, body), fields.get(SIGNATURE, "").encode(), secret_key)
+    """Whether the field Signature is correct, compared in constant time.
+
+    Java's clients sign the flag of a query by key, which Java's broker leaves out: either is correct.
+    """
+    signature = fields.get(SIGNATURE, "").encode()
+    if is_signature_of(signed_content(fields, body), signature, secret_key):
+        return True
+    if UNIQUE_MSG_QUERY_FLAG not in fields:
+        return False
+    return is_signature_of(signed_content(fields, body, _UNSIGNED_BY_JAVA), signature, secret_key)
 
 
 def is_signature_of(content: bytes, signature: bytes, secret_key: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mqbroker.access.addresses import BadAddress, parse_pattern
-from mqbroker.wire.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, Credentials, is_signed
+from mqbroker.wire.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, Credentials, is_signed, sign
 
 JAVA = json.loads((Path(__file__).parent.parent / "data" / "acl-4.9.7.json").read_text())
 SECRET = JAVA["secretKey"]
@@ -38,6 +38,23 @@ def test_signing_anew_replaces_the_former() -> None:
     assert fields[SIGNATURE] == first
     del fields["_UNIQUE_KEY_QUERY"]
     assert is_signed(fields, b"b", SECRET)
+
+
+@pytest.mark.parametrize("flag", ["true", "false", "x" * 10_000])
+def test_the_flag_of_a_query_may_be_signed_or_not(flag: str) -> None:
+    """Java's clients sign it, and Java's broker leaves it out."""
+    fields = {"topic": "T", "key": "k", "Zone": "z", "_UNIQUE_KEY_QUERY": flag, ACCESS_KEY: "a"}
+    with_flag, without_flag = ("a", "z", flag, "k", "T"), ("a", "z", "k", "T")
+    for values in (with_flag, without_flag):
+        signature = sign("".join(values).encode() + b"body", SECRET)
+        assert is_signed({**fields, SIGNATURE: signature}, b"body", SECRET)
+        assert not is_signed({**fields, SIGNATURE: signature}, b"", SECRET)
+        assert not is_signed({**fields, SIGNATURE: signature, "key": "l"}, b"body", SECRET)
+        assert not is_signed({**fields, SIGNATURE: signature}, b"body", SECRET + "x")
+    signature = sign("".join(with_flag).encode() + b"body", SECRET)
+    assert not is_signed({**fields, SIGNATURE: signature, "_UNIQUE_KEY_QUERY": flag + "!"}, b"body", SECRET)
+    del fields["_UNIQUE_KEY_QUERY"]
+    assert not is_signed({**fields, SIGNATURE: signature}, b"body", SECRET)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,13 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "refuse a query by key that Java's client has signed",
+        "wire/signature.py",
+        "    if UNIQUE_MSG_QUERY_FLAG not in fields:\n",
+        "    if UNIQUE_MSG_QUERY_FLAG in fields:\n",
+        ("tests/access/test_golden.py",),
+    ),
+    Mutation(
         "close the connection of a consumer that is silent for one group",
         "broker/client_registry.py",
         """                    self.unregister(connection, name)

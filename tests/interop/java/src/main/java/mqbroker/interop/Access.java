@@ -10,10 +10,12 @@ import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.remoting.RPCHook;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
@@ -45,6 +47,9 @@ public final class Access {
         send("unknown", account("nobody-key", "secret-of-nobody"), "T", 1);
         send("unsigned", null, "T", 1);
         System.out.println("consume alice " + consume(alice, 4));
+        query("alice", alice, "T");
+        query("wrong-secret", account("alice-key", "secret-of-nobody"), "T");
+        query("alice-elsewhere", alice, "Other");
         System.exit(0);
     }
 
@@ -71,7 +76,7 @@ public final class Access {
         producer.start();
         List<Message> messages = new ArrayList<>();
         for (int n = 0; n < count; n++) {
-            messages.add(new Message(topic, new byte[] {(byte) n}));
+            messages.add(new Message(topic, "", "key-of-" + name, new byte[] {(byte) n}));
         }
         String outcome;
         try {
@@ -80,6 +85,23 @@ public final class Access {
             outcome = reason(e);
         }
         System.out.println("send " + name + " " + outcome);
+        producer.shutdown();
+    }
+
+    /** Messages with the key of those that `send` sent; both codes by which a client asks for them. */
+    private static void query(String name, RPCHook hook, String topic) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("queries-" + name, hook);
+        producer.setInstanceName("query-" + name);
+        producer.setNamesrvAddr(namesrv);
+        producer.start();
+        String outcome;
+        try {
+            MessageExt found = producer.queryMessage(topic, "key-of-alice", 32, 0, Long.MAX_VALUE).getMessageList().get(0);
+            outcome = found.getKeys() + " " + producer.viewMessage(topic, found.getMsgId()).getKeys();
+        } catch (MQClientException e) {
+            outcome = "nothing";
+        }
+        System.out.println("query " + name + " " + outcome);
         producer.shutdown();
     }
 

@@ -15,12 +15,14 @@ _UTF_16_MARKS = tuple(mark.decode("iso-8859-1") for mark in (codecs.BOM_UTF16_LE
 
 @attrs.frozen
 class Given:
-    """One `key=value` as a user gave it. `origin`: the file's path, 'environment variable X' or 'option -o'."""
+    """One `key=value` as a user gave it. `origin`: the file's path, 'environment variable X' or 'option -o';
+    `has_blank_end`: blanks at the end of its line were dropped."""
 
     key: str
     value: str
     origin: str
     line: int | None = None
+    has_blank_end: bool = False
 
     @property
     def where(self) -> str:
@@ -32,21 +34,22 @@ class Given:
         return BadSetting(self.key, self.origin, self.line, why)
 
 
-def read_conf(path: str) -> list[tuple[str, str, int]]:
-    """The (key, value, line) of a file, in order, repeated keys included. Lines count from 1.
+def read_conf(path: str) -> list[Given]:
+    """What a file gives, in order, repeated keys included. Lines count from 1.
 
     Raises BadSetting if the file cannot be read or has an invalid escape.
     """
     # A daemon without a file starts faster without the parser.
     from javaproperties import InvalidUEscapeError, KeyValue, parse
 
-    found: list[tuple[str, str, int]] = []
+    found: list[Given] = []
     line = 1
     try:
         with open(path, encoding="iso-8859-1", newline="") as file:
             for element in parse(io.StringIO(without_mark(file.read(), path))):
                 if isinstance(element, KeyValue):
-                    found.append((element.key, element.value.strip(), line))
+                    value = element.value.strip()
+                    found.append(Given(element.key, value, path, line, element.value.rstrip() != element.value))
                 line += _line_count(element.source)
     except OSError as error:
         raise BadSetting("-c", path, None, f"the file cannot be read: {error.strerror}") from error

@@ -212,17 +212,23 @@ class SettingSpec:
 
 @attrs.frozen
 class Setting:
-    """One setting: its key in the file, the field that holds it, and its note."""
+    """One setting: its key in the file, the field that holds it, its note, and the type of its value: bool, int, str,
+    which is also that of lists, or the name of an enumeration."""
 
     key: str
     field: str
     note: SettingSpec
+    kind: str
 
 
 def settings_of(cls: type) -> tuple[Setting, ...]:
     """The settings of a settings class, in order; other fields are left out."""
-    notes = ((field.name, field.metadata.get(_NOTE)) for field in attrs.fields(cls))
-    return tuple(Setting(_key(name, note), name, note) for name, note in notes if note is not None)
+    notes = ((field, field.metadata.get(_NOTE)) for field in attrs.fields(cls))
+    return tuple(
+        Setting(_key(field.name, note), field.name, note, re.sub(r"tuple\[.*", "str", str(field.type)))
+        for field, note in notes
+        if note is not None
+    )
 
 
 def _key(name: str, note: SettingSpec) -> str:

@@ -25,7 +25,7 @@ from mqbroker.config.settings import (
     add_tls_file,
 )
 from mqbroker.config.shards import why_no_shards
-from mqbroker.config.sources import Faults, Sources, Warn
+from mqbroker.config.sources import Faults, Sources, Warn, doubts_about
 from mqbroker.config.system import Host
 from mqbroker.config.unused import REFUSED, REFUSED_KEYS, REFUSED_VALUES, UNUSED
 from mqbroker.errors import BadSetting
@@ -189,6 +189,10 @@ class _Maker:
         self.faults.check(lambda: add_tls_file(sources, warn))
         notes = {key: setting.note for key, setting in settings.items()}
         self.given = sources.settle(lambda key, *texts: _is_same(notes.get(key), *texts))
+        for key, item in self.given.items():
+            if key in settings:
+                for doubt in doubts_about(item, settings[key].kind):
+                    warn(doubt)
 
     def make(self, cls: type[T], **values: Any) -> T:
         """Make an instance of `cls`; `values` override the class's defaults, which also replace invalid values."""

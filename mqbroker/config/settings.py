@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import attrs
 
-from mqbroker.config.conf_file import Given, read_conf
+from mqbroker.config.conf_file import read_conf
 from mqbroker.config.fields import (
     boolean,
     choice,
@@ -103,12 +103,11 @@ def add_tls_file(sources: Sources, warn: Callable[[str], None]) -> None:
     if named is not None and not os.path.isfile(path):
         raise named.bad(f"there is no file {path}")
     known = {setting.key for setting in settings_of(TlsSettings)} - set(_NOT_IN_FILE)
-    for key, value, line in read_conf(path):
-        item = Given(key, value, path, line)
-        if key in known:
+    for item in read_conf(path):
+        if item.key in known:
             sources.add(item)
         else:
-            warn(f"{item.where}: {key} changes nothing in this file")
+            warn(f"{item.where}: {item.key} changes nothing in this file")
 
 
 MIB = 1024 * 1024

@@ -5,8 +5,8 @@ nothing of what a key means.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from difflib import SequenceMatcher, get_close_matches
 
 import attrs
 
@@ -22,6 +22,10 @@ _VARIABLE = "environment variable "
 _NAMESRV_ADDR = "NAMESRV_ADDR"
 _OTHERS = {_NAMESRV_ADDR: "namesrvAddr", "ROCKETMQ_HOME": "rocketmqHome"}
 _SEEMS = 0.85
+#: How many letters differ at most in a near spelling.
+_LETTERS_MAX = 2
+#: What the Java system does with a blank at the end of a value, by the value's type.
+_BLANK_END_IN_JAVA = {"str": "takes it for part of the value", "bool": "takes 'true ' for false"}
 #: Variables that Kubernetes and Docker set for services and containers named "rocketmq-...".
 _is_a_services = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?$").search
 _SERVICE_PORT = ("tcp://", "udp://")
@@ -73,25 +77,30 @@ class Sources:
 
     def add_file(self, path: str) -> None:
         """Raises BadSetting if the file cannot be read."""
-        lines: dict[str, int] = {}
-        for key, value, line in read_conf(path):
-            item = Given(key, value, path, line)
+        lines: dict[str, int | None] = {}
+        for item in read_conf(path):
+            key = item.key
             if key in lines:
                 self._warn(f"{item.where}: {key} is given again; this one counts, not that of line {lines[key]}")
             if key not in self._all_known:
                 self._warn(f"{item.where}: {key} is not a setting and changes nothing{_closest_name(key, self._own)}")
-            lines[key] = line
+            lines[key] = item.line
             self._given[key] = [item]
 
     def add_environment(self, environ: Mapping[str, str]) -> None:
-        """ROCKETMQ_BROKER_NAME is brokerName; NAMESRV_ADDR and ROCKETMQ_HOME are as in the Java system. Empty variables
-        count as not set."""
+        """ROCKETMQ_BROKER_NAME is brokerName, and overrides the file; NAMESRV_ADDR and ROCKETMQ_HOME, which other
+        programs have too, count only where the file says nothing, as in the Java system. Empty variables count as not
+        set."""
         keys = {_folded(_PREFIX + key): key for key in self._all_known}
         for name, value in sorted(environ.items()):
             key = _OTHERS.get(name) or (keys.get(_folded(name)) if name.startswith(_PREFIX) else None)
             if key is not None:
                 if key in self._known and value.strip():
-                    self.add(Given(key, value.strip(), _VARIABLE + name))
+                    item = Given(key, value.strip(), _VARIABLE + name)
+                    if name in _OTHERS:
+                        self._given.setdefault(key, []).insert(0, item)
+                    else:
+                        self.add(item)
             elif _is_meant_for_us(name, value):
                 self._warn(f"{_VARIABLE}{name} is not a setting and changes nothing{_meant_variable(name, self._own)}")
 
@@ -151,6 +160,33 @@ def _meant_variable(name: str, own: Iterable[str]) -> str:
 
 
 def _closest_name(text: str, known: Iterable[str]) -> str:
-    by_folded = {name.lower(): name for name in known}
-    close = get_close_matches(text.lower(), by_folded, n=1, cutoff=0.7)
-    return f"; did you mean {by_folded[close[0]]}?" if close else ""
+    """A hint at a known name of nearly the same spelling; empty without one: another setting's name would mislead."""
+    by_folded = {re.sub("[_.-]", "", name).lower(): name for name in known}
+    folded = re.sub("[_.-]", "", text).lower()
+    for close in get_close_matches(folded, by_folded, n=3, cutoff=0.7):
+        changed = SequenceMatcher(None, folded, close, autojunk=False).get_opcodes()
+        letters = sum(max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in changed if tag != "equal")
+        if letters <= min(_LETTERS_MAX, len(folded) // 4 or 1):
+            return f"; did you mean {by_folded[close]}?"
+    return ""
+
+
+def doubts_about(item: Given, kind: str) -> Iterator[str]:
+    """What may be meant otherwise in a value: warnings, with where it was set. They do not repeat the value, which may
+    be a secret.
+
+    :param kind: the type of the setting's value: bool, int, str, or the name of an enumeration.
+    """
+    if re.search(r"\s#", item.value):
+        yield (
+            f"{item.where}: the value of {item.key} has ' #' in it, which is part of the value, as in Java; "
+            "a comment needs a line of its own"
+        )
+    if "${" in item.value:
+        yield (
+            f"{item.where}: the value of {item.key} has '${{' in it, which stays as it is written, as in Java; "
+            "nothing is put in its place, so write the value itself"
+        )
+    if item.has_blank_end and not (kind == "bool" and item.value.lower() == "false"):
+        java = _BLANK_END_IN_JAVA.get(kind, "ignores such a value and has its default")
+        yield f"{item.where}: the blank at the end of {item.key} is dropped; the Java system {java}; remove it"

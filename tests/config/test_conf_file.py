@@ -10,11 +10,13 @@ from mqbroker.errors import BadSetting
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[..., list[tuple[str, str, int]] | None]:
-    def read_text(text: str, encoding: str = "iso-8859-1") -> list[tuple[str, str, int]] | None:
+def read(tmp_path: Path) -> Callable[..., list[tuple[str, str, int | None]]]:
+    def read_text(text: str, encoding: str = "iso-8859-1") -> list[tuple[str, str, int | None]]:
         path = tmp_path / "a.conf"
         path.write_bytes(text.encode(encoding))
-        return read_conf(str(path))
+        found = read_conf(str(path))
+        assert {item.origin for item in found} <= {str(path)}
+        return [(item.key, item.value, item.line) for item in found]
 
     return read_text
 
@@ -38,12 +40,12 @@ def read(tmp_path: Path) -> Callable[..., list[tuple[str, str, int]] | None]:
     ],
 )
 def test_what_is_read(
-    read: Callable[..., list[tuple[str, str, int]] | None], text: str, found: list[tuple[str, str, int]]
+    read: Callable[..., list[tuple[str, str, int | None]]], text: str, found: list[tuple[str, str, int]]
 ) -> None:
     assert read(text) == found
 
 
-def test_a_wrong_escape_names_its_line(read: Callable[..., list[tuple[str, str, int]] | None]) -> None:
+def test_a_wrong_escape_names_its_line(read: Callable[..., list[tuple[str, str, int | None]]]) -> None:
     with pytest.raises(BadSetting, match=r"a\.conf:2: \\u: .*four hexadecimal digits"):
         read("a=b\nc=\\u00zz\n")
 

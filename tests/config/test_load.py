@@ -1,5 +1,6 @@
 """What settings become, from where, and how a wrong one is refused."""
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -326,12 +327,156 @@ def test_the_environment_counts_more_than_the_file_and_options_more_than_both(br
     file = "namesrvAddr=a:1\nbrokerName=f\nlistenPort=1"
     environ = {"NAMESRV_ADDR": "b:2", "ROCKETMQ_BROKER_NAME": "e", "ROCKETMQ_LISTEN_PORT": "2", "ROCKETMQ_HOME": "/o"}
     settings = broker(file, [("listenPort", " 3 ")], **environ)
-    assert (settings.namesrv_addr, settings.broker_name, settings.server.listen_port) == (("b:2",), "e", 3)
+    assert (settings.namesrv_addr, settings.broker_name, settings.server.listen_port) == (("a:1",), "e", 3)
     assert broker.warnings == [
-        f"environment variable NAMESRV_ADDR sets namesrvAddr=b:2 in place of 'a:1', {broker.path}:1",
+        f"{broker.path}:1 sets namesrvAddr=a:1 in place of 'b:2', environment variable NAMESRV_ADDR",
         f"environment variable ROCKETMQ_BROKER_NAME sets brokerName=e in place of 'f', {broker.path}:2",
         "command line sets listenPort=3 in place of '2', environment variable ROCKETMQ_LISTEN_PORT",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "field", "values"),
+    [
+        ("NAMESRV_ADDR", "namesrvAddr", "namesrv_addr", ("a:1", "b:2", "c:3", "d:4")),
+        ("ROCKETMQ_HOME", "rocketmqHome", "rocketmq_home", ("/a", "/b", "/c", "/d")),
+    ],
+)
+def test_a_variable_that_clients_have_too_counts_less_than_the_file_as_in_java(
+    broker: Loader, name: str, key: str, field: str, values: tuple[str, ...]
+) -> None:
+    def value(*args: Any, **environ: Any) -> str:
+        found = getattr(broker(*args, **environ), field)
+        return found if isinstance(found, str) else ";".join(found)
+
+    in_file, in_environment, ours, in_options = values
+    both: dict[str, Any] = {
+        name: in_environment,
+        f"ROCKETMQ_{'NAMESRV_ADDR' if key == 'namesrvAddr' else 'ROCKETMQ_HOME'}": ours,
+    }
+    line = f"{key}={in_file}\n"
+    assert value("", **{name: in_environment}) == in_environment
+    assert value(line, **{name: in_environment}) == in_file
+    assert value(line + line, **{name: in_environment}) == in_file
+    assert value(line, **both) == ours
+    assert value("", **both) == ours
+    assert value(line, [(key, in_options)], **both) == in_options
+    assert value("", [(key, in_options)], **{name: in_environment}) == in_options
+    broker.warnings.clear()
+    value(line, **{name: in_file})
+    assert broker.warnings == []
+
+
+def test_the_environments_name_servers_count_less_than_the_file_of_a_name_server_too(namesrv: Loader) -> None:
+    settings = namesrv("clusterTest=true\nnamesrvAddr=a:1\n", NAMESRV_ADDR="b:2")
+    assert settings.namesrv_addr == ("a:1",)
+    assert namesrv("clusterTest=true\n", NAMESRV_ADDR="b:2").namesrv_addr == ("b:2",)
+
+
+# --- values that are probably not what was meant
+
+
+@pytest.mark.parametrize(
+    ("line", "is_doubtful"),
+    [
+        ("rocketmqHome=/etc/mqbroker   # or another", True),
+        ("rocketmqHome=/etc/mqbroker\t# or another", True),
+        ("rocketmqHome=/etc/mqbroker #", True),
+        ("rocketmqHome=/etc/mqbroker#2", False),
+        ("# rocketmqHome=/etc/mqbroker # x", False),
+        ("brokerName=broker#1", False),
+        ("transferMsgByHeap=true # has no effect", False),
+        ("zzz=1 # unknown, which is told", False),
+    ],
+)
+def test_a_comment_behind_a_value_is_told_as_part_of_it(broker: Loader, line: str, is_doubtful: bool) -> None:
+    with contextlib.suppress(BadSetting):
+        settings = broker(f"listenPort=1\n{line}\n")
+        if is_doubtful:
+            assert settings.rocketmq_home == line.partition("=")[2]
+    told = f"{broker.path}:2: the value of rocketmqHome has ' #' in it, which is part of the value, as in Java; "
+    assert [each for each in broker.warnings if "' #'" in each] == [
+        f"{told}a comment needs a line of its own" for _ in range(is_doubtful)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "java"),
+    [
+        ("brokerName=broker-a ", "takes it for part of the value"),
+        ("namesrvAddr=a:1\t", "takes it for part of the value"),
+        ("deleteWhen=04 ", "takes it for part of the value"),
+        ("listenPort=10911 ", "ignores such a value and has its default"),
+        ("fileReservedTime=48\x0c", "ignores such a value and has its default"),
+        ("brokerRole=SYNC_MASTER ", "ignores such a value and has its default"),
+        ("autoCreateTopicEnable=true ", "takes 'true ' for false"),
+        ("autoCreateTopicEnable=TRUE\xa0", "takes 'true ' for false"),
+        ("autoCreateTopicEnable=false ", None),
+        ("brokerName=broker-a", None),
+        ("brokerName= broker-a", None),
+        ("brokerName = broker-a", None),
+        ("brokerName=", None),
+    ],
+)
+def test_a_blank_at_the_end_is_told_with_what_java_makes_of_it(broker: Loader, line: str, java: str | None) -> None:
+    key = line.partition("=")[0].strip()
+    path = broker.path
+    path.write_text(line + "\n", encoding="iso-8859-1")
+    with contextlib.suppress(BadSetting):
+        load_broker_settings(str(path), warn=broker.warnings.append, host=HOST)
+    told = f"{path}:1: the blank at the end of {key} is dropped; the Java system {java}; remove it"
+    assert broker.warnings == ([told] if java else [])
+
+
+def test_lines_that_end_in_carriage_returns_have_no_blanks(broker: Loader) -> None:
+    broker.path.write_bytes(b"brokerName=a\r\nlistenPort=1\r\n")
+    load_broker_settings(str(broker.path), warn=broker.warnings.append, host=HOST)
+    assert broker.warnings == []
+
+
+def test_what_looks_like_a_variable_is_told(broker: Loader) -> None:
+    settings = broker("storePathRootDir=/data/${HOSTNAME}\n", [("brokerClusterName", "c")], ROCKETMQ_REGION_ID="${R}")
+    assert settings.store.store_path_root_dir == "/data/${HOSTNAME}"
+    stays = "has '${' in it, which stays as it is written, as in Java; nothing is put in its place, so write the value"
+    assert broker.warnings == [
+        f"{broker.path}:1: the value of storePathRootDir {stays} itself",
+        f"environment variable ROCKETMQ_REGION_ID: the value of regionId {stays} itself",
+    ]
+
+
+def test_doubts_about_a_password_do_not_repeat_it(broker: Loader) -> None:
+    broker("tls.server.keyPassword=open ${sesame} # yes \n")
+    assert len(broker.warnings) == 3
+    assert "sesame" not in "".join(broker.warnings)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("listenPrt", "listenPort"),
+        ("brokerNmae", "brokerName"),
+        ("broker_name", "brokerName"),
+        ("BROKER.NAME", "brokerName"),
+        ("defaultTopicQueueNum", "defaultTopicQueueNums"),
+        ("shard", "shards"),
+        ("logLevl", "logLevel"),
+        # Settings of other versions, and others' settings, which are near to nothing here.
+        ("checkTransactionMessageEnable", None),
+        ("waitTimeMillsInLitePullQueue", None),
+        ("waitTimeMillsInAckQueue", None),
+        ("accessMessageInMemoryHotRatio", None),
+        ("brokerConfigPath", None),
+        ("maxFilterMessageSize", None),
+        ("recallMessageEnable", None),
+        ("cards", None),
+        ("x", None),
+        ("x" * 100_000, None),
+    ],
+)
+def test_only_a_near_spelling_is_a_hint(broker: Loader, key: str, hint: str | None) -> None:
+    broker(f"{key}=1\n")
+    told = f"; did you mean {hint}?" if hint else ""
+    assert broker.warnings == [f"{broker.path}:1: {key} is not a setting and changes nothing{told}"]
 
 
 def test_a_file_of_tls_settings_counts_more_than_the_environment(broker: Loader, tmp_path: Path) -> None:

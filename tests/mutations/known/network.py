@@ -290,6 +290,13 @@ MISTAKES = [
         ("tests/access/test_found_messages.py::test_a_batch_with_both_headers_is_judged_by_the_one_that_counts",),
     ),
     Mutation(
+        "let the clients' NAMESRV_ADDR override a daemon's file",
+        "config/sources.py",
+        "self._given.setdefault(key, []).insert(0, item)",
+        "self._given.setdefault(key, []).append(item)",
+        ("tests/config/test_load.py",),
+    ),
+    Mutation(
         "register an IPv6 address without brackets",
         "wire/names.py",
         '    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"\n',

@@ -158,15 +158,16 @@ class TopicTable(VersionedTable[TopicConfig]):
             self._values |= changed
             self.mark_changed()
 
-    def create_for_send(
-        self, name: str, default_name: str, queues_wanted: int, sys_flag: int = 0
-    ) -> TopicConfig | None:
-        """Create a topic on send, from the template topic the producer names; None if that does not allow it."""
+    def for_send(self, name: str, default_name: str, queues_wanted: int, sys_flag: int = 0) -> TopicConfig | None:
+        """The topic `name` as a send is to create it, from the template topic that the producer names; None if it may
+        not, or would create a topic without queues."""
         template = self._values.get(default_name)
-        if template is None or not template.perm & Perm.INHERIT:
+        if not self._live.current.auto_create_topic_enable or template is None or not template.perm & Perm.INHERIT:
             return None
-        queues = max(0, min(queues_wanted, template.write_queue_nums))
-        topic = attrs.evolve(
+        queues = min(queues_wanted, template.write_queue_nums)
+        if queues <= 0:
+            return None
+        return attrs.evolve(
             template,
             topic_name=name,
             read_queue_nums=queues,
@@ -174,14 +175,22 @@ class TopicTable(VersionedTable[TopicConfig]):
             perm=template.perm & ~Perm.INHERIT,
             topic_sys_flag=sys_flag,
         )
-        self.put(topic)
-        return topic
+
+    def internal(self, name: str, queues: int, sys_flag: int = 0) -> TopicConfig:
+        """The retry or dead letter topic `name` as it is, or as it is to be created or extended to have at least one
+        queue, and `queues`, that consumers read. Raises Refused on an illegal name."""
+        topic = self._values.get(name)
+        queues = max(1, min(queues, QUEUES_MAX))
+        if topic is None:
+            return TopicConfig(check_topic(name), queues, queues, READ_WRITE, topic_sys_flag=sys_flag)
+        if topic.read_queue_nums >= queues:
+            return topic
+        return attrs.evolve(topic, read_queue_nums=queues, write_queue_nums=max(queues, topic.write_queue_nums))
 
     def create_internal(self, name: str, queues: int, sys_flag: int = 0) -> TopicConfig:
-        """Return the retry or dead letter topic `name`, created if missing. Raises Refused on an illegal name."""
-        topic = self._values.get(name)
-        if topic is None:
-            topic = TopicConfig(check_topic(name), queues, queues, READ_WRITE, topic_sys_flag=sys_flag)
+        """`internal`, created or extended."""
+        topic = self.internal(name, queues, sys_flag)
+        if topic is not self._values.get(name):
             self.put(topic)
         return topic
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.bodies import TopicConfig
 from mqbroker.wire.codes import Perm, ResponseCode
 from mqbroker.wire.names import check_topic
-from tests.broker.bench import HOST, START, Bench, Client
+from tests.broker.bench import BODY_MAX, HOST, START, Bench, Client
 from tests.broker.sending import BATCH, V1, V2, one, put_topic
 from tests.fakes import SteppedWorker
 
@@ -66,11 +67,69 @@ def test_only_a_topic_that_may_be_inherited_is_a_template(bench: Bench, client: 
     assert one(client.send("New", default_topic=template)).code == ResponseCode.TOPIC_NOT_EXIST
 
 
+@pytest.mark.parametrize("template", ["TBW102", "DefaultCluster", "broker-a", "Mine"])
+def test_without_automatic_creation_no_topic_is_a_template(make_bench: Callable[..., Bench], template: str) -> None:
+    bench = make_bench()
+    client = bench.client()
+    put_topic(client, "Mine", perm=7)
+    assert one(client.send("Made", default_topic=template)).code == 0
+    bench.parts.live.change({"autoCreateTopicEnable": "false"})
+    for _ in range(2):
+        assert one(client.send("New", default_topic=template)).code == ResponseCode.TOPIC_NOT_EXIST
+    assert bench.topics.get("New") is None
+    # A template that the file still has is none after a start either.
+    bench.close()
+    bench = make_bench(auto_create_topic_enable=False)
+    assert one(bench.client().send("New", default_topic=template)).code == ResponseCode.TOPIC_NOT_EXIST
+    assert one(bench.client().send("Made", default_topic=template)).code == 0
+
+
+@pytest.mark.parametrize("code", [V1, V2, BATCH])
 @pytest.mark.parametrize("count", [-1, -(2**31), 0])
-def test_no_topic_has_fewer_than_no_queues(bench: Bench, client: Client, count: int) -> None:
-    client.send("New", default_topic_queue_nums=count)
-    topic = bench.topics.get("New")
-    assert topic is None or topic.write_queue_nums >= 0
+def test_no_topic_is_made_without_queues(bench: Bench, client: Client, code: int, count: int) -> None:
+    body = encode_batch([BatchEntry(0, b"x", b"")])
+    for template in ("TBW102", "DefaultCluster", "broker-a"):
+        answer = one(client.send("New", body, code, default_topic=template, default_topic_queue_nums=count))
+        assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+        assert answer.remark.startswith(f"topic[New] not exist, and is not created with {count} queues, apply first")
+    assert bench.topics.get("New") is None
+    # A retry topic has at least one.
+    for _ in range(2):
+        assert one(client.send("%RETRY%CG", default_topic_queue_nums=count)).code == 0
+    assert bench.topics.get("%RETRY%CG").write_queue_nums == 1
+
+
+@pytest.mark.parametrize("topic", ["New", "%RETRY%CG"])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"queue_id": 4},
+        {"body": b"x" * (BODY_MAX + 1)},
+        {"properties": "K\x01" + "v" * 40_000},
+        {"sys_flag": 4},
+        {"code": BATCH, "body": b"no batch"},
+    ],
+)
+def test_a_refused_send_makes_no_topic(bench: Bench, client: Client, topic: str, refused: dict[str, Any]) -> None:
+    before = bench.topics.names()
+    assert one(client.send(topic, **refused)).code != 0
+    assert bench.topics.names() == before
+
+
+def test_a_retry_of_an_unknown_group_makes_no_topic(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(auto_create_subscription_group=False)
+    before = bench.topics.names()
+    assert one(bench.client().send("%RETRY%CG")).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert bench.topics.names() == before
+
+
+def test_a_refused_dead_letter_makes_no_topic(bench: Bench, client: Client) -> None:
+    before = bench.topics.names()
+    properties = "K\x01" + "v" * 40_000
+    assert one(client.send("%RETRY%CG", reconsume_times=16, properties=properties)).code != 0
+    assert bench.topics.names() == before
+    assert one(client.send("%RETRY%CG", reconsume_times=16)).code == 0
+    assert set(bench.topics.names()) - set(before) == {"%RETRY%CG", "%DLQ%CG"}
 
 
 HOSTILE_NAMES = ["", " ", ".", "..", "../x", "a/b", "a\0b", "é", "中", "%RETRY%../x", "x" * 128, "a b", "a.b"]

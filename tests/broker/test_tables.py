@@ -197,7 +197,8 @@ def test_internal_topics(root: Path) -> None:
     table = topic_table(root)
     made = table.create_internal("%RETRY%CG", 2)
     assert made == TopicConfig("%RETRY%CG", 2, 2, 6)
-    assert table.create_internal("%RETRY%CG", 9) is made
+    assert table.create_internal("%RETRY%CG", 1) is made
+    assert table.create_internal("%RETRY%CG", 9) == TopicConfig("%RETRY%CG", 9, 9, 6)
     for name in ("%RETRY%" + "g" * 121, "%DLQ%../x"):
         with pytest.raises(Refused):
             table.create_internal(name, 1)

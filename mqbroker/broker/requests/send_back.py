@@ -78,12 +78,15 @@ class SendBackRequests:
             unit_flag = unit_topic_flag(header.unit_mode, is_retry=True)
             level = header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
             properties[Prop.DELAY_TIME_LEVEL] = str(min(level, delay_level_max))
-        topic = self.topics.create_internal(name, queues, unit_flag)
+        topic = self.topics.internal(name, queues, unit_flag)
         if not topic.perm & Perm.WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
-        stored_name, queue_id = delayed_target(properties, name, self.rng.randrange(queues), delay_level_max)
+        stored_name, queue_id = delayed_target(
+            properties, name, self.rng.randrange(topic.read_queue_nums), delay_level_max
+        )
         stored = stored_properties(properties, self.live.current.store.max_message_size)
         message = stored_again(record, stored_name.encode(), queue_id, stored, more_reconsumed=1)
+        self.topics.create_internal(name, queues, unit_flag)
         try:
             self.store.append([message])
         except StoreError as error:

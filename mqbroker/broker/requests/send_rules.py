@@ -20,6 +20,7 @@ from mqbroker.broker.topic_table import TopicTable, describe_topic
 from mqbroker.errors import LmqQueuesExceeded, MessageRefused, MultiDispatchRefused, Refused
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.wire.batch import BadBatch, decode_batch
+from mqbroker.wire.bodies import TopicConfig
 from mqbroker.wire.codes import (
     DLQ_PREFIX,
     FAQ,
@@ -102,8 +103,21 @@ class SendRules:
     def check(
         self, header: SendHeader, code: int, body: bytes, connection: IConnection
     ) -> tuple[list[NewMessage], int, bool]:
-        """(messages to store, queue of the response, whether the response waits for the disk). Raises Refused."""
-        name, queue_id, topic_flags = self._target(header, connection)
+        """(messages to store, queue of the response, whether the response waits for the disk). Raises Refused.
+
+        Topics are created last, so that a refused send leaves none.
+        """
+        new: list[TopicConfig] = []
+        checked = self._check(header, code, body, connection, new)
+        for topic in new:
+            self._topics.put(topic)
+        return checked
+
+    def _check(
+        self, header: SendHeader, code: int, body: bytes, connection: IConnection, new: list[TopicConfig]
+    ) -> tuple[list[NewMessage], int, bool]:
+        """`check`, with the topics to create added to `new`."""
+        name, queue_id, topic_flags = self._target(header, connection, new)
         is_batch = header.batch or code == RequestCode.SEND_BATCH_MESSAGE
         if len(body) > self.body_bytes_max:
             raise illegal(self.body_bytes_max, f"msg body length {len(body)}B, ")
@@ -111,7 +125,7 @@ class SendRules:
         properties = decode_properties((header.properties or "").encode())
         if is_batch:
             return self._batch(header, name, queue_id, sys_flag, body, properties, connection)
-        stored_name, stored_queue = self._dead_letter(header, properties, name, queue_id)
+        stored_name, stored_queue = self._dead_letter(header, properties, name, queue_id, new)
         stored_name, stored_queue, sys_flag, wait = self._divert(
             properties, header.producer_group, stored_name, stored_queue, sys_flag
         )
@@ -180,8 +194,8 @@ class SendRules:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
         return messages, queue_id, wait
 
-    def _target(self, header: SendHeader, connection: IConnection) -> tuple[str, int, int]:
-        """(topic, queue, flags) of a send, by the topic's rules; the topic is created if that is allowed."""
+    def _target(self, header: SendHeader, connection: IConnection, new: list[TopicConfig]) -> tuple[str, int, int]:
+        """(topic, queue, flags) of a send, by the topic's rules; the topic is added to `new` if it may be created."""
         known = self.plain_targets.get(header.topic.encode())
         if known is not None and 0 <= header.queue_id < known[0]:
             return header.topic, header.queue_id, known[1]
@@ -201,11 +215,14 @@ class SendRules:
         if topic is None:
             unit_flag = unit_topic_flag(header.unit_mode, name.startswith(RETRY_PREFIX))
             queues_wanted = header.default_topic_queue_nums
-            topic = self._topics.create_for_send(name, header.default_topic, queues_wanted, unit_flag)
+            topic = self._topics.for_send(name, header.default_topic, queues_wanted, unit_flag)
             if topic is None and name.startswith(RETRY_PREFIX):
-                topic = self._topics.create_internal(name, 1, unit_flag)
-        if topic is None:
-            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{FAQ}")
+                topic = self._topics.internal(name, 1, unit_flag)
+            if topic is None:
+                why = f", and is not created with {queues_wanted} queues" if queues_wanted <= 0 else ""
+                remark = f"topic[{name}] not exist{why}, apply first please!{FAQ}"
+                raise Refused(ResponseCode.TOPIC_NOT_EXIST, remark)
+            new.append(topic)
         if not topic.perm & Perm.WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
         queues = max(topic.write_queue_nums, topic.read_queue_nums)
@@ -216,13 +233,15 @@ class SendRules:
                 f"Producer: {connection.remote_addr}",
             )
         flags = SysFlag.MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
-        if not name.startswith((RETRY_PREFIX, LMQ_PREFIX)) and self._topics.saved() is None:
+        if not new and not name.startswith((RETRY_PREFIX, LMQ_PREFIX)) and self._topics.saved() is None:
             self.plain_targets[name.encode()] = queues, flags, [None] * min(queues, PLAIN_QUEUES_MAX)
         queue_id = header.queue_id if header.queue_id >= 0 else self._rng.randrange(max(1, topic.write_queue_nums))
         return name, queue_id, flags
 
-    def _dead_letter(self, header: SendHeader, properties: dict[str, str], name: str, queue_id: int) -> tuple[str, int]:
-        """The message's topic, or the dead letter topic of its group."""
+    def _dead_letter(
+        self, header: SendHeader, properties: dict[str, str], name: str, queue_id: int, new: list[TopicConfig]
+    ) -> tuple[str, int]:
+        """The message's topic, or the dead letter topic of its group, which is added to `new` if it must be created."""
         if name.startswith(RETRY_PREFIX):
             group_name = name.removeprefix(RETRY_PREFIX)
             group = self._groups.find(group_name)
@@ -235,7 +254,9 @@ class SendRules:
             if (header.reconsume_times or 0) >= times_max:
                 properties.pop(Prop.DELAY_TIME_LEVEL, None)
                 name = DLQ_PREFIX + group_name
-                self._topics.create_internal(name, DLQ_QUEUES)
+                dead_letters = self._topics.internal(name, DLQ_QUEUES)
+                if dead_letters is not self._topics.get(name):
+                    new.append(dead_letters)
                 queue_id = self._rng.randrange(DLQ_QUEUES)
         return name, queue_id
 

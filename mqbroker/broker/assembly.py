@@ -47,6 +47,7 @@ from mqbroker.broker.requests.send_back import SendBackRequests
 from mqbroker.broker.requests.send_message import SendRequests
 from mqbroker.broker.requests.send_rules import SendRules
 from mqbroker.broker.requests.topic_requests import TopicRequests
+from mqbroker.broker.retry_topics import RetryTopics
 from mqbroker.broker.runtime_info import RuntimeInfo
 from mqbroker.broker.slow_consumers import CHECK_SECONDS, SlowConsumers
 from mqbroker.broker.subscription_resolver import SubscriptionResolver
@@ -129,6 +130,7 @@ class Assembly:
         self.consumers = ConsumerRegistry(clock, live, self.filters.group_gone)
         self.producers = ProducerRegistry(now, live)
         UnusedGroupEviction(self.groups, self.topics, self.offsets, self.consumers, store)
+        self.retry_topics = RetryTopics(self.topics, self.groups, self.offsets, store)
         self.slow_consumers = SlowConsumers(
             store, self.topics, self.groups, self.offsets, self.consumers, live, CooperativeTasks(clock)
         )

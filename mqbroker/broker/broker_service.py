@@ -234,6 +234,7 @@ class BrokerService(Service):
         self._stops += [parts.delay.stop, parts.consumers.stop]
         if follower is None:
             parts.delay.start()
+            parts.retry_topics.start()
             parts.half_queue.start()
             parts.checks.start()
             self._stops += [parts.half_queue.stop, parts.checks.stop]

@@ -12,6 +12,7 @@ from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.record import Record, decode_records
 from tests.broker.bench import Bench, Client
+from tests.broker.test_client_requests import beat, consumer
 from tests.fakes import SteppedWorker
 from tests.remoting.logs import Logged
 
@@ -159,3 +160,106 @@ def test_a_store_that_takes_nothing(make_bench: Callable[..., Bench]) -> None:
     answer = send_back(client, record)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "Input/output error" in (answer.remark or "")
+
+
+def queues_of(bench: Bench, topic: str) -> tuple[int, int]:
+    found = bench.topics.get(topic)
+    return found.read_queue_nums, found.write_queue_nums
+
+
+def delayed_queues(bench: Bench) -> set[str]:
+    """The queues that retries of the first level go to."""
+    return {record.properties["REAL_QID"] for record in bench.records("SCHEDULE_TOPIC_XXXX", 2)}
+
+
+def test_a_retry_topic_is_extended_with_its_group(bench: Bench, client: Client) -> None:
+    record = stored(bench, client)
+    send_back(client, record)
+    for queues in (3, 5):
+        bench.groups.put(SubscriptionGroupConfig("CG", retry_queue_nums=queues))
+        assert queues_of(bench, "%RETRY%CG") == (queues, queues)
+    bench.groups.put(SubscriptionGroupConfig("CG", retry_queue_nums=2))
+    assert queues_of(bench, "%RETRY%CG") == (5, 5)
+    for _ in range(60):
+        assert send_back(client, record).code == 0
+    assert delayed_queues(bench) == set("01234")
+    # A group without a retry topic gets one when it needs it.
+    bench.groups.put(SubscriptionGroupConfig("Other", retry_queue_nums=2))
+    assert bench.topics.get("%RETRY%Other") is None
+
+
+@pytest.mark.parametrize("how", ["heartbeat", "send back"])
+def test_retries_go_to_queues_that_consumers_read(bench: Bench, client: Client, how: str) -> None:
+    record = stored(bench, client)
+    bench.groups.put(SubscriptionGroupConfig("CG", retry_queue_nums=2))
+    # An administrator has closed most of them.
+    for read, write, queues in ((1, 1, (2, 2)), (3, 1, (3, 1)), (0, 0, (2, 2)), (1, 8, (2, 8))):
+        bench.topics.put(TopicConfig("%RETRY%CG", read, write))
+        if how == "heartbeat":
+            beat(client, consumers=[consumer("CG")])
+        else:
+            before = len(bench.records("SCHEDULE_TOPIC_XXXX", 2))
+            for _ in range(40):
+                assert send_back(client, record).code == 0
+            retries = bench.records("SCHEDULE_TOPIC_XXXX", 2)[before:]
+            assert {int(each.properties["REAL_QID"]) for each in retries} == set(range(queues[0]))
+        assert queues_of(bench, "%RETRY%CG") == queues
+
+
+def test_the_topics_of_a_group_without_retries_have_a_queue(bench: Bench, client: Client) -> None:
+    bench.groups.put(SubscriptionGroupConfig("CG", retry_queue_nums=0))
+    beat(client, consumers=[consumer("CG")])
+    assert queues_of(bench, "%RETRY%CG") == (1, 1)
+
+
+@pytest.mark.parametrize("queues", [-5, 2**31 - 1])
+def test_a_retry_topic_has_no_number_of_queues_that_nobody_can_serve(bench: Bench, client: Client, queues: int) -> None:
+    """A file of the Java broker may have any number."""
+    bench.groups.put(SubscriptionGroupConfig("CG", retry_queue_nums=queues))
+    beat(client, consumers=[consumer("CG")])
+    assert 1 <= queues_of(bench, "%RETRY%CG")[0] <= 65_535
+
+
+def strand(bench: Bench, client: Client) -> None:
+    """Retries as a Java broker leaves them: in queues that the topic does not have."""
+    for group, queues in {"CG": 3, "Done": 2, "Gone": 2, "Fine": 1}.items():
+        bench.topics.put(TopicConfig(f"%RETRY%{group}", queues, queues))
+        for queue_id in range(queues):
+            for _ in range(2 + queue_id):
+                assert client.send(f"%RETRY%{group}", queue_id=queue_id)[0].code == 0
+        bench.topics.put(TopicConfig(f"%RETRY%{group}", 1, 1))
+    bench.store.dispatch_now()
+    bench.offsets.commit("CG", "%RETRY%CG", 1, 1)
+    bench.offsets.commit("Done", "%RETRY%Done", 1, 3)
+    bench.topics.remove("%RETRY%Gone")
+    bench.offsets.persist()
+
+
+def test_stranded_retries_are_served_after_a_start(make_bench: Callable[..., Bench], logged: Logged) -> None:
+    bench = make_bench()
+    strand(bench, bench.client())
+    bench.close()
+    logged.clear()
+    bench = make_bench()
+    assert queues_of(bench, "%RETRY%CG") == (3, 3)
+    assert queues_of(bench, "%RETRY%Done") == queues_of(bench, "%RETRY%Fine") == (1, 1)
+    assert bench.topics.get("%RETRY%Gone") is None
+    lines = [line for line in logged.lines if "%RETRY%" in line and "no consumer" in line]
+    assert lines == [
+        "%RETRY%CG has 6 messages in queues that no consumer read, because the topic had fewer queues; it has 3 now, "
+        "so that consumers get them"
+    ]
+    answer = bench.client().pull("%RETRY%CG", queue_id=2, subscription="*")
+    assert len(decode_records(answer.body)) == 4
+
+
+def test_a_retry_topic_with_fewer_queues_than_its_group_is_extended_at_the_start(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench()
+    bench.topics.put(TopicConfig("%RETRY%CG", 1, 1))
+    bench.groups.on_change.clear()  # as a Java broker
+    bench.groups.put(SubscriptionGroupConfig("CG", retry_queue_nums=4))
+    bench.close()
+    bench = make_bench()
+    assert queues_of(bench, "%RETRY%CG") == (4, 4)

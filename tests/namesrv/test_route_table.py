@@ -384,7 +384,7 @@ def test_a_drain_outlasts_a_connection_and_a_silence(table: RouteTable) -> None:
     table.drop_connection("x")
     registered = table.register(registration(held=whole("T", "U"), opaque=9), "y", 0)
     assert (registered.is_new, registered.is_wiped, registered.has_started_anew) == (True, True, False)
-    assert table.expire(EXPIRY_MS + 1) == [(A, "y")]
+    assert table.expire(EXPIRY_MS + 1) == [A]
     assert table.register(registration(held=whole("T", "U"), opaque=10), "y", 0).is_wiped
     assert perms(table) == perms(table, "U") == [Perm.READ]
 

@@ -234,9 +234,8 @@ class BrokerService(Service):
         self._stops += [parts.delay.stop, parts.consumers.stop]
         if follower is None:
             parts.delay.start()
-            parts.retry_topics.start()
-            parts.half_queue.start()
-            parts.checks.start()
+            for part in (parts.retry_topics, parts.half_queue, parts.checks):
+                part.start()
             self._stops += [parts.half_queue.stop, parts.checks.stop]
         for seconds, action in parts.periodic():
             self._every(seconds, action)

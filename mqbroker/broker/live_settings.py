@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from twisted.logger import Logger
 
 from mqbroker.config import BrokerRole, BrokerSettings
-from mqbroker.config.changes import change_settings, differing_values
+from mqbroker.config.changes import NotChangeable, change_settings, differing_values
 from mqbroker.config.load import values_of
 from mqbroker.errors import BadSetting, Refused
 from mqbroker.wire.bodies import DataVersion
@@ -34,6 +34,11 @@ READ_AT_USE = frozenset(
 )
 
 
+#: What the network changes only where access control says who may. Of the keys that may be changed these are all about
+#: roles, paths, addresses and who may connect, but for namesrvAddr, which Java's tools change.
+WITH_ACCESS_CONTROL_ONLY = frozenset(("brokerRole", "brokerId"))
+
+
 class LiveSettings:
     """Settings that can change at runtime. `now` returns seconds since the epoch."""
 
@@ -51,6 +56,18 @@ class LiveSettings:
     def changeable(self) -> frozenset[str]:
         """The keys that may be changed."""
         return READ_AT_USE.union(*(keys for keys, _ in self._followers))
+
+    def change_by_request(self, changes: Mapping[str, str]) -> None:
+        """As `change`, for a request from the network. Raises also NotChangeable where anybody could send it."""
+        held = sorted(WITH_ACCESS_CONTROL_ONLY.intersection(changes))
+        # An elected role is refused below, with another way.
+        if held and not self.current.acl_enable and not self.current.etcd_endpoints:
+            why = (
+                "not changed by a request while access control is off, as everybody could send one; change it in the "
+                "broker's settings file and send its process SIGHUP, or set aclEnable=true and sign as an administrator"
+            )
+            raise NotChangeable(", ".join(held), "the request", None, why)
+        self.change(changes)
 
     def change(self, changes: Mapping[str, str]) -> None:
         """Apply all changes, by key. Raises NotChangeable and BadSetting with nothing changed."""

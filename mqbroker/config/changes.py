@@ -52,7 +52,8 @@ def change_settings(settings: T, changes: Mapping[str, str], allowed: Collection
     for key in changes:
         if key not in allowed:
             may_be = ", ".join(sorted(allowed))
-            why = f"it cannot be changed while the daemon runs; of those that can there are {may_be}"
+            how = "change it in the daemon's settings file and start it again"
+            why = f"it cannot be changed while the daemon runs; {how}. Of those that can there are {may_be}"
             raise NotChangeable(key, _REQUEST, None, why)
     return _evolved(settings, changes)
 

@@ -183,7 +183,8 @@ def test_where_nobody_answers_the_exit_code_says_so() -> None:
 
 
 @pytest.mark.daemons
-def test_real_brokers(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("is_controlled", [True, False])
+def test_real_brokers(tmp_path: Path, request: pytest.FixtureRequest, is_controlled: bool) -> None:
     def start(name: str, module: str, *settings: str) -> Process:
         folder = tmp_path / name
         folder.mkdir()
@@ -193,7 +194,16 @@ def test_real_brokers(tmp_path: Path, request: pytest.FixtureRequest) -> None:
         return process
 
     name_server = f"127.0.0.1:{start('namesrv', 'namesrv').wait_for_port()}"
-    common = (f"namesrvAddr={name_server}", "brokerName=a", "brokerIP1=127.0.0.1", "brokerIP2=127.0.0.1")
+    common: tuple[str, ...] = (
+        f"namesrvAddr={name_server}",
+        "brokerName=a",
+        "brokerIP1=127.0.0.1",
+        "brokerIP2=127.0.0.1",
+    )
+    if is_controlled:
+        (tmp_path / "conf").mkdir()
+        (tmp_path / "conf" / "plain_acl.yml").write_text("globalWhiteRemoteAddresses: [127.0.0.1]\n")
+        common = (*common, "aclEnable=true", f"rocketmqHome={tmp_path}", "haWhiteRemoteAddresses=127.0.0.1")
     master = start("master", "broker", *common, "haListenPort=0", f"storePathRootDir={tmp_path / 'm'}")
     master.wait_for_port()
     slave = start(
@@ -223,6 +233,13 @@ def test_real_brokers(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     assert "stop it first" in refused.stderr
     assert master.stop() == 0
     promoted = mq("promote", "a", "--sync")
+    if not is_controlled:
+        assert promoted.returncode == 1
+        [line] = promoted.stderr.splitlines()
+        assert line.startswith("Error: the broker refuses: CODE: 16 ")
+        assert "brokerId, brokerRole: not changed by a request while access control is off" in line
+        assert line.endswith("send its process SIGHUP, or set aclEnable=true and sign as an administrator")
+        return
     assert promoted.returncode == 0, promoted.stderr
     assert promoted.stdout.splitlines() == [
         "changed until the next start: the broker was started without a settings file",

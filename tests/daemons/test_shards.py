@@ -174,10 +174,13 @@ def test_slaves_follow_shard_by_shard_and_are_promoted_together(
     namesrv = f"127.0.0.1:{daemon('namesrv').wait_for_port()}"
     where = ("-n", namesrv, "-o", "brokerIP2=127.0.0.1", "-o", "haListenPort=0")
     conf = tmp_path / "slave.conf"
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "plain_acl.yml").write_text("globalWhiteRemoteAddresses: [127.0.0.1]\n")
+    acl = ("-o", "aclEnable=true", "-o", f"rocketmqHome={tmp_path}", "-o", "haWhiteRemoteAddresses=127.0.0.1")
     conf.write_text("brokerRole=SLAVE\nbrokerId=1\n")
-    master = broker(*where)
+    master = broker(*where, *acl)
     ports(master)
-    slave = broker(*where, "-c", conf, "-o", f"storePathRootDir={tmp_path}/slave")
+    slave = broker(*where, *acl, "-c", conf, "-o", f"storePathRootDir={tmp_path}/slave")
     ports(slave)
     wait_for(lambda: mq("ha", "status", "a", "-n", namesrv).returncode == 0, "both slaves to follow")
     shown = mq("brokers", "-n", namesrv).stdout.splitlines()

@@ -59,7 +59,7 @@ class SettingsRequests:
         try:
             changes = read_changes(call.request.body)
             changes = {key: value for key, value in changes.items() if not is_without_effect(key)}
-            self.live.change(changes)
+            self.live.change_by_request(changes)
         except NotChangeable as error:
             raise Refused(ResponseCode.NO_PERMISSION, str(error)) from error
         except BadSetting as error:

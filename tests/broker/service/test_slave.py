@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from mqbroker.broker import slave_synchronize
 from mqbroker.broker.delay import DelayOffsets
+from mqbroker.broker.live_settings import WITH_ACCESS_CONTROL_ONLY
 from mqbroker.config import BrokerRole
 from mqbroker.errors import MQError
 from mqbroker.store.os_disk import OsDisk
@@ -20,6 +23,7 @@ from mqbroker.wire.bodies import KVTable, SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.record import decode_records
+from tests.access.acl import write_acl
 from tests.broker.bench import pull_header, send_command
 from tests.broker.service.pair import Member, Pair
 from tests.remoting.logs import Logged, log_kept
@@ -36,6 +40,13 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     made = Pair(tmp_path / "pair")
     yield made
     made.close()
+
+
+@pytest.fixture
+def controlled(tmp_path: Path) -> dict[str, Any]:
+    """Settings of brokers with access control, which trust all of the test's addresses."""
+    write_acl(tmp_path / "home", "globalWhiteRemoteAddresses: ['*']\n")
+    return {"acl_enable": True, "rocketmq_home": str(tmp_path / "home"), "ha_white_remote_addresses": "*"}
 
 
 def fill(master: Member, count: int = 20, body: bytes = b"x" * 2000) -> None:
@@ -436,8 +447,10 @@ def test_as_many_slaves_as_the_setting_says_must_have_it(pair: Pair) -> None:
 # --- other roles
 
 
-def test_a_slave_becomes_master_and_the_former_master_its_slave(pair: Pair, logged: Logged) -> None:
-    master, slave = pair.master(), pair.slave()
+def test_a_slave_becomes_master_and_the_former_master_its_slave(
+    pair: Pair, controlled: dict[str, Any], logged: Logged
+) -> None:
+    master, slave = pair.master(**controlled), pair.slave(**controlled)
     pair.turn(2)
     fill(master, 30)
     commit(master, 7)
@@ -452,15 +465,15 @@ def test_a_slave_becomes_master_and_the_former_master_its_slave(pair: Pair, logg
     assert successor.log() == log
     assert successor.parts.offsets.query("CG", "T", 0) == 7
     assert sent(successor) == [ResponseCode.SLAVE_NOT_AVAILABLE]
-    former = pair.start("master", BrokerRole.SLAVE, 3)
+    former = pair.start("master", BrokerRole.SLAVE, 3, **controlled)
     pair.turn(12)
     assert sent(successor) == [ResponseCode.SUCCESS]
     assert former.log() == successor.log()
     assert "the broker is started with brokerRole=SYNC_MASTER" in logged.lines
 
 
-def test_a_master_becomes_a_slave(pair: Pair) -> None:
-    one, other = pair.start("one"), pair.start("other", broker_id=1, role=BrokerRole.SLAVE)
+def test_a_master_becomes_a_slave(pair: Pair, controlled: dict[str, Any]) -> None:
+    one, other = pair.start("one", **controlled), pair.start("other", BrokerRole.SLAVE, 1, **controlled)
     pair.turn(2)
     fill(one, 5)
     pair.turn(2)
@@ -477,8 +490,10 @@ def test_a_master_becomes_a_slave(pair: Pair) -> None:
     "changes",
     [{"brokerRole": "SLAVE"}, {"brokerId": "1"}, {"brokerRole": "SLAVE", "brokerId": "0"}, {"brokerRole": "KING"}],
 )
-def test_a_role_and_an_id_that_do_not_agree_change_nothing(pair: Pair, changes: dict[str, str]) -> None:
-    master = pair.master()
+def test_a_role_and_an_id_that_do_not_agree_change_nothing(
+    pair: Pair, controlled: dict[str, Any], changes: dict[str, str]
+) -> None:
+    master = pair.master(**controlled)
     answer = pair.change("master", **changes)
     assert answer is not None
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -486,9 +501,52 @@ def test_a_role_and_an_id_that_do_not_agree_change_nothing(pair: Pair, changes: 
     assert master.service.running
 
 
-def test_a_stop_while_the_role_changes_is_a_stop(pair: Pair) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"brokerRole": "SLAVE", "brokerId": "1"},
+        {"brokerRole": "SYNC_MASTER"},
+        {"brokerId": "0", "fileReservedTime": "9"},
+        {"brokerRole": "KING"},
+    ],
+)
+def test_where_anybody_could_ask_for_it_a_role_stays(pair: Pair, changes: dict[str, str]) -> None:
     master = pair.master()
-    pair.slave()
+    answer = pair.change("master", **changes)
+    assert answer is not None
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert "change it in the broker's settings file and send its process SIGHUP, or set aclEnable=true" in (
+        answer.remark or ""
+    )
+    assert pair.members["master"] is master
+    assert master.parts.live.current.store.file_reserved_time_hours == 72
+    assert sent(master) == [ResponseCode.SUCCESS]
+
+
+def test_the_file_changes_a_role_without_access_control(pair: Pair, logged: Logged) -> None:
+    pair.master()
+    slave = pair.slave()
+    pair.turn(2)
+    pair.stop("master")
+    settings = slave.service.settings
+    store = attrs.evolve(settings.store, broker_role=BrokerRole.ASYNC_MASTER)
+    assert slave.service.adopt(attrs.evolve(settings, store=store, broker_id=0)) == []
+    pair.turn(2)
+    assert "the broker is started with brokerRole=ASYNC_MASTER" in logged.lines
+
+
+def test_all_that_a_request_may_change_is_no_role_path_address_or_credential(pair: Pair) -> None:
+    """But what needs access control, and namesrvAddr, which Java's tools change."""
+    words = {"path", "addr", "address", "dir", "ip1", "ip2", "port", "name", "command", "home", "key", "secret", "acl"}
+    words |= {"tls", "role", "id", "master", "white"}
+    changeable = pair.master().parts.live.changeable
+    found = {key for key in changeable if words & {word.lower() for word in re.findall("[A-Z]?[a-z0-9]+", key)}}
+    assert found - {"namesrvAddr"} == WITH_ACCESS_CONTROL_ONLY
+
+
+def test_a_stop_while_the_role_changes_is_a_stop(pair: Pair, controlled: dict[str, Any]) -> None:
+    master = pair.master(**controlled)
+    pair.slave(**controlled)
     pair.turn(2)
     pair.network.blocked.add(master.addresses[1])  # a stop waits for the slave
     fill(master, 5)
@@ -502,9 +560,9 @@ def test_a_stop_while_the_role_changes_is_a_stop(pair: Pair) -> None:
     assert len(pair.reactor.tcpServers) == servers
 
 
-def test_a_broker_that_cannot_start_again_ends(pair: Pair, logged: Logged) -> None:
-    pair.master()
-    slave = pair.slave()
+def test_a_broker_that_cannot_start_again_ends(pair: Pair, controlled: dict[str, Any], logged: Logged) -> None:
+    pair.master(**controlled)
+    slave = pair.slave(**controlled)
     pair.turn(2)
     pair.reactor.taken = True
     pair.change("slave1", brokerRole="ASYNC_MASTER", brokerId="0")

@@ -93,6 +93,13 @@ MISTAKES = [
         ("tests/access/test_named_queues.py",),
     ),
     Mutation(
+        "change a role at anybody's request",
+        "broker/live_settings.py",
+        "if held and not self.current.acl_enable and not self.current.etcd_endpoints:",
+        "if held and self.current.etcd_endpoints:",
+        ("tests/broker/service/test_slave.py::test_where_anybody_could_ask_for_it_a_role_stays",),
+    ),
+    Mutation(
         "take a half message that names queues for a plain one",
         "broker/transactions/half_message.py",
         'b"INNER_MULTI_"',

@@ -46,6 +46,10 @@ class ImmediateWriteServer(Socket, tcp.Server):
     def doRead(self) -> Any:  # noqa: N802
         return super().doRead() if self.shared_reads is None else self.shared_reads.read_one(self)
 
+    def doWrite(self) -> Any:  # noqa: N802
+        """Where a socket is ready for both, the reactor reads first, which may end the connection (`read_one`)."""
+        return super().doWrite() if self.connected else None  # type: ignore[no-untyped-call]
+
     @property
     def may_read(self) -> bool:
         """Whether its protocol gets what was read."""

@@ -357,3 +357,51 @@ ends = [event for event in events if event != "read"]
 print(len(ends) == len(set(ends)) == COUNT)
 """
     assert run(CONNECTIONS + code) == ["True"]
+
+
+@needs_compiled
+def test_peers_that_reset_while_their_responses_wait_cost_no_line() -> None:
+    """The reactor finds the sockets ready for both: the read ends the connection, and nothing is written after it."""
+    code = """
+import struct
+from mqbroker.remoting.tcp import listen
+
+events = []
+
+
+class Waits(Protocol):
+    def connectionMade(self):
+        made.append(self)
+        self.transport.write(bytes(16 << 20))  # nobody reads it
+        if len(made) == len(peers):
+            reactor.callLater(0, reset)
+
+    def connectionLost(self, reason):
+        events.append(reason.type.__name__)
+        if len(events) == len(peers):
+            reactor.stop()
+
+
+class Together(Factory):
+    protocol = Waits
+
+    def take_together(self, reads, sizes, now):
+        return list(enumerate(reads))
+
+    def in_time(self, protocols):
+        return [True] * len(protocols)
+
+
+def reset():
+    for peer in peers:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+
+
+made = []
+port = listen(reactor, 0, Together(), interface="127.0.0.1")
+peers = [socket.create_connection(port.socket.getsockname()) for _ in range(3)]
+reactor.run()
+print(*events)
+"""
+    assert run(code) == ["ConnectionLost ConnectionLost ConnectionLost"]

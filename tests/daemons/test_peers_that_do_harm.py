@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -153,6 +154,23 @@ def test_a_peer_that_reads_nothing_is_read_no_more_and_closed_in_time(broker: Ca
         assert is_closed(peer)
         assert len(closings(process, "")) == 1
     assert process.stop() == 0
+
+
+def test_peers_that_reset_while_their_responses_wait_cost_no_line(broker: Callable[..., Process]) -> None:
+    process = broker()
+    port = process.wait_for_port()
+    for _ in range(4):
+        send(port)
+    for _ in range(3):
+        with contextlib.ExitStack() as stack:
+            peers = [deaf(stack, port, 32) for _ in range(20)]
+            wait_for(lambda: has_handled_all(process, port), "all pulls are answered, and the responses wait")
+            for peer in peers:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        send(port)
+    assert process.stop() == 0
+    assert "Traceback" not in process.err
+    assert "CRITICAL" not in process.err
 
 
 def bomb(mib: int) -> bytes:

@@ -55,6 +55,14 @@ def shared_fleet(java: JavaSystem, host: PeerHost, tmp_path_factory: pytest.Temp
     fleet.stop_all()
 
 
+@pytest.fixture(autouse=True)
+def no_failures_in_logs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test in which a daemon of ours logs an unexpected error fails, whatever its clients made of it."""
+    yield
+    for fleet in _fleets(request.node):
+        fleet.check_logs()
+
+
 @pytest.fixture(scope="session")
 def our_namesrv(shared_fleet: Fleet) -> Namesrv:
     return shared_fleet.namesrv("ours")
@@ -101,7 +109,12 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        fleets = {id(f): f for f in getattr(item, "funcargs", {}).values() if isinstance(f, Fleet)}
-        for fleet in fleets.values():
+        for fleet in _fleets(item):
             report.sections.append(("processes", fleet.report()))
     return report
+
+
+def _fleets(item: pytest.Item) -> list[Fleet]:
+    """Those that a test uses."""
+    found = {id(each): each for each in getattr(item, "funcargs", {}).values() if isinstance(each, Fleet)}
+    return list(found.values())

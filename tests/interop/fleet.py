@@ -1,5 +1,6 @@
 """Real daemons of both kinds, and Java clients, on free ports: started, and stopped again, as one fleet."""
 
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,11 @@ Kind = Literal["java", "ours"]
 P = TypeVar("P", bound=Process)
 
 _READY = "boot success"
+
+#: What a daemon of ours never logs, whatever its peers do: an error that nobody expected.
+_FAILURE = re.compile(r"^[-\d]+ [:,\d]+ CRITICAL |Traceback \(most recent call last\)")
+#: Of the log, in the report of one.
+FAILURE_LINES = 30
 
 _MAINS = {
     ("java", "namesrv"): "org.apache.rocketmq.namesrv.NamesrvStartup",
@@ -92,6 +98,8 @@ class Fleet:
     tls: Path | None = None
     _peers: list[Peer] = attrs.field(factory=list)
     _processes: list[Process] = attrs.field(factory=list)
+    #: By the name of a process: so many lines of its log were checked.
+    _checked: dict[str, int] = attrs.field(factory=dict)
 
     def namesrv(self, kind: Kind) -> Namesrv:
         """Start a name server; returns when it is ready."""
@@ -198,16 +206,30 @@ class Fleet:
                     process.kill()
             except AssertionError as failure:
                 failures.append(failure)
+        try:
+            self.check_logs()
+        except AssertionError as failure:
+            failures.append(failure)
         if failures:
             raise failures[0]
+
+    def check_logs(self) -> None:
+        """Raises AssertionError if a daemon of ours has logged a failure of its own since the last check."""
+        found = [failure for process in self._processes for failure in self._new_failures(process)]
+        assert not found, "\n".join(["a daemon logged:", *found])
+
+    def _new_failures(self, process: Process) -> list[str]:
+        """Lines of level CRITICAL and tracebacks, with what follows."""
+        if not process.name.startswith("ours-"):
+            return []
+        lines = process.errors.splitlines()
+        begin, self._checked[process.name] = self._checked.get(process.name, 0), len(lines)
+        at = (number for number in range(begin, len(lines)) if _FAILURE.search(lines[number]))
+        return ["\n".join([process.name, *lines[number : number + FAILURE_LINES]]) for number in at]
 
     def report(self) -> str:
         """The last output of each process."""
         return "\n".join(output.tail() for output in [*self._processes, *self._peers])
-
-    def tracebacks(self) -> list[str]:
-        """The names of the processes that logged one."""
-        return [process.name for process in self._processes if "Traceback (most" in process.errors]
 
     def _daemon(
         self,

@@ -96,7 +96,7 @@ def run(three: Three, topic: str, kinds: Sequence[str], **options: object) -> No
     stop_consumer(process)
     logs = [log_files(broker) for broker in three.brokers.values()]
     assert logs[0] == logs[1] == logs[2]
-    assert fleet.tracebacks() == []
+    fleet.check_logs()
 
 
 def test_nothing_acknowledged_is_lost_whoever_fails(fleet: Fleet, etcd: Etcd, tmp_path: Path, topic: str) -> None:

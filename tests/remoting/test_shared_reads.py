@@ -168,6 +168,23 @@ def test_a_peer_that_reset_is_lost(connections: Connections) -> None:
     assert (reset.lost, other.lost, other.received) == (ConnectionLost, None, b"data")
 
 
+@pytest.mark.parametrize("end", ["reset", "error"])
+def test_what_a_read_has_ended_is_not_written_to(connections: Connections, logged: Logged, end: str) -> None:
+    """The reactor writes after it has read where it found a socket ready for both."""
+    [kept] = connections.make(1)
+    kept.server.write(b"a response that waits")
+    if end == "reset":
+        kept.server.socket.send(b"unread")
+        kept.peer.close()
+    else:
+        kept.peer.send(b"data")
+        kept.on_data = lambda kept: 1 // 0
+    assert kept.server.doRead() is None
+    assert kept.lost is (ConnectionLost if end == "reset" else ZeroDivisionError)
+    assert kept.server.doWrite() is None
+    assert len(logged.failures) == (end == "error")
+
+
 def test_an_error_of_one_closes_it_alone(connections: Connections, logged: Logged) -> None:
     made = connections.make(3)
     made[1].on_data = lambda kept: 1 // 0

@@ -554,4 +554,12 @@ MISTAKES = [
             "test_a_batch_whose_records_are_longer_than_a_message_may_be_stores_nothing",
         ),
     ),
+    Mutation(
+        "write to a connection that the read before it has ended",
+        "remoting/tcp.py",
+        "        return super().doWrite() if self.connected else None  # type: ignore[no-untyped-call]\n",
+        "        return super().doWrite()  # type: ignore[no-untyped-call]\n",
+        ("tests/remoting/test_shared_reads.py::test_what_a_read_has_ended_is_not_written_to",),
+        with_compiled=True,
+    ),
 ]

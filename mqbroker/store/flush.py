@@ -490,7 +490,7 @@ class SyncWatchdog:
         """Log a long sync, once, and its end."""
         oldest, looks = self._flusher.oldest_sync, self._looks - self._oldest_since
         if oldest is not self._oldest:
-            if looks > LONG_S:
+            if self._oldest is not None and looks > LONG_S:
                 self.log.warn("a sync of the commit log to the disk took {looks} s", looks=looks)
             self._oldest, self._oldest_since = oldest, self._looks
         elif oldest is not None and looks == LONG_S:

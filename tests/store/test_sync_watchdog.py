@@ -76,6 +76,28 @@ def test_syncs_that_end_are_none_that_hang_however_many_there_are(make: Callable
     turns(bench.clock, 3)
 
 
+def test_the_time_between_two_syncs_is_the_length_of_none(make: Callable[..., Bench], told: list[str]) -> None:
+    bench = make()
+    syncs = SlowSyncs(bench.clock)
+    store = bench.open(syncs)
+    store.start()
+    del told[:]
+    for pause in (0, 3 * LONG_S, 227, 20):  # a long sync behind it is reported with its own length
+        turns(bench.clock, pause)
+        store.append([message()])
+        turns(bench.clock, 1.5)
+        while syncs.running:
+            syncs.end(syncs.running[0])
+    turns(bench.clock, 60)
+    assert told == []
+    store.append([message()])
+    turns(bench.clock, LONG_S + 3)
+    syncs.end(syncs.running[0])
+    turns(bench.clock, 1)
+    assert [line.split()[0] for line in told] == ["error", "warn"]
+    assert told[1].split(" took ")[1] in ("8 s", "9 s")
+
+
 def test_messages_are_refused_where_the_disk_is_too_slow_for_them_though_each_sync_ends(
     make: Callable[..., Bench], told: list[str]
 ) -> None:

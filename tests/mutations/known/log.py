@@ -284,6 +284,13 @@ MISTAKES = [
         ),
     ),
     Mutation(
+        "count the time between two syncs as the length of one",
+        "store/flush.py",
+        "            if self._oldest is not None and looks > LONG_S:\n",
+        "            if looks > LONG_S:\n",
+        ("tests/store/test_sync_watchdog.py::test_the_time_between_two_syncs_is_the_length_of_none",),
+    ),
+    Mutation(
         "call a stop clean that was not",
         "store/store_files.py",
         "        if self._is_all_synced:\n            self.checkpoint.write(",

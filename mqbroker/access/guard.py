@@ -15,6 +15,7 @@ from mqbroker.access.accounts import AccessRefused, Account, Accounts, IAccessCo
 from mqbroker.errors import MQError, Refused
 from mqbroker.remoting.handlers import Answer, BatchHandler, Handler, IConnection, IGuard, PlainGuard, RawRequest
 from mqbroker.wire.access import PUB, Demand, Need
+from mqbroker.wire.bounded_cache import BoundedCache
 from mqbroker.wire.codes import NO_SEND_TOPICS, SCHEDULE_TOPIC, Prop, RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.record import Record, decode_record
@@ -31,8 +32,8 @@ REMARK_PREFIX = "org.apache.rocketmq.acl.common.AclException: "
 #: Maximum number of peers whose refusals are remembered as logged.
 _PEERS_MAX = 1000
 _REASON_LENGTH_MAX = 200
-#: Maximum number of rights that are remembered of plain requests.
-_RIGHTS_MAX = 10_000
+#: Bytes of the rights that are remembered of plain requests.
+_RIGHTS_BYTES_MAX = 4 * 1024 * 1024
 
 
 @implementer(IGuard, IAccessControl)
@@ -43,7 +44,7 @@ class Guard:
         self._accounts = accounts
         self._told: dict[str, None] = {}
         #: Whether an account may send plain requests of a code, by the access key, the code, and what they name.
-        self._plain_rights: dict[tuple[str, int, tuple[bytes, ...]], bool] = {}
+        self._plain_rights: BoundedCache[tuple[str, int, tuple[bytes, ...]], bool] = BoundedCache(_RIGHTS_BYTES_MAX)
 
     def set_accounts(self, accounts: Accounts) -> None:
         """Replace the accounts."""
@@ -110,9 +111,8 @@ class Guard:
             place = account.access_key, code, names
             is_allowed = self._plain_rights.get(place)
             if is_allowed is None:
-                if len(self._plain_rights) >= _RIGHTS_MAX:
-                    self._plain_rights.clear()
-                is_allowed = self._plain_rights[place] = may_send(account, names)
+                is_allowed = may_send(account, names)
+                self._plain_rights.keep(place, is_allowed, sum(map(len, names)))
             return is_allowed
 
         return admits

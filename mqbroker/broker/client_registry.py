@@ -33,6 +33,10 @@ NO_HEARTBEAT = "{client} sent no heartbeat for group {group} in {seconds:.0f} s 
 CLIENT_ID_LENGTH_MAX = 255
 #: The limit of subscriptions of all groups together, as a multiple of clientsMax.
 SUBSCRIPTIONS_PER_CLIENT = 10
+#: Bytes of the texts of these subscriptions: a million of them have 60 each.
+SUBSCRIPTION_BYTES_MAX = 64 * 1024 * 1024
+#: Of a tag besides its text: its hash, and its places in two sets.
+TAG_COST_BYTES = 100
 
 
 class Notifications:
@@ -121,6 +125,8 @@ class ConsumerGroup:
     consume_from_where: str
     clients: dict[IConnection, Client] = attrs.field(factory=dict)
     subscriptions: dict[str, SubscriptionData] = attrs.field(factory=dict)
+    #: Of the subscriptions' texts.
+    text_bytes: int = 0
 
     def client_ids(self) -> list[str]:
         return list(dict.fromkeys(client.client_id for client in self.clients.values()))
@@ -137,6 +143,7 @@ class ConsumerRegistry:
         self._on_gone = on_gone
         self._count = 0
         self._subscriptions = 0
+        self._text_bytes = 0
         self._joined: dict[IConnection, set[str]] = {}
         self._now = clock.seconds
         self._notifications = Notifications(clock, self._connections)
@@ -181,7 +188,8 @@ class ConsumerRegistry:
         Raises Refused if there are too many clients or subscriptions.
         """
         group = self._groups.get(data.group_name)
-        self._check_room(group, connection, len(data.subscription_data_set))
+        text_bytes = sum(map(_text_bytes, data.subscription_data_set))
+        self._check_room(group, connection, len(data.subscription_data_set), text_bytes)
         if group is None:
             group = ConsumerGroup(data.consume_type, data.message_model, data.consume_from_where)
             self._groups[data.group_name] = group
@@ -198,18 +206,28 @@ class ConsumerRegistry:
         self._subscriptions -= len(group.subscriptions)
         changed |= _update_subscriptions(group, data.subscription_data_set)
         self._subscriptions += len(group.subscriptions)
+        self._text_bytes += text_bytes - group.text_bytes
+        group.text_bytes = text_bytes
         if before != (group.message_model, group.subscriptions):
             self._tell_changed()
         if changed and notify:
             self._notify(data.group_name)
 
-    def _check_room(self, group: ConsumerGroup | None, connection: IConnection, subscriptions: int) -> None:
+    def _check_room(
+        self, group: ConsumerGroup | None, connection: IConnection, subscriptions: int, text_bytes: int
+    ) -> None:
         clients_max = self._live.current.clients_max
         if (group is None or connection not in group.clients) and self._count >= clients_max:
             raise full("consumers", self._count, "clientsMax")
         more = subscriptions - (len(group.subscriptions) if group is not None else 0)
         if more > 0 and self._subscriptions + more > SUBSCRIPTIONS_PER_CLIENT * clients_max:
             raise full("subscriptions", self._subscriptions, f"{SUBSCRIPTIONS_PER_CLIENT} times clientsMax")
+        more = text_bytes - (group.text_bytes if group is not None else 0)
+        if more > 0 and self._text_bytes + more > SUBSCRIPTION_BYTES_MAX:
+            remark = (
+                f"the subscriptions of all consumers have {self._text_bytes} bytes, {SUBSCRIPTION_BYTES_MAX} at most"
+            )
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"{remark}: subscribe to fewer tags")
 
     def unregister(self, connection: IConnection, group_name: str, notify: bool = True) -> None:
         """Remove `connection` from one group."""
@@ -221,6 +239,7 @@ class ConsumerRegistry:
         log.info("consumer {client} leaves {group}", client=client.client_id, group=group_name)
         if not group.clients:
             self._subscriptions -= len(group.subscriptions)
+            self._text_bytes -= group.text_bytes
             del self._groups[group_name]
             self._tell_changed()
             self._on_gone(group_name)
@@ -256,6 +275,14 @@ class ConsumerRegistry:
     def _connections(self, name: str) -> Collection[IConnection]:
         group = self._groups.get(name)
         return () if group is None else group.clients
+
+
+def _text_bytes(subscription: SubscriptionData) -> int:
+    """A bound of what it takes in memory besides what each takes."""
+    tags = subscription.tags_set
+    return (
+        len(subscription.sub_string) + sum(map(len, tags)) + TAG_COST_BYTES * (len(tags) + len(subscription.code_set))
+    )
 
 
 def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[SubscriptionData]) -> bool:

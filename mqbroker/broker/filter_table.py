@@ -44,6 +44,8 @@ SQL92 = "SQL92"
 TAG_KINDS = (None, "", "TAG")
 #: Filters kept at most, since clients register them.
 FILTERS_MAX = 10_000
+#: Characters of all their expressions, each of which takes some 300 bytes of memory when compiled.
+FILTER_CHARACTERS_MAX = 1024 * 1024
 #: Characters of the file's expressions compiled at start, some 4 us each; the others are compiled when needed.
 CHARACTERS_AT_START = 262_144
 #: Filters that were alive in the file are taken to have died this long before the start.
@@ -118,6 +120,7 @@ class FilterTable:
         #: The topics for which each group has filters.
         self._topics: dict[str, set[str]] = {}
         self._count = 0
+        self._characters = 0
         self._left_at_start = CHARACTERS_AT_START
         loaded = file.load(partial(ConsumerFilters.from_json, dialect_bytes_max=None))
         if loaded is not None:
@@ -201,9 +204,12 @@ class FilterTable:
             if known is not None:  # refuse its pulls instead of using the former filter
                 self._remove(known)
             return
-        if known is None and self._count >= FILTERS_MAX:
-            log.error("the filter of {group} for {topic} is left out: there are {max}",
-                      group=group, topic=topic, max=FILTERS_MAX)  # fmt: skip
+        more = len(text) - (0 if known is None else len(known.expression.text))
+        if (known is None and self._count >= FILTERS_MAX) or self._characters + max(0, more) > FILTER_CHARACTERS_MAX:
+            log.error("the filter of {group} for {topic} is left out: there are {n} of {size} characters",
+                      group=group, topic=topic, n=self._count, size=self._characters)  # fmt: skip
+            if known is not None:
+                self._remove(known)
             return
         log.info("the filter of {group} for {topic} is: {text}", group=group, topic=topic, text=expression.text)
         bloom = self.bloom.of(f"{group}#{topic}")
@@ -216,7 +222,9 @@ class FilterTable:
 
     def _put(self, one: ConsumerFilter) -> None:
         of_topic = self._filters.setdefault(one.topic, {})
-        self._count += one.group not in of_topic
+        former = of_topic.get(one.group)
+        self._count += former is None
+        self._characters += len(one.expression.text) - (0 if former is None else len(former.expression.text))
         of_topic[one.group] = one
         self._topics.setdefault(one.group, set()).add(one.topic)
         self._file.is_dirty = True
@@ -230,6 +238,7 @@ class FilterTable:
         if not topics:
             del self._topics[one.group]
         self._count -= 1
+        self._characters -= len(one.expression.text)
         self._file.is_dirty = True
 
     def _now_ms(self) -> int:
@@ -261,6 +270,7 @@ class FilterTable:
     def _load(self, loaded: ConsumerFilters) -> None:
         """Load the file's filters, all as dead, since no client is connected; none if the bit map shape changed."""
         found: list[ConsumerFilter] = []
+        characters = 0
         for of_topic in loaded.filter_data_by_topic.values():
             for data in of_topic.group_filter_data.values():
                 bits = data.bloom_filter_data
@@ -270,7 +280,9 @@ class FilterTable:
                         "bit maps have other parameters than in {path}: its bits are ignored", path=self._file.path
                     )
                     return
-                one = self._loaded(data, bloom) if len(found) < FILTERS_MAX else None
+                characters += len(data.expression)
+                has_room = len(found) < FILTERS_MAX and characters <= FILTER_CHARACTERS_MAX
+                one = self._loaded(data, bloom) if has_room else None
                 if one is not None:
                     found.append(one)
         for one in found:

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop, ResponseCode
-from mqbroker.wire.names import check_topic
+from mqbroker.wire.names import TOPIC_LENGTH_MAX, check_topic
 from mqbroker.wire.properties import decode_properties, find_property, reencode_properties
 from mqbroker.wire.record import NewMessage, RawRecord, Record, encode_host
 
@@ -98,11 +98,10 @@ def _target(topic: bytes, number: bytes) -> tuple[bytes, int]:
     queue_id = int(number) if number.isdigit() and len(number) <= 9 else -1
     if not 0 <= queue_id <= QUEUE_ID_MAX:
         raise NoRealTarget(f"it is for queue {number[:20]!r} of {topic[:255]!r}")
-    return _checked(topic), queue_id
+    return _checked(topic) if len(topic) <= TOPIC_LENGTH_MAX else _check(topic), queue_id
 
 
-@lru_cache(1024)
-def _checked(name: bytes) -> bytes:
+def _check(name: bytes) -> bytes:
     """Return `name`; raise NoRealTarget if it is not a topic that a message can be for."""
     try:
         topic = check_topic(name.decode("utf-8", "replace"))
@@ -111,6 +110,9 @@ def _checked(name: bytes) -> bytes:
     if topic == TRANS_HALF_TOPIC:
         raise NoRealTarget(f"it is for {topic}")
     return name
+
+
+_checked = lru_cache(1024)(_check)
 
 
 def without_delay(properties: bytes) -> bytes:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, count, islice
 from typing import Any
+from weakref import WeakValueDictionary
 
 import attrs
 
@@ -17,10 +18,13 @@ from mqbroker.wire.properties import find_in_each
 
 #: Maximum characters of an expression. Parsing blocks the reactor.
 EXPRESSION_LENGTH_MAX = 16_384
-#: Compiled expressions that are cached, refused ones included.
+#: Compiled expressions that are cached, refused ones included; and characters of all of them, each of which takes some
+#: 300 bytes of memory.
 KEPT_MAX = 256
-#: Cached outcomes of an expression; maximum bytes of the values of one, plus one each.
+KEPT_CHARACTERS_MAX = 131_072
+#: Cached outcomes of an expression, and of all; maximum bytes of the values of one, plus one each.
 OUTCOMES_MAX = 1024
+ALL_OUTCOMES_MAX = 131_072
 OUTCOME_BYTES_MAX = 128
 #: How many times the cache is skipped once it was full.
 NOT_KEPT = 64
@@ -72,9 +76,13 @@ class _Outcomes(dict[Any, bool]):
     Usually few messages differ, and a lookup takes a fifth of the time of an evaluation; if too many differ, the cache
     is off for a while."""
 
+    #: How many were kept since all were dropped last, of all expressions.
+    kept = 0
+
     def __init__(self, evaluate: Evaluate) -> None:
         self._evaluate = evaluate
         self._not_kept = 0
+        _all_outcomes[id(self)] = self
 
     def of_each(self, rows: Sequence[Any]) -> Iterable[bool]:
         """Whether it is true for each message, given its values. Hot."""
@@ -89,8 +97,13 @@ class _Outcomes(dict[Any, bool]):
         if len(self) >= OUTCOMES_MAX:
             self.clear()
             self._not_kept = NOT_KEPT
+        elif _Outcomes.kept >= ALL_OUTCOMES_MAX:
+            for each in list(_all_outcomes.values()):
+                each.clear()
+            _Outcomes.kept = 0
         elif sum(map(len, found), len(found)) <= OUTCOME_BYTES_MAX:
             self[key] = outcome
+            _Outcomes.kept += 1
         return outcome
 
 
@@ -100,6 +113,7 @@ def _texts(key: Any) -> list[str | None]:
     return [value.decode("utf-8", "replace") if value else None for value in found]
 
 
+_all_outcomes: WeakValueDictionary[int, _Outcomes] = WeakValueDictionary()
 _kept: OrderedDict[str, Expression | BadExpression] = OrderedDict()
 
 
@@ -115,7 +129,7 @@ def compile_expression(text: str, charge: Callable[[int], None] | None = None) -
         if charge is not None:
             charge(len(text))
         compiled = _kept[text] = _compiled(text)
-        if len(_kept) > KEPT_MAX:
+        while len(_kept) > KEPT_MAX or sum(map(len, _kept)) > KEPT_CHARACTERS_MAX:
             _kept.popitem(last=False)
     else:
         _kept.move_to_end(text)

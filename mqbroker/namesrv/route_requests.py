@@ -26,6 +26,7 @@ from mqbroker.remoting.handlers import Answer, Call, HandlerTable, IConnection, 
 from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import TopicList, TopicRouteData
 from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX
+from mqbroker.wire.bounded_cache import BoundedCache
 from mqbroker.wire.codes import FAQ, RequestCode, ResponseCode, TopicSysFlag
 from mqbroker.wire.command import JSON, RESPONSE_FLAG, RemotingCommand, encode_command
 
@@ -44,8 +45,8 @@ AT_ONCE_MAX = 5000
 STEP_TOPICS = 50
 #: The same of brokers, of which each takes 50 us.
 BROKERS_AT_ONCE_MAX = 100
-#: Maximum number of cached routes, each a few hundred bytes per broker; beyond it the cache is cleared.
-KEPT_MAX = 4096
+#: Bytes of cached routes, each a few hundred per broker; beyond it the cache is cleared.
+KEPT_BYTES_MAX = 64 * 1024 * 1024
 _LENGTHS = struct.Struct(">II")
 _OPAQUE = 2**30
 _HEAD, _TAIL = (
@@ -247,7 +248,7 @@ class RouteBodies:
 
     def __init__(self, routes: RouteTable[IConnection]) -> None:
         self._routes = routes
-        self._kept: dict[tuple[TopicQueues, bool], bytes] = {}
+        self._kept: BoundedCache[tuple[TopicQueues, bool], bytes] = BoundedCache(KEPT_BYTES_MAX, KEPT_BYTES_MAX // 16)
         self._brokers_version = -1
 
     def body(self, topic: str | None, strict: bool, order_conf: str | None = None) -> bytes | None:
@@ -257,12 +258,13 @@ class RouteBodies:
             return None
         if order_conf is not None:
             return self._encoded(topic_queues, strict, order_conf)
-        if self._brokers_version != self._routes.brokers_version or len(self._kept) >= KEPT_MAX:
+        if self._brokers_version != self._routes.brokers_version:
             self._kept.clear()
             self._brokers_version = self._routes.brokers_version
         body = self._kept.get((topic_queues, strict))
         if body is None:
-            body = self._kept[topic_queues, strict] = self._encoded(topic_queues, strict, None)
+            body = self._encoded(topic_queues, strict, None)
+            self._kept.keep((topic_queues, strict), body, len(body))
         return body
 
     def _encoded(self, topic_queues: TopicQueues, strict: bool, order_conf: str | None) -> bytes:

@@ -15,6 +15,7 @@ from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile, IndexRow
 from mqbroker.store.logscan import Row, Run, Scanned, scan_at
 from mqbroker.store.page_loader import Pages
+from mqbroker.wire.bounded_cache import BoundedCache
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import find_property
@@ -27,7 +28,7 @@ _KEYS = b"KEYS\x01"
 _TAIL = 4
 _TAIL_FACTOR = 31**_TAIL
 _PAIR_FACTOR = 31**2
-_HEADS_MAX = 10_000
+_HEADS_BYTES_MAX = 4 * 1024 * 1024
 #: Entries for which an index file gets blocks at a time.
 INDEXED_AT_ONCE = 10_000
 _PAIRS_MAX = 4096
@@ -51,7 +52,7 @@ class KeyHasher:
 
     def __init__(self) -> None:
         #: First part of an ASCII key -> factor for the topic's hash, and summand.
-        self.heads: dict[bytes, tuple[int, int]] = {}
+        self.heads: BoundedCache[bytes, tuple[int, int]] = BoundedCache(_HEADS_BYTES_MAX)
         #: Two characters of the ASCII keys that were hashed -> their hash.
         self.pairs: dict[bytes, int] = {}
 
@@ -65,11 +66,9 @@ class KeyHasher:
         return positive_hash(topic_hash * factor + add + tail)
 
     def _keep(self, head: bytes) -> tuple[int, int]:
-        if len(self.heads) >= _HEADS_MAX:
-            self.heads.clear()
         factor = pow(31, len(head) + _TAIL, 1 << 32)
         add = java_hash(head.decode("ascii")) * _TAIL_FACTOR & 0xFFFFFFFF
-        self.heads[head] = (factor, add)
+        self.heads.keep(head, (factor, add), len(head))
         return factor, add
 
     def of_record(self, topic_hash: int, sys_flag: int, properties: bytes) -> list[int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mqbroker.wire.bounded_cache import BoundedCache
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import find_property
 
-_OF_TAG_MAX = 10_000
+_OF_TAG_BYTES_MAX = 4 * 1024 * 1024
 _TAGS = b"TAGS\x01"
 _DELAY = b"DELAY\x01"
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -27,7 +28,7 @@ class TagsCodes:
     def __init__(self, delay_levels_ms: Sequence[int]) -> None:
         #: Delay of each level, from level 1 on.
         self.delay_levels_ms = delay_levels_ms
-        self._of_tag: dict[bytes, int] = {}
+        self._of_tag: BoundedCache[bytes, int] = BoundedCache(_OF_TAG_BYTES_MAX)
 
     def of(self, is_schedule: bool, properties: bytes, timestamp_ms: int) -> int:
         """The tags code of a message; in the schedule topic (`is_schedule`) the delivery time of a message stored at
@@ -44,9 +45,8 @@ class TagsCodes:
         tag = find_property(properties, _TAGS)
         code = self._of_tag.get(tag)
         if code is None:
-            if len(self._of_tag) >= _OF_TAG_MAX:
-                self._of_tag.clear()
-            code = self._of_tag[tag] = java_hash(tag.decode("utf-8", "replace"))
+            code = java_hash(tag.decode("utf-8", "replace"))
+            self._of_tag.keep(tag, code, len(tag))
         return code
 
 

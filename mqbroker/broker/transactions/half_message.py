@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from mqbroker.broker.system_topics import NoRealTarget, real_target, real_target_of, schedule_queue, stored_again
+from mqbroker.wire.bounded_cache import BoundedCache
 from mqbroker.wire.codes import (
     SCHEDULE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
@@ -50,8 +51,7 @@ _REAL_TOPIC = f"\x02{Prop.REAL_TOPIC}\x01".encode()
 _INNER = b"INNER_MULTI_"
 _KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
 _COMMIT = SysFlag.TRANSACTION_COMMIT
-_KEPT_MAX = 1024
-_KEPT_BYTES_MAX = 512
+_KEPT_BYTES_MAX = 512 * 1024
 
 
 def committed(record: RawRecord, delay_level_max: int) -> NewMessage:
@@ -153,7 +153,7 @@ class PlainHalfMessages:
 
     def __init__(self) -> None:
         #: The properties from PGROUP on -> group, topic and queue.
-        self._endings: dict[bytes, tuple[str, bytes, int]] = {}
+        self._endings: BoundedCache[bytes, tuple[str, bytes, int]] = BoundedCache(_KEPT_BYTES_MAX)
 
     def committed(self, record: bytes, offset: int, physical_offset: int, group: str) -> NewMessage:
         """The committed message of a half message, from its whole stored record. Hot.
@@ -197,8 +197,5 @@ class PlainHalfMessages:
         except NoRealTarget as error:
             raise ValueError from error
         found = ending[len(_GROUP) : end].decode(), topic, queue_id
-        if len(ending) <= _KEPT_BYTES_MAX:
-            if len(self._endings) >= _KEPT_MAX:
-                self._endings.clear()
-            self._endings[ending] = found
+        self._endings.keep(ending, found, len(ending))
         return found

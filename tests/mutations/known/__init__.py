@@ -1,6 +1,6 @@
 """Mistakes that message systems have made, ready to be made again: each must turn the tests red."""
 
-from tests.mutations.known import broker, failover, log, network, queues, replication, shards
+from tests.mutations.known import broker, failover, limits, log, network, queues, replication, shards
 from tests.mutations.mutation import SOURCE, Mutation
 
 __all__ = ["KNOWN", "SOURCE", "Mutation"]
@@ -10,6 +10,7 @@ KNOWN = [
     *queues.MISTAKES,
     *broker.MISTAKES,
     *network.MISTAKES,
+    *limits.MISTAKES,
     *replication.MISTAKES,
     *failover.MISTAKES,
     *shards.MISTAKES,

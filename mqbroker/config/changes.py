@@ -6,6 +6,7 @@ Only settings in the caller's list can be changed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import io
 import os
@@ -17,6 +18,7 @@ import attrs
 from mqbroker.config.conf_file import UTF_8_MARK
 from mqbroker.config.fields import Setting, check_range, settings_of
 from mqbroker.config.load import values_of
+from mqbroker.config.system import open_own
 from mqbroker.errors import BadSetting
 
 T = TypeVar("T")
@@ -94,7 +96,10 @@ def _open_locked(path: str) -> int:
     """Open a file for writing, created if missing, once no other process writes it; others then have theirs at `path`
     no longer."""
     while True:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        fd = open_own(path, 0o600)
+        if os.fstat(fd).st_uid != os.geteuid():  # who made it could write it also when it is the settings file
+            os.close(fd)
+            raise OSError(errno.EPERM, "it is another user's; remove it", path)
         fcntl.flock(fd, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), os.stat(path)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -69,6 +70,57 @@ class StampedFiles:
 
     def _look(self) -> list[FileStamp | None]:
         return [file_stamp(path) for path in self._paths]
+
+
+# Files are written beside those of others: in a shared directory somebody may have put a link in the place of a name.
+
+
+def open_new(path: str, mode: int = 0o666) -> int:
+    """Create a file, in the place of one that a killed process has left; returns its descriptor. Raises OSError."""
+    if os.path.lexists(path):
+        os.unlink(path)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+
+
+def open_own(path: str, mode: int) -> int:
+    """Open a file to write it, created if missing; returns its descriptor. Raises OSError if it leads to another file,
+    by a symbolic link or as a second name of it, or is no file."""
+    try:
+        # Without O_NONBLOCK the open of a pipe waits for its reader.
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, IS_LINK, path) from None
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "it is not a file of its own; remove it, or name another one", path)
+
+
+IS_LINK = "it is a symbolic link, which may lead to another's file; remove it, or name the file itself"
+
+
+def is_own_link(path: str) -> bool:
+    """Whether it is a symbolic link that this process's user, or root, has made."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISLNK(found.st_mode) and found.st_uid in (0, os.geteuid())
+
+
+def open_log(path: str) -> int:
+    """Open a file to append to it, created if missing; returns its descriptor. Symbolic links are followed if they are
+    this user's or root's, such as /dev/stdout. Raises OSError."""
+    links = 0 if is_own_link(path) else os.O_NOFOLLOW
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | links, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, IS_LINK, path) from None
 
 
 def others_can_read(path: str) -> bool:

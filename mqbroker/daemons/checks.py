@@ -15,7 +15,7 @@ from mqbroker.access.acl_files import acl_places, read_at_start, warnings_of
 from mqbroker.broker.ports import allowed_slaves, own_address
 from mqbroker.config import BrokerRole, BrokerSettings, NamesrvSettings, StoreSettings
 from mqbroker.config.shards import shard_settings
-from mqbroker.config.system import resolve
+from mqbroker.config.system import IS_LINK, is_own_link, resolve
 from mqbroker.daemons.daemon import advice, why_not_started
 from mqbroker.daemons.process import lock_pid_file, require_file
 from mqbroker.daemons.shard_stores import check_shard_stores
@@ -157,6 +157,8 @@ def _check_file(name: str, path: str) -> list[str]:
     def look() -> None:
         if name != "--log-file":  # which may be a pipe
             require_file(path)
+        if os.path.islink(path) and not (name == "--log-file" and is_own_link(path)) and name != "--ports-file":
+            raise OSError(errno.ELOOP, IS_LINK)
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not os.access(path, os.W_OK):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.config import LogLevel
+from mqbroker.config.system import open_log
 from mqbroker.errors import MQError
 
 log = Logger()
@@ -150,7 +152,7 @@ class LineObserver:
         self._few = LogRateLimiter()
         self._line = FORMATS[log_format]
         self._path = path
-        self._stream = open(path, "a", encoding="utf-8") if path is not None else stream  # noqa: SIM115
+        self._stream = os.fdopen(open_log(path), "a", encoding="utf-8") if path is not None else stream
 
     def __call__(self, event: LogEvent) -> None:
         rank = _rank(event)
@@ -179,7 +181,7 @@ class LineObserver:
         """Reopen the file, if there is one, after it was moved away. Keeps the former if that fails."""
         if self._path is None:
             return
-        stream = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
+        stream = os.fdopen(open_log(self._path), "a", encoding="utf-8")
         former, self._stream = self._stream, stream
         if former is not None:
             with contextlib.suppress(OSError):

@@ -19,6 +19,7 @@ from twisted.python.failure import Failure
 from twisted.python.logfile import LogFile
 
 from mqbroker.config import LogLevel
+from mqbroker.config.system import open_log
 from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals
 from mqbroker.daemons.logs import LineObserver, Stream
 from mqbroker.daemons.options import DaemonOptions
@@ -46,6 +47,7 @@ def make_twistd_log(twistd: Mapping[str, Any], log_format: str, level: LogLevel,
     if path == "-" or (in_foreground and not path):
         return TwistdLog(LineObserver(log_format, level, stdout), lambda: None)
     try:
+        os.close(open_log(path or _FILE))  # which refuses links of others; twistd's follows them
         file = LogFile.fromFullPath(path or _FILE)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise SystemExit(f"{path or _FILE}: the log cannot be written there: {error.strerror}") from None

@@ -20,7 +20,7 @@ from twisted.internet.main import installReactor
 from twisted.logger import Logger
 
 from mqbroker.config import NettySettings
-from mqbroker.config.system import FileStamp, file_stamp
+from mqbroker.config.system import FileStamp, file_stamp, open_new, open_own
 from mqbroker.errors import MQError
 from mqbroker.store.os_disk import files_kept
 
@@ -144,7 +144,7 @@ def lock_pid_file(file: TextIOWrapper, path: str) -> None:
 def _locked(path: str) -> TextIOWrapper:
     require_file(path)
     while True:
-        file = open(path, "a+", encoding="ascii", errors="replace")  # noqa: SIM115
+        file = os.fdopen(open_own(path, 0o666), "r+", encoding="ascii", errors="replace")
         try:
             lock_pid_file(file, path)
         except AlreadyRunning:
@@ -167,7 +167,7 @@ class WrittenFile:
         """Write it atomically. Raises OSError."""
         require_file(self._path)
         temporary = f"{self._path}.tmp"
-        with open(temporary, "w", encoding="ascii") as file:
+        with os.fdopen(open_new(temporary), "w", encoding="ascii") as file:
             file.write(text)
         os.replace(temporary, self._path)
         self._stamp = file_stamp(self._path)

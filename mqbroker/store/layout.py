@@ -260,7 +260,7 @@ class LockedFile:
 
 def lock_file(path: str) -> LockedFile:
     """Lock `path`, created if missing. Raises StoreLocked, with the holder's process id if known."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
         os.pwrite(fd, _CONTENT, 0)

@@ -15,6 +15,7 @@ from typing import Any
 
 from zope.interface import implementer
 
+from mqbroker.config.system import open_new
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
 from mqbroker.store.untracked_map import map_untracked
 
@@ -271,9 +272,7 @@ def replace_file(path: str, data: bytes | Sequence[bytes]) -> None:
 
 def _write_new(path: str, pieces: Sequence[bytes], mode: int) -> None:
     """Write a file and sync it, instead of what one that died has left there, perhaps with other permissions."""
-    if os.path.lexists(path):
-        os.unlink(path)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    fd = open_new(path, mode)
     try:
         at = 0
         for number in range(0, len(pieces), _PIECES):
@@ -407,8 +406,8 @@ class OsDisk:
             os.close(fd)
 
     def write(self, path: str, data: bytes) -> None:
-        is_new = not os.path.exists(path)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        is_new = not os.path.lexists(path)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         try:
             with _naming(path):
                 if os.pwrite(fd, data, 0) < len(data):

@@ -290,6 +290,13 @@ MISTAKES = [
         ("tests/access/test_found_messages.py::test_a_batch_with_both_headers_is_judged_by_the_one_that_counts",),
     ),
     Mutation(
+        "follow a link that somebody has put in the place of a file",
+        "config/system.py",
+        "os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC",
+        "os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC",
+        ("tests/daemons/test_links.py::test_a_link_in_the_place_of_a_temporary_file_is_not_followed",),
+    ),
+    Mutation(
         "let the clients' NAMESRV_ADDR override a daemon's file",
         "config/sources.py",
         "self._given.setdefault(key, []).insert(0, item)",

@@ -302,7 +302,7 @@ class BrokerService(Service):
         raw = store.follow()
         client = self._make_client()
         self._stops.append(client.close)
-        comparison = LogComparison(raw, client, is_told=bool(self.settings.namesrv_addr))
+        comparison = LogComparison(raw, client, is_told=lambda: bool(self._current_settings.namesrv_addr))
         connector = self._connector or tcp_connector(self._reactor)
         settings = SlaveSettings.of(self.settings)
 
@@ -323,7 +323,7 @@ class BrokerService(Service):
             tables,
             parts.topics,
             self.settings.ha_master_address,
-            lambda: registration.register_all(force=True) if registration is not None and self._group is None else None,
+            lambda: registration.register_all(force=True) if self._group is None else None,
         )
         store.on_dispatch.append(lambda topic, *_: slave.arrived(topic))
         slave.start()
@@ -458,18 +458,14 @@ class BrokerService(Service):
             opaques=self._opaques,
         )
 
-    def _register(self, parts: Assembly, on_master: OnMaster | None = None) -> Registration | None:
+    def _register(self, parts: Assembly, on_master: OnMaster | None = None) -> Registration:
         settings = self.settings
-        if not settings.namesrv_addr:
-            self.started.callback(None)
-            return None
         client = self._make_client(lambda address: registration.connection_closed(address))
         address = join_address(settings.broker_ip1, self.port)
         identity = BrokerIdentity(address, settings.broker_name, settings.broker_cluster_name, settings.broker_id)
         ha_addr = "" if self._master is None else join_address(settings.broker_ip2, self._master.port)
         registration = Registration(
             client,
-            settings.namesrv_addr,
             identity,
             parts.topics,
             parts.live,
@@ -485,6 +481,11 @@ class BrokerService(Service):
         return registration
 
     # --- while it runs
+
+    @property
+    def _current_settings(self) -> BrokerSettings:
+        """The settings with the changes of this run."""
+        return self.settings if self._assembly is None else self._assembly.live.current
 
     def adopt(self, settings: BrokerSettings) -> list[str]:
         """Apply re-read settings that may change at runtime, and reload accounts and certificates.
@@ -515,12 +516,12 @@ class BrokerService(Service):
             if self._may_resync and self._next_settings is None:
                 log.warn("{why}: haResyncEnable=true, so this store is put aside and copied anew", why=str(error))
                 self._before_next = self._put_store_aside
-                self._plan_start(self.settings)
+                self._plan_start(self._current_settings)
             raise
 
     def _change_role(self) -> None:
         if self._starting is None or self._starting.called:  # else that is looked at when the start has ended
-            self._plan_start(self.settings)
+            self._plan_start(self._current_settings)
 
     def _follow_elected(self, ha_address: str, address: str) -> None:
         if self._slave is not None:
@@ -529,7 +530,7 @@ class BrokerService(Service):
     def _plan_cut(self, end: int) -> None:
         """Cut the log back to `end` between a stop and a start."""
         self._before_next = partial(cut_store_back, self._disk, self.settings.store, end)
-        self._plan_start(self.settings)
+        self._plan_start(self._current_settings)
 
     def _put_store_aside(self) -> None:
         if not put_store_aside(self._disk, self.settings.store, int(self._clock.seconds() * 1000)):
@@ -544,7 +545,7 @@ class BrokerService(Service):
             return
         if before is not None:
             before()
-        self.settings = settings
+        self.settings, self._assembly = settings, None
         try:
             await self.startService()
         except CancelledError:

@@ -19,7 +19,7 @@ from mqbroker.wire.codes import ResponseCode
 
 log = Logger()
 
-Follower = Callable[[BrokerSettings], None]
+Follower = Callable[[BrokerSettings], object]
 
 #: The keys that are read from `LiveSettings.current` at each use.
 READ_AT_USE = frozenset(

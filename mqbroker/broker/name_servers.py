@@ -8,7 +8,7 @@ headers and bodies: BrokerOuterAPI and BrokerController of 4.9.7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 
 import attrs
@@ -281,6 +281,8 @@ class NameServer:
         answer = await self._request(command)
         self._known = version
         self._log_change(True)
+        if self._is_stopped:  # it was removed from namesrvAddr meanwhile
+            return
         header = h.decode_header(h.RegisterBrokerResponseHeader, answer.ext_fields)
         self._on_master(header.ha_server_addr or "", header.master_addr or "")
         if answer.body:
@@ -321,7 +323,8 @@ class NameServer:
 
 
 class Registration:
-    """Keeps one broker registered with all `addresses`. Unreachable name servers are retried indefinitely.
+    """Keeps one broker registered with all name servers of namesrvAddr, which may change. Unreachable ones are retried
+    indefinitely.
 
     :param ha_server_addr: the address for slaves; empty if the broker serves none.
     :param on_master: called with the master's addresses for replication and for requests, as responses to a slave
@@ -332,7 +335,6 @@ class Registration:
     def __init__(
         self,
         client: RemotingClient,
-        addresses: Sequence[str],
         identity: BrokerIdentity,
         topics: TopicTable,
         live: LiveSettings,
@@ -349,23 +351,57 @@ class Registration:
         self._loop.clock = clock
         requests = RegistrationRequests(identity, topics, live, StepRunner(clock), ha_server_addr)
         timeout_ms = live.current.register_broker_timeout_ms
-        self._servers = [
-            NameServer(address, client, requests, timeout_ms, clock, self._set_order_topics, on_master, may_register)
-            for address in addresses
-        ]
+        self._make: Callable[[str], NameServer] = lambda address: NameServer(
+            address, client, requests, timeout_ms, clock, self._set_order_topics, on_master, may_register
+        )
+        self._servers: list[NameServer] = []
+        #: The name servers that were taken from namesrvAddr, until the broker is unregistered there.
+        self._leaving: dict[str, Deferred[None]] = {}
         live.follow(self._permission_changed, "brokerPermission")
+        live.follow(lambda _: self._follow_addresses(), "namesrvAddr")
 
     def start(self) -> Deferred[None]:
         """Register now; fires when every name server has answered or failed."""
         self._loop.start(self._live.current.register_name_server_period_ms / 1000, now=False)
-        return self.register_all(force=True)
+        return self._follow_addresses()
 
     def stop(self) -> Deferred[None]:
         """Unregister from all name servers; fires when all have answered or failed."""
         if self._loop.running:
             self._loop.stop()
-        gone = [Deferred.fromCoroutine(server.unregister()) for server in self._servers]
-        return gatherResults(gone).addCallback(lambda _: None)
+        for server in self._servers:
+            self._leave(server)
+        return gatherResults(list(self._leaving.values())).addCallback(lambda _: None)
+
+    def _follow_addresses(self) -> Deferred[None]:
+        """Register with the name servers that were added to namesrvAddr, and unregister from those that were removed.
+
+        Fires when the added ones have answered or failed.
+        """
+        if not self._loop.running:
+            return succeed(None)
+        known = {server.address: server for server in self._servers}
+        # One that was removed and is there again is added when the broker is unregistered, lest that comes last.
+        wanted = [at for at in dict.fromkeys(self._live.current.namesrv_addr) if at not in self._leaving]
+        added = {address: self._make(address) for address in wanted if address not in known}
+        removed = [server for address, server in known.items() if address not in wanted]
+        self._servers = [(known | added)[address] for address in wanted]
+        for server in removed:
+            self._leave(server)
+        if removed and not self._servers:
+            log.warn("namesrvAddr is empty: this broker is registered nowhere; set it to the addresses of name servers")
+        told = [server.register_all(force=True) for server in added.values()]
+        return gatherResults(told).addCallback(lambda _: None)
+
+    def _leave(self, server: NameServer) -> None:
+        def left(_: None) -> None:
+            del self._leaving[server.address]
+            self._follow_addresses()
+
+        leaving = Deferred.fromCoroutine(server.unregister())
+        leaving.addErrback(lambda failure: log.failure("{address} cannot be left", failure, address=server.address))
+        self._leaving[server.address] = leaving
+        leaving.addCallback(left)
 
     def changed(self, topic: str) -> None:
         """Schedule the registration of a changed topic, together with the other changes of this reactor turn."""
@@ -417,5 +453,5 @@ class Registration:
 
     def _set_order_topics(self, server: NameServer, topics: frozenset[str]) -> None:
         """Accept ordered topics from the first reachable name server only: two that differ would make topics flap."""
-        if next(each for each in self._servers if each.is_reachable) is server:
+        if next((each for each in self._servers if each.is_reachable), None) is server:
             self._topics.set_order_topics(topics)

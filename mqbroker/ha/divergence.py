@@ -6,6 +6,7 @@ for byte. It has its store time and its physical offset in it; logs that agree i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from mqbroker.errors import MQError, Refused
@@ -55,11 +56,11 @@ async def log_bounds(client: RemotingClient, address: str) -> LogBounds:
 class LogComparison:
     """Compares a slave's log with that of the broker at `master_addr`.
 
-    :param is_told: name servers say where the master is: until then nothing is followed. Without them it never is
-        known, and nothing compared.
+    :param is_told: whether name servers say where the master is: until then nothing is followed. Without them it never
+        is known, and nothing compared.
     """
 
-    def __init__(self, raw: IComparedLog, client: RemotingClient, *, is_told: bool) -> None:
+    def __init__(self, raw: IComparedLog, client: RemotingClient, *, is_told: Callable[[], bool]) -> None:
         self._raw, self._client, self._is_told = raw, client, is_told
         self.master_addr = ""
 
@@ -69,7 +70,7 @@ class LogComparison:
         if last is None:
             return
         if not self.master_addr:
-            if self._is_told:
+            if self._is_told():
                 raise MQError("no name server has said yet where the master is, whose log must be compared")
             return
         offset, record = last

@@ -120,7 +120,7 @@ def test_nothing_to_change(make_bench: Callable[..., Bench], text: str) -> None:
 @pytest.mark.parametrize(
     "key",
     ["brokerName", "brokerClusterName", "storePathRootDir", "storePathCommitLog", "listenPort", "bindAddress",
-     "namesrvAddr", "brokerIP1", "brokerIP2", "haListenPort", "aclEnable", "flushDiskType",
+     "brokerIP1", "brokerIP2", "haListenPort", "aclEnable", "flushDiskType",
      "messageStorePlugIns", "nonsense", "config_path", "configPath", ""],
 )  # fmt: skip
 def test_paths_addresses_and_names_are_not_changed(make_bench: Callable[..., Bench], key: str) -> None:
@@ -354,4 +354,4 @@ def test_the_page_names_what_may_be_changed(bench: Bench) -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "daemons.rst").read_text()
     paragraph = page.partition("``mqadmin updateBrokerConfig`` changes")[2].partition("Any other is refused")[0]
     named = set(re.findall(r"``(\w+)``", paragraph))
-    assert named == bench.parts.live.changeable | {"flushConsumerOffsetInterval", "forceRegister"}
+    assert named == bench.parts.live.changeable | {"flushConsumerOffsetInterval", "namesrvAddr"}

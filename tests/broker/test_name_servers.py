@@ -90,8 +90,8 @@ def topics() -> FakeTopics:
 @pytest.fixture
 def make(network: FakeClient, topics: FakeTopics, clock: Clock, tmp_path: Path) -> Callable[..., Registration]:
     def make(addresses: Sequence[str] = (A, B), **changes: int) -> Registration:
-        live = live_settings(tmp_path, **changes)
-        return Registration(cast(Any, network), addresses, IDENTITY, cast(Any, topics), live, clock)
+        live = live_settings(tmp_path, namesrv_addr=tuple(addresses), **changes)
+        return Registration(cast(Any, network), IDENTITY, cast(Any, topics), live, clock)
 
     return make
 
@@ -600,3 +600,119 @@ def test_goodbye(make: Callable[..., Registration], network: FakeClient, clock: 
     clock.advance(100)
     assert network.told == []
     assert clock.getDelayedCalls() == []
+
+
+# Name servers that change
+
+C = "10.0.0.10:9876"
+UNREGISTER = RequestCode.UNREGISTER_BROKER
+
+
+def set_addresses(registration: Registration, *addresses: str) -> None:
+    registration._live.change({"namesrvAddr": ";".join(addresses)})
+
+
+def test_added_name_servers_are_told_all_and_removed_ones_are_left(
+    make: Callable[..., Registration], network: FakeClient, topics: FakeTopics, clock: Clock
+) -> None:
+    registration = make([A])
+    registration.start()
+    network.answer()
+    for gone, come in [(A, B), (B, C), (C, A)]:
+        set_addresses(registration, come)
+        assert network.told == [(gone, UNREGISTER), (come, REGISTER)]
+        assert told_topics(network.requests[1][1]) == set(topics.table)
+        network.answer()
+        registration.connection_closed(gone)
+        topics.put("U")
+        registration.changed("U")
+        clock.advance(0)
+        assert network.told == [(come, REGISTER)]
+        assert told_topics(network.requests[0][1]) == {"U"}
+        network.answer()
+        clock.advance(30)
+        assert network.told == [(come, REGISTER)]
+        network.answer()
+
+
+def test_name_servers_that_stay_are_not_disturbed(make: Callable[..., Registration], network: FakeClient) -> None:
+    registration = make([A, B])
+    registration.start()
+    network.answer()
+    set_addresses(registration, C, B, A, C)
+    assert network.told == [(C, REGISTER)]
+    network.answer()
+    set_addresses(registration, B, C)
+    assert network.told == [(A, UNREGISTER)]
+
+
+def test_a_broker_may_be_without_name_servers_for_a_time(
+    make: Callable[..., Registration], network: FakeClient, topics: FakeTopics, clock: Clock, logged: Logged
+) -> None:
+    registration = make([])
+    assert registration.start().called
+    for _ in range(2):
+        registration.changed("T")
+        clock.advance(30)
+        assert registration.changes_registered().called
+        assert network.told == []
+        set_addresses(registration, A)
+        assert network.told == [(A, REGISTER)]
+        network.answer()
+        set_addresses(registration)
+        assert network.told == [(A, UNREGISTER)]
+        network.answer()
+    assert len([line for line in logged.lines if "registered nowhere" in line]) == 2
+
+
+def test_one_that_is_removed_and_added_again_is_told_so_in_this_order(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock
+) -> None:
+    registration = make([A, B])
+    registration.start()
+    network.answer()
+    set_addresses(registration, B)
+    set_addresses(registration, A, B)
+    registration.changed("T")
+    clock.advance(0)
+    assert network.told == [(A, UNREGISTER), (B, REGISTER)]
+    network.answer()
+    assert network.told == [(A, REGISTER)]
+    network.answer()
+    clock.advance(30)
+    assert network.told == [(A, REGISTER), (B, REGISTER)]
+
+
+def test_one_that_hangs_is_left_in_the_end_and_believed_no_more(
+    make: Callable[..., Registration], network: FakeClient, topics: FakeTopics, clock: Clock
+) -> None:
+    registration = make([A])
+    registration.start()
+    set_addresses(registration)
+    assert network.told == [(A, REGISTER)]
+    network.answer(body=b'{"table":{"T":"a:4"}}')
+    assert topics.ordered == []
+    assert network.told == [(A, UNREGISTER)]
+    stopped = registration.stop()
+    assert not stopped.called
+    network.fail()
+    assert stopped.called
+
+
+def test_a_stop_waits_for_those_that_are_left_and_registers_no_more(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock
+) -> None:
+    registration = make([A, B])
+    registration.start()
+    network.answer()
+    set_addresses(registration, B)
+    set_addresses(registration, B, A)
+    stopped = registration.stop()
+    assert network.told == [(A, UNREGISTER), (B, UNREGISTER)]
+    network.answer(address=B)
+    assert not stopped.called
+    network.answer()
+    assert stopped.called
+    set_addresses(registration, C)
+    clock.advance(60)
+    assert network.told == []

@@ -51,7 +51,7 @@ NOT_THERE = Refused(ResponseCode.SYSTEM_ERROR, "can not find message by the offs
 
 
 def compare(log: Log, master: Master, address: str = "10.0.0.1:10911", *, is_told: bool = False) -> None:
-    comparison = LogComparison(log, cast(Any, master), is_told=is_told)
+    comparison = LogComparison(log, cast(Any, master), is_told=lambda: is_told)
     comparison.master_addr = address
     run_now(comparison.check())
 

@@ -287,6 +287,20 @@ def test_consumer_offsets_are_kept_over_a_failover(group: Group) -> None:
     assert group.master().parts.offsets.query("CG", "T", 0) == 3
 
 
+def test_changed_settings_count_after_a_failover(group: Group) -> None:
+    started(group)
+    replica = next(each for each in group.replicas.values() if each is not group.master())
+    for hours in (3, 4):
+        body = b"fileReservedTime=%d\n" % hours
+        assert group.client(replica).ask(RequestCode.UPDATE_BROKER_CONFIG, body=body).code == 0
+    for each in list(group.replicas.values()):
+        if each is not replica:
+            body = b"fileReservedTime=4\n"
+            assert group.client(each).ask(RequestCode.UPDATE_BROKER_CONFIG, body=body).code == 0
+    group.kill(group.master().replica_id)
+    assert group.master().parts.live.current.store.file_reserved_time_hours == 4
+
+
 def test_a_role_cannot_be_changed_by_hand(group: Group) -> None:
     started(group)
     before = group.master()

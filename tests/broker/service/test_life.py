@@ -7,7 +7,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from mqbroker.config import TlsSettings
+from mqbroker.config import TlsSettings, load_broker_settings
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.bodies import RegisterBrokerBody
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -137,16 +137,19 @@ def test_a_disconnected_client_leaves_its_groups(make: Callable[..., Running]) -
 
 
 @pytest.mark.parametrize("kind", ["producers", "consumers"])
-def test_silent_clients_are_looked_for(make: Callable[..., Running], kind: str) -> None:
+def test_silent_clients_are_looked_for_and_stay_connected(make: Callable[..., Running], kind: str) -> None:
     from tests.broker.test_client_requests import beat, consumer
 
     running = make().start()
     client = running.client()
     beat(client, **{kind: ["PG"] if kind == "producers" else [consumer("CG", "T")]})
+    parts = running.service._assembly
+    assert parts is not None
     for _ in range(14):
-        client.ask(9999)
+        assert client.ask(9999) is not None
         running.turn(10)
-    assert client.peer.lost
+    assert (parts.consumers.names(), parts.producers.groups()) == ([], {})
+    assert not client.peer.lost
 
 
 def test_a_delayed_message_is_delivered(make: Callable[..., Running]) -> None:
@@ -183,6 +186,54 @@ def test_changed_settings_are_put_into_its_file_and_told_to_the_name_servers(
     assert conf.read_text() == "# ours\nbrokerPermission=4\nfileReservedTime=3\ndeleteWhen=05\n"
     running.turn()
     assert told == [6, 4]
+
+
+@pytest.mark.parametrize("first", [(), (NAMESRV,)])
+@pytest.mark.parametrize("how", ["request", "reload"])
+def test_changed_name_servers_are_registered_with_at_once(
+    make: Callable[..., Running], tmp_path: Path, network: Network, reactor: Reactor, first: tuple[str, ...], how: str
+) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("# ours\n")
+    told: list[tuple[str, str]] = []
+    added = "10.0.0.9:9876"
+    for address in (NAMESRV, added):
+        table = HandlerTable()
+
+        def note(request: RemotingCommand, connection: IConnection, address: str = address) -> RemotingCommand:
+            told.append((address, RequestCode(request.code).name))
+            return RemotingCommand.response(request)
+
+        table.register(RequestCode.REGISTER_BROKER, note)
+        table.register(RequestCode.UNREGISTER_BROKER, note)
+        network.servers[address] = serve(reactor, table)
+    running = make(config_path=str(conf), namesrv=first).start()
+    client = running.client()
+    assert told == [(address, "REGISTER_BROKER") for address in first]
+    for addresses in ((added,), first, (added,)):
+        told.clear()
+        if how == "request":
+            answer = client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"namesrvAddr=" + ";".join(addresses).encode())
+            assert (answer.code, answer.remark) == (0, None)
+            assert load_broker_settings(str(conf)).namesrv_addr == addresses
+        else:
+            assert running.service.adopt(attrs.evolve(running.settings, namesrv_addr=addresses)) == []
+        running.turn()
+        left = {added, *first} - set(addresses)
+        assert {address for address, code in told if code == "REGISTER_BROKER"} == set(addresses)
+        assert {address for address, code in told if code == "UNREGISTER_BROKER"} <= left
+    client.send("New")
+    running.turn(31)
+    assert told[-2:] == [(added, "REGISTER_BROKER")] * 2
+
+
+@pytest.mark.parametrize("text", ["nonsense", "a:b", "a:70000", "a:1;b", ":", "a b:1", "x" * 70_000])
+def test_name_servers_that_cannot_be_are_refused(make: Callable[..., Running], text: str) -> None:
+    running = make().start()
+    client = running.client()
+    answer = client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"namesrvAddr=" + text.encode())
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert f"namesrvAddr={NAMESRV}\n".encode() in client.ask(RequestCode.GET_BROKER_CONFIG).body.replace(b"\\", b"")
 
 
 def test_changed_settings_that_cannot_be_kept(make: Callable[..., Running], tmp_path: Path, logged: Logged) -> None:

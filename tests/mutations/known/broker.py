@@ -4,6 +4,13 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "register again with a name server before the broker is unregistered there",
+        "broker/name_servers.py",
+        "dict.fromkeys(self._live.current.namesrv_addr) if at not in self._leaving]\n",
+        "dict.fromkeys(self._live.current.namesrv_addr)]\n",
+        ("tests/broker/test_name_servers.py",),
+    ),
+    Mutation(
         "refuse a query by key that Java's client has signed",
         "wire/signature.py",
         "    if UNIQUE_MSG_QUERY_FLAG not in fields:\n",

@@ -15,6 +15,13 @@ _TRUNCATION = "tests/store/test_truncation.py"
 
 MISTAKES = [
     Mutation(
+        "start again with the settings of the first start",
+        "broker/broker_service.py",
+        "that is looked at when the start has ended\n            self._plan_start(self._current_settings)\n",
+        "that is looked at when the start has ended\n            self._plan_start(self.settings)\n",
+        ("tests/broker/service/test_group.py::test_changed_settings_count_after_a_failover",),
+    ),
+    Mutation(
         "look at etcd as often as it says that a lease has expired",
         "ha/election.py",
         "            if len(looks) == LOOKS_PER_SECOND and",

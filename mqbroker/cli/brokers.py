@@ -106,9 +106,10 @@ def _with_info(row: BrokerRow, info: dict[str, str]) -> BrokerRow:
 def _rate(text: str | None) -> float | None:
     """The first of three rates; it is blank in the first ten seconds."""
     try:
-        return float((text or "").split(" ")[0])
+        rate = float((text or "").split(" ")[0])
     except ValueError:
         return None
+    return rate if 0 <= rate < 2**63 else None  # which nan is not
 
 
 def _today(info: dict[str, str], key: str) -> int | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mqbroker.cli.lines import escape_controls
+from mqbroker.cli.lines import escape_controls, log_warnings
 from mqbroker.cli.servers import Servers
 from mqbroker.errors import Unreachable
 from mqbroker.wire.codes import RequestCode
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT_MS = 5_000
+#: Of Java's greatest long. Python converts at most 4,300.
+_LONG_DIGITS = 19
 
 
 def asked(servers: Servers, ask: Callable[[Net, Sequence[str]], Coroutine[Any, Any, T]]) -> T:
     """What `ask` returns, called with connections and the name servers' addresses."""
     from mqbroker.client.blocking_net import BlockingNet, run
 
+    log_warnings()
     net = BlockingNet(random.Random(), servers.credentials, servers.tls)
     try:
         return run(ask(net, servers.name_servers.split(";")))
@@ -65,8 +68,11 @@ async def runtime_info(net: Net, address: str) -> dict[str, str]:
 
 
 def number(text: str | None) -> int | None:
-    """A whole number that a broker tells; None if it is none."""
-    return int(text) if text is not None and text.isdecimal() and text.isascii() else None
+    """A number of a broker, from 0 to Java's greatest long; None if it is none."""
+    if text is None or not (text.isdecimal() and text.isascii() and len(text) <= _LONG_DIGITS):
+        return None
+    value = int(text)
+    return value if value < 2**63 else None
 
 
 def shard_number(name: str, shard_of: str) -> int | None:

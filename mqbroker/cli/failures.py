@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import click
 
+from mqbroker.cli.lines import escape_controls
 from mqbroker.errors import MQError
 
 FAILED = 1
@@ -19,9 +20,13 @@ ACCOUNT_HINT = (
 
 
 class Failure(click.ClickException):
-    """Ends the command with `message` on standard error."""
+    """Ends the command with `message` on standard error, in which servers' words must not reach the terminal as they
+    are."""
 
     exit_code = FAILED
+
+    def format_message(self) -> str:
+        return "\n".join(map(escape_controls, self.message.split("\n")))
 
 
 class NoAnswer(Failure):

@@ -83,9 +83,8 @@ def promote(name: str, broker_id: int | None, sync: bool, servers: Servers) -> N
     with told():
         masters = asked(servers, promoted)
     for master in masters:
-        click.echo(
-            f"{escape_controls(master.name)} at {master.address} is the master now; its log ends at {master.end}"
-        )
+        who = escape_controls(f"{master.name} at {master.address}")
+        click.echo(f"{who} is the master now; its log ends at {master.end}")
 
 
 def slaves_to_promote(members: Sequence[Member], broker_id: int | None) -> list[Member]:

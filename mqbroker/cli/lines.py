@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -31,9 +32,24 @@ def escape_controls(text: str | bytes) -> str:
     return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
+class _Escaping(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(escape_controls, super().format(record).split("\n")))
+
+
+def log_warnings() -> None:
+    """Have the client's warnings on standard error, without what servers wrote to command the terminal."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Escaping("mq: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+
+
 def terminal_line(message: ReceivedMessage) -> str:
     """Time, place, tag, keys and body, in colours."""
-    time = datetime.fromtimestamp(message.store_timestamp_ms / 1000).strftime("%H:%M:%S")
+    try:
+        time = datetime.fromtimestamp(message.store_timestamp_ms / 1000).strftime("%H:%M:%S")
+    except (OverflowError, OSError, ValueError):  # a broker may say any
+        time = "??:??:??"
     queue = message.queue
     parts = [
         click.style(f"{time} {escape_controls(queue.broker_name)}/{queue.queue_id}@{message.queue_offset}", dim=True)

@@ -11,6 +11,7 @@ import attrs
 import click
 
 from mqbroker.cli.failures import FAILED, told
+from mqbroker.cli.lines import escape_controls, log_warnings
 from mqbroker.cli.names import topic_argument
 from mqbroker.cli.servers import Servers, server_options
 
@@ -43,6 +44,7 @@ def pub(topic: str, text: str | None, tag: str | None, keys: tuple[str, ...], se
         from mqbroker.client import ProducerOptions
         from mqbroker.client.blocking import Producer
 
+        log_warnings()
         options = ProducerOptions(credentials=servers.credentials, tls=servers.tls)
         with Producer(servers.name_servers, PRODUCER_GROUP, options=options) as producer:
             sender = Sender(producer, topic, tag, keys)
@@ -121,13 +123,13 @@ def cut(lines: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 def print_result(result: SendResult, topic: str) -> None:
     """A line for each message: columns with tabs between them, or words on a terminal."""
-    queue = result.queue
-    for step, msg_id in enumerate(result.msg_id.split(",")):
+    queue, broker = result.queue, escape_controls(result.queue.broker_name)
+    for step, msg_id in enumerate(escape_controls(result.msg_id).split(",")):
         offset = result.queue_offset + step
         if sys.stdout.isatty():
-            where = f"broker {queue.broker_name}, queue {queue.queue_id}, offset {offset}"
+            where = f"broker {broker}, queue {queue.queue_id}, offset {offset}"
             click.echo(f"{click.style('sent', fg='green')} to {topic}: {where}  {click.style(msg_id, dim=True)}")
         else:
-            click.echo(f"{msg_id}\t{queue.broker_name}\t{queue.queue_id}\t{offset}")
+            click.echo(f"{msg_id}\t{broker}\t{queue.queue_id}\t{offset}")
     if result.status.name != "SEND_OK":
         click.echo(f"stored, but the broker says {result.status.name}: a crash now may lose it", err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import logging
 import os
 import signal
 import stat
@@ -14,7 +13,7 @@ from typing import IO
 import attrs
 import click
 
-from mqbroker.cli.lines import plain_line, terminal_line
+from mqbroker.cli.lines import log_warnings, plain_line, terminal_line
 from mqbroker.cli.servers import Servers
 from mqbroker.client import ConsumeFrom, PushOptions, ReceivedMessage
 from mqbroker.client.aio import PushConsumer
@@ -23,7 +22,7 @@ from mqbroker.client.errors import NotHandled
 
 def print_messages(topic: str, group: str, tags: str, servers: Servers, *, from_first: bool, count: int | None) -> bool:
     """Print until a signal, or `count` messages; False if a signal came first. Raises MQError."""
-    logging.basicConfig(format="mq: %(message)s", level=logging.WARNING)
+    log_warnings()
     printer = Printer(sys.stdout.buffer, count, coloured=sys.stdout.isatty())
     options = PushOptions(
         credentials=servers.credentials,

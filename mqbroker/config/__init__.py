@@ -1,7 +1,7 @@
 """Typed settings, read from the same .conf files and keys as the Java system's. Knows nothing of the parts they set."""
 
 from mqbroker.config.conf_file import Given, read_conf
-from mqbroker.config.load import is_without_effect, load_broker_settings, load_namesrv_settings, show_settings
+from mqbroker.config.load import load_broker_settings, load_namesrv_settings, show_settings
 from mqbroker.config.settings import (
     BrokerRole,
     BrokerSettings,
@@ -31,7 +31,6 @@ __all__ = [
     "StoreSettings",
     "TlsMode",
     "TlsSettings",
-    "is_without_effect",
     "load_broker_settings",
     "load_namesrv_settings",
     "read_conf",

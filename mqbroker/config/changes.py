@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 import attrs
 
-from mqbroker.config.conf_file import UTF_8_MARK
+from mqbroker.config.conf_file import UTF_8_MARK, Given
 from mqbroker.config.fields import Setting, check_range, settings_of
-from mqbroker.config.load import values_of
+from mqbroker.config.load import check_unused, is_without_effect, values_of
+from mqbroker.config.sources import Faults
 from mqbroker.config.system import open_own
 from mqbroker.errors import BadSetting
 
@@ -46,6 +47,14 @@ def read_changes(body: bytes) -> dict[str, str]:
     except InvalidUEscapeError as error:
         raise BadSetting("\\u", _REQUEST, None, f"{error}; write four hexadecimal digits after \\u") from None
     return {key: value.strip() for key, value in found.items()}
+
+
+def with_effect(changes: Mapping[str, str]) -> dict[str, str]:
+    """The changes without those of keys that have no effect here. Raises BadSetting if one of these is invalid."""
+    faults = Faults()
+    check_unused((Given(key, value, _REQUEST) for key, value in changes.items()), faults)
+    faults.raise_any(changes)
+    return {key: value for key, value in changes.items() if not is_without_effect(key)}
 
 
 def change_settings(settings: T, changes: Mapping[str, str], allowed: Collection[str]) -> T:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import attrs
 
 from mqbroker.config.conf_file import Given
-from mqbroker.config.fields import Setting, SettingSpec, settings_of
+from mqbroker.config.fields import Setting, SettingSpec, parse_boolean, settings_of
 from mqbroker.config.settings import (
     BROKER_PORT,
     NAMESRV_PORT,
@@ -123,6 +123,16 @@ def is_without_effect(key: str) -> bool:
     return key in UNUSED and key not in _EVERYONES
 
 
+def check_unused(items: Iterable[Given], faults: Faults) -> None:
+    """Check values of keys without effect by the type that they have in the Java system: a slip is one there, too."""
+    for item in items:
+        if is_without_effect(item.key):
+            try:
+                UNUSED[item.key].check(item.value)
+            except ValueError as error:
+                faults.add(item.bad(str(error)))
+
+
 def _uses_tls(tls: TlsSettings, given: Mapping[str, Given]) -> bool:
     """Default of useTLS for a daemon's own connections, as in Java."""
     return tls.enable if "tls.enable" in given else tls.mode is TlsMode.ENFORCING
@@ -148,6 +158,11 @@ def values_of(settings: Any) -> dict[str, str]:
 
 
 def _refuse_what_is_not_here(item: Given) -> None:
+    if (item.key, "true") in REFUSED and item.key not in _EVERYONES:
+        try:
+            parse_boolean(item.value)
+        except ValueError as error:
+            raise item.bad(str(error)) from None
     why = REFUSED.get((item.key, item.value.lower())) or (item.value and REFUSED_VALUES.get(item.key))
     if why:
         raise item.bad(why)
@@ -189,6 +204,7 @@ class _Maker:
         self.faults.check(lambda: add_tls_file(sources, warn))
         notes = {key: setting.note for key, setting in settings.items()}
         self.given = sources.settle(lambda key, *texts: _is_same(notes.get(key), *texts))
+        check_unused(self.given.values(), self.faults)
         for key, item in self.given.items():
             if key in settings:
                 for doubt in doubts_about(item, settings[key].kind):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import attrs
 
+from mqbroker.config.fields import LONG_MAX, parse_boolean, whole_number
+
+_parse_long = whole_number(-LONG_MAX - 1, LONG_MAX)
+
 
 @attrs.frozen
 class UnusedKey:
@@ -11,6 +15,13 @@ class UnusedKey:
 
     why: str
     default: str | None
+
+    def check(self, text: str) -> None:
+        """Raises ValueError if the value is not of the type of the default."""
+        if self.default in ("true", "false"):
+            parse_boolean(text)
+        elif self.default:
+            _parse_long(text)
 
 
 def _unused(why: str, text: str) -> dict[str, UnusedKey]:

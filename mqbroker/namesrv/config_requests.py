@@ -13,8 +13,8 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.config import NamesrvSettings, is_without_effect, show_settings
-from mqbroker.config.changes import NotChangeable, change_settings, differing_values, read_changes
+from mqbroker.config import NamesrvSettings, show_settings
+from mqbroker.config.changes import NotChangeable, change_settings, differing_values, read_changes, with_effect
 from mqbroker.errors import Refused
 from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import Answer, Call, IConnection, answers
@@ -185,7 +185,7 @@ class SettingsRequests:
         changes = read_changes(call.request.body)
         if not PATHS.isdisjoint(changes):
             raise Refused(ResponseCode.NO_PERMISSION, "Can not update config path")
-        changes = {key: value for key, value in changes.items() if not is_without_effect(key)}
+        changes = with_effect(changes)
         if not changes:
             return
         try:

@@ -147,6 +147,7 @@ def test_nothing_that_may_be_changed_is_a_path_an_address_or_a_credential(bench:
 @pytest.mark.parametrize(
     "text",
     ["brokerPermission=8", "brokerPermission=x", "fileReservedTime=-1", "deleteWhen=25", "diskMaxUsedSpaceRatio=96",
+     "filterServerNums=x$(id)", "transferMsgByHeap=1",
      "longPollingEnable=maybe", "fileReservedTime=99999999999999999999", "a=\\u12"],
 )  # fmt: skip
 def test_wrong_values_change_nothing(make_bench: Callable[..., Bench], logged: Logged, text: str) -> None:

@@ -239,6 +239,12 @@ def test_a_home_directory_is_spelt_out(broker: Loader, monkeypatch: pytest.Monke
         ("tls.server.mode=on", "'on' is not one of disabled, permissive, enforcing"),
         ("tls.server.need.client.auth=x", "'x' is not one of none, optional, require"),
         ("tls.config.file=/not/there", "there is no file /not/there"),
+        # Without effect here, they are a slip all the same.
+        ("filterServerNums=x$(id)", "'x$(id)' is not a whole number"),
+        ("sendMessageThreadPoolNums=", "'' is not a whole number"),
+        ("useReentrantLockWhenPutMessage=on", "'on' is neither true nor false"),
+        ("channelNotActiveInterval=9223372036854775808", "9223372036854775808 is out of range"),
+        ("enableDLegerCommitLog=yes", "'yes' is neither true nor false"),
         ("haListenPort=10911", "10911 is the listenPort too; leave it out for 10912"),
         ("listenPort=65535", "65535 leaves no port above it for replication; set haListenPort too"),
     ],
@@ -371,6 +377,21 @@ def test_the_environments_name_servers_count_less_than_the_file_of_a_name_server
     settings = namesrv("clusterTest=true\nnamesrvAddr=a:1\n", NAMESRV_ADDR="b:2")
     assert settings.namesrv_addr == ("a:1",)
     assert namesrv("clusterTest=true\n", NAMESRV_ADDR="b:2").namesrv_addr == ("b:2",)
+
+
+def test_keys_without_effect_are_checked_wherever_they_come_from(broker: Loader, namesrv: Loader) -> None:
+    for loader in (broker, namesrv):
+        with pytest.raises(BadSetting, match="environment variable ROCKETMQ_FILTER_SERVER_NUMS: filterServerNums: 'x'"):
+            loader("", ROCKETMQ_FILTER_SERVER_NUMS="x")
+        with pytest.raises(BadSetting, match="command line: filterServerNums: 'x' is not a whole number"):
+            loader("", [("filterServerNums", "x")])
+        loader("filterServerNums=-3\nmessageStorePlugIn=a.B\ndLegerGroup=x$(id)\ntransferMsgByHeap=FALSE\n")
+
+
+def test_each_default_of_a_key_without_effect_is_a_value_of_it() -> None:
+    for key, unused in UNUSED.items():
+        unused.check(unused.default or "")
+        assert key
 
 
 # --- values that are probably not what was meant

@@ -11,8 +11,7 @@ from twisted.logger import Logger
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.runtime_info import RuntimeInfo
-from mqbroker.config import is_without_effect
-from mqbroker.config.changes import NotChangeable, read_changes
+from mqbroker.config.changes import NotChangeable, read_changes, with_effect
 from mqbroker.config.load import java_properties
 from mqbroker.errors import BadSetting, Refused
 from mqbroker.remoting.handlers import Call, answers
@@ -57,8 +56,7 @@ class SettingsRequests:
     async def _change(self, call: Call[None]) -> str | None:
         """Returns the remark about a change."""
         try:
-            changes = read_changes(call.request.body)
-            changes = {key: value for key, value in changes.items() if not is_without_effect(key)}
+            changes = with_effect(read_changes(call.request.body))
             self.live.change_by_request(changes)
         except NotChangeable as error:
             raise Refused(ResponseCode.NO_PERMISSION, str(error)) from error

@@ -297,6 +297,20 @@ MISTAKES = [
         ("tests/daemons/test_links.py::test_a_link_in_the_place_of_a_temporary_file_is_not_followed",),
     ),
     Mutation(
+        "convert a number of a broker of any length",
+        "cli/cluster.py",
+        " and len(text) <= _LONG_DIGITS",
+        "",
+        ("tests/cli/test_hostile_servers.py::test_a_number_of_6000_digits_is_unknown",),
+    ),
+    Mutation(
+        "print what a server says as it is",
+        "cli/failures.py",
+        'map(escape_controls, self.message.split("\\n"))',
+        'self.message.split("\\n")',
+        ("tests/cli/test_hostile_servers.py::test_any_header_or_frame_is_an_error_of_one_line",),
+    ),
+    Mutation(
         "let the clients' NAMESRV_ADDR override a daemon's file",
         "config/sources.py",
         "self._given.setdefault(key, []).insert(0, item)",

@@ -42,13 +42,15 @@ class Guard:
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self._told: dict[str, None] = {}
+        #: Peers and access keys whose refusals were logged since the accounts changed.
+        self._told: dict[tuple[str, str], None] = {}
         #: Whether an account may send plain requests of a code, by the access key, the code, and what they name.
         self._plain_rights: BoundedCache[tuple[str, int, tuple[bytes, ...]], bool] = BoundedCache(_RIGHTS_BYTES_MAX)
 
     def set_accounts(self, accounts: Accounts) -> None:
         """Replace the accounts."""
         self._accounts = accounts
+        self._told.clear()
         self._plain_rights.clear()
 
     def guarded(self, code: int, handler: Handler) -> Handler:
@@ -165,7 +167,7 @@ class Guard:
             if account is not None:
                 check(account)
         except AccessRefused as error:
-            self._tell(connection, code, str(error))
+            self._tell(connection, code, fields.get(ACCESS_KEY, ""), str(error))
             raise Refused(ResponseCode.SYSTEM_ERROR, f"{REMARK_PREFIX}{error}") from None
 
     def _sorted_out(
@@ -186,17 +188,18 @@ class Guard:
                 allowed.append(request)
         return allowed, refusals
 
-    def _tell(self, connection: IConnection, code: int, why: str) -> None:
-        """Log a refusal, once for each peer."""
-        peer = connection.remote_addr
+    def _tell(self, connection: IConnection, code: int, access_key: str, why: str) -> None:
+        """Log a refusal, once for each host and account; unknown accounts count as one."""
+        peer = _host_of(connection), access_key if access_key in self._accounts.by_key else ""
         if peer in self._told:
             return
         if len(self._told) >= _PEERS_MAX:
             del self._told[next(iter(self._told))]
         self._told[peer] = None
         log.warn(
-            "{peer} may not {what}: {why}; further refusals of this peer are not logged",
-            peer=peer,
+            "{peer} may not {what}: {why}; further refusals of this account at this host are not logged until the "
+            "accounts change",
+            peer=connection.remote_addr,
             what=RequestCode(code).name,
             why=why[:_REASON_LENGTH_MAX],
         )

@@ -121,6 +121,8 @@ class FilterTable:
         self._topics: dict[str, set[str]] = {}
         self._count = 0
         self._characters = 0
+        #: By topic and group: the hash of the last text of which was logged that it is no filter.
+        self._told: dict[tuple[str, str], int] = {}
         self._left_at_start = CHARACTERS_AT_START
         loaded = file.load(partial(ConsumerFilters.from_json, dialect_bytes_max=None))
         if loaded is not None:
@@ -175,11 +177,17 @@ class FilterTable:
                 except Refused as why:
                     refusals.append(why.remark)
         if refusals:
-            log.warn(
-                "{n} expressions of {group} are compiled later: {why}", n=len(refusals), group=group, why=refusals[0]
-            )
+            line = "expressions of {group} that a later heartbeat compiles: {n}, because {why}"
+            log.info(line, n=len(refusals), group=group, why=refusals[0])
         for topic in self._topics.get(group, set()) - topics:
             self._kill(topic, group)
+
+    def _is_news(self, group: str, topic: str, text: str) -> bool:
+        """Whether it was not logged yet that `text` is no filter: each heartbeat brings it again."""
+        if len(self._told) >= FILTERS_MAX:
+            self._told.clear()
+        known, self._told[topic, group] = self._told.get((topic, group)), hash(text)
+        return known != hash(text)
 
     def group_gone(self, group: str) -> None:
         """Called when the last consumer of a group is gone: its filters die."""
@@ -200,17 +208,21 @@ class FilterTable:
         try:
             expression = compile_kind(kind, text, charge)
         except BadExpression as why:
-            log.warn("the filter of {group} for {topic} cannot be read: {why}", group=group, topic=topic, why=str(why))
+            if self._is_news(group, topic, text):
+                log.warn("the filter of {group} for {topic} cannot be read: {why}",
+                         group=group, topic=topic, why=str(why))  # fmt: skip
             if known is not None:  # refuse its pulls instead of using the former filter
                 self._remove(known)
             return
         more = len(text) - (0 if known is None else len(known.expression.text))
         if (known is None and self._count >= FILTERS_MAX) or self._characters + max(0, more) > FILTER_CHARACTERS_MAX:
-            log.error("the filter of {group} for {topic} is left out: there are {n} of {size} characters",
-                      group=group, topic=topic, n=self._count, size=self._characters)  # fmt: skip
+            if self._is_news(group, topic, text):
+                log.error("the filter of {group} for {topic} is left out: there are {n} of {size} characters",
+                          group=group, topic=topic, n=self._count, size=self._characters)  # fmt: skip
             if known is not None:
                 self._remove(known)
             return
+        self._told.pop((topic, group), None)
         log.info("the filter of {group} for {topic} is: {text}", group=group, topic=topic, text=expression.text)
         bloom = self.bloom.of(f"{group}#{topic}")
         self._put(ConsumerFilter(topic, group, expression, version, self._now_ms(), 0, bloom))

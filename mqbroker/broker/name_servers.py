@@ -15,7 +15,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock, gatherResults, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall
-from twisted.logger import Logger
+from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
 from mqbroker.broker.live_settings import LiveSettings
@@ -78,6 +78,8 @@ class RegistrationRequests:
     _one_by_one: DeferredLock = attrs.field(init=False, factory=DeferredLock)
     #: The last body of all topics, with its version and permission as the cache key.
     _made: tuple[tuple[DataVersion, int], _Body] | None = attrs.field(init=False, default=None)
+    #: Whether the last body of all topics was too large, uncompressed.
+    _is_too_large: bool = attrs.field(init=False, default=False)
 
     async def register(self, changes: set[str] | None) -> tuple[RemotingCommand, DataVersion]:
         """A registration of all topics, or of `changes` alone, and the version a name server has once it accepts it.
@@ -116,8 +118,10 @@ class RegistrationRequests:
             return self._made[1]
         compressed = self._live.current.compressed_register
         data = await self._written(topics, compressed)
-        if len(data) > BODY_BYTES_MAX and not compressed:
-            log.warn(
+        was_too_large, self._is_too_large = self._is_too_large, len(data) > BODY_BYTES_MAX and not compressed
+        if self._is_too_large:
+            log.emit(
+                LogLevel.debug if was_too_large else LogLevel.warn,
                 "{n} topics are {size} bytes, more than name servers accept: they are registered compressed, as with "
                 "compressedRegister=true",
                 n=len(topics.topic_config_table),

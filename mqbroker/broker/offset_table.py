@@ -53,7 +53,8 @@ class OffsetTable:
         return self._has_lmq and is_lmq(group)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, *, is_own: bool = False) -> None:
-        """Set the committed offset of `group`. Moving back is allowed (a reset does so) and logged.
+        """Set the committed offset of `group`. Moving back is allowed (a reset does so, and a consumer to which a queue
+        is assigned anew may) and logged.
 
         Raises Refused if there are too many offsets to add one, unless it is the broker's own (`is_own`).
         """
@@ -65,7 +66,7 @@ class OffsetTable:
         if known == offset:
             return
         if known is not None and offset < known:
-            log.warn("{group} commits a lower offset in {topic} {queue}: {offset} after {known}",
+            log.info("{group} commits a lower offset in {topic} {queue}: {offset} after {known}",
                      group=group, topic=topic, queue=queue_id, known=known, offset=offset)  # fmt: skip
         if known is None:
             self._make_room(1, is_own)

@@ -53,8 +53,8 @@ class RuntimeInfo:
     bytes that it gets a second. Nor are those that begin with "haMaster_": a slave's own offset, the bytes that it is
     behind (empty if unknown), and why it does not follow (empty if it does). Those that begin with "group" are of
     brokers that elect their master: the id in the group, the epoch, the ids of the in-sync replicas, and why it takes
-    no part (empty if it does). `shardOf`, `shard` and `shards` are of a broker with several: their common name, which
-    one this is, and how many they are.
+    no part (empty if it does). `whyRefused` is there while messages are refused, with the reason. `shardOf`, `shard`
+    and `shards` are of a broker with several: their common name, which one this is, and how many they are.
     """
 
     _store: MessageStore
@@ -163,6 +163,8 @@ class RuntimeInfo:
             f"commitLogDiskRatio_{settings.store_path_commit_log}": log_ratio,
             "consumeQueueDiskRatio": java_double(stats.queues_disk_percent / 100),
         }
+        if stats.why_refused:
+            table["whyRefused"] = stats.why_refused
         if stats.buffers_left is not None:
             table["remainHowManyDataToCommit"] = byte_count(stats.uncommitted)
         if (space := stats.log_space) is not None:

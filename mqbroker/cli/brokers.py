@@ -12,6 +12,7 @@ import click
 
 from mqbroker.cli.cluster import asked, broker_sets, number, runtime_info, shard_number, table_lines
 from mqbroker.cli.failures import FAILED, NoAnswer, failure_of, told
+from mqbroker.cli.lines import escape_controls
 from mqbroker.cli.servers import Servers, server_options
 from mqbroker.errors import MQError
 
@@ -22,13 +23,17 @@ N = TypeVar("N", int, float)
 
 _COLUMNS = ("cluster", "broker", "id", "address", "version", "in/s", "out/s", "in today", "out today", "state")
 
+#: Begins `why_not` of a broker that did not answer.
+_NO_ANSWER = "no answer: "
+
 
 @attrs.frozen
 class BrokerRow:
     """A broker, or all of its shards. Rates are messages a second over the last ten seconds; None if unknown.
 
     `shard_of`: the name in common; empty of a broker that is no shard. `shard`: which one; None for all together.
-    `shards`: how many there are; `serving`: how many of these brokers answered. `why_not`: why none, or one, did not.
+    `shards`: how many there are; `serving`: how many of these brokers answered, and accept messages or are slaves.
+    `why_not`: why none, or one, does not.
     """
 
     cluster: str
@@ -62,15 +67,15 @@ class BrokerRow:
 def brokers(each: bool, as_json: bool, servers: Servers) -> None:
     """List the brokers that the name servers know: where they are, and what they take and give.
 
-    The shards of a broker are one line, with the sums of those that answer. Exits with 1 if shards are missing, and
-    with 3 if a broker does not answer.
+    The shards of a broker are one line, with the sums of those that answer. Exits with 1 if shards are missing or a
+    broker refuses messages, and with 3 if a broker does not answer.
     """
     with told():
         found = asked(servers, rows_of)
     merged = merged_rows(found)
     for line in lines(found if each else merged, as_json=as_json, on_terminal=sys.stdout.isatty()):
         click.echo(line)
-    if any(row.why_not for row in found):
+    if any(row.why_not.startswith(_NO_ANSWER) for row in found):
         raise SystemExit(NoAnswer.exit_code)
     if any(row.serving < row.shards for row in merged):
         raise SystemExit(FAILED)
@@ -85,12 +90,13 @@ async def rows_of(net: Net, name_servers: Sequence[str]) -> list[BrokerRow]:
             try:
                 rows.append(_with_info(row, await runtime_info(net, address)))
             except MQError as error:
-                rows.append(attrs.evolve(row, serving=0, why_not=f"no answer: {failure_of(error).message}"))
+                rows.append(attrs.evolve(row, serving=0, why_not=f"{_NO_ANSWER}{failure_of(error).message}"))
     return sorted(_known_shards(rows), key=lambda row: (row.cluster, row.shard_of or row.name, row.broker_id))
 
 
 def _with_info(row: BrokerRow, info: dict[str, str]) -> BrokerRow:
     shards = number(info.get("shards")) or 1
+    why_refused = escape_controls(info.get("whyRefused", ""))
     return attrs.evolve(
         row,
         version=info.get("brokerVersionDesc"),
@@ -100,6 +106,8 @@ def _with_info(row: BrokerRow, info: dict[str, str]) -> BrokerRow:
         out_today=_today(info, "msgGetTotal"),
         shard_of=info.get("shardOf", "") if shards > 1 else "",
         shards=shards if "shardOf" in info else 1,
+        serving=0 if why_refused else 1,
+        why_not=f"refuses messages: {why_refused}" if why_refused else "",
     )
 
 
@@ -126,7 +134,7 @@ def _known_shards(rows: list[BrokerRow]) -> list[BrokerRow]:
             return attrs.evolve(row, shard=shard_number(row.name, row.shard_of))
         for (cluster, shard_of), shards in sharded.items():
             shard = shard_number(row.name, shard_of) if cluster == row.cluster else None
-            if shard is not None and shard < shards and not row.serving:
+            if shard is not None and shard < shards and row.why_not.startswith(_NO_ANSWER):
                 return attrs.evolve(row, shard_of=shard_of, shard=shard, shards=shards)
         return row
 

@@ -22,7 +22,7 @@ from mqbroker.daemons.process import (
     keep_freed_memory,
     raise_file_limit,
     relax_collector,
-    warn_of_few_files,
+    report_few_files,
 )
 from mqbroker.errors import MQError
 
@@ -104,7 +104,7 @@ class Daemon(Service):
         if self._options.gives_advice:
             for line in advice(self._settings):
                 log.warn("{line}", line=line)
-            warn_of_few_files(self._settings.server)
+            report_few_files(self._settings.server)
         self._say(served.boot_line())
 
     def stopService(self) -> Deferred[None]:
@@ -132,7 +132,7 @@ class Daemon(Service):
             self._tell(changed, later)
         self._set_level(settings.log_level)
         if later is not None:
-            log.info("reloaded, {n} settings differ from those of the start", n=len(changed))
+            log.info("reloaded; settings that differ from the start: {n}", n=len(changed))
 
     def _tell(self, changed: list[str], later: list[str]) -> None:
         for line in changed:

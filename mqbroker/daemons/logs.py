@@ -103,11 +103,16 @@ class LogRateLimiter:
     def __init__(self) -> None:
         self._minute = float("-inf")
         self._counts: dict[str, int] = {}
+        #: The highest level of each kind.
+        self._levels: dict[str, Any] = {}
 
     def passes(self, event: LogEvent) -> bool:
         """Whether to write the line of `event`."""
         kind = str(event.get("log_format") or "")[:KIND_LENGTH]
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
+        if count > LINES_PER_MINUTE:
+            level = event.get("log_level") or EventLevel.info
+            self._levels[kind] = max(self._levels.get(kind, level), level, key=_RANKS.__getitem__)
         return count <= LINES_PER_MINUTE
 
     def over(self, now: float) -> list[LogEvent]:
@@ -115,9 +120,10 @@ class LogRateLimiter:
         if 0 <= now - self._minute < 60.0:
             return []
         counts, self._counts, self._minute = self._counts, {}, now
+        levels, self._levels = self._levels, {}
         return [
             {
-                "log_level": EventLevel.warn,
+                "log_level": levels[kind],
                 "log_namespace": __name__,
                 "log_time": now,
                 "log_format": "{n} more lines as {kind!r} within a minute",

@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from io import TextIOWrapper
 from pathlib import Path
 
+import attrs
 from twisted.internet.error import ReactorAlreadyInstalledError
 from twisted.internet.main import installReactor
 from twisted.logger import Logger
+from twisted.logger import LogLevel as EventLevel
 
 from mqbroker.config import NettySettings
 from mqbroker.config.system import FileStamp, file_stamp, open_new, open_own
@@ -41,14 +43,22 @@ def files_for_connections() -> int:
     return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed - files_kept()
 
 
-def warn_of_few_files(server: NettySettings) -> None:
-    """Warn if the limit of files allows fewer connections than the settings."""
+#: Where fewer connections than these may be open, any broker may soon want more.
+CONNECTIONS_MIN = 1000
+
+
+def report_few_files(server: NettySettings) -> None:
+    """Log that the limit of files allows fewer connections than the settings: as a warning only where connectionsMax
+    was set, or where they are very few."""
     most = files_for_connections()
     if server.connections_max > most:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        log.warn(
-            "connectionsMax={wanted} cannot be reached: {allowed} files may be open, of which {kept} are kept for what "
-            "is no connection; raise the limit of open files (ulimit -Hn, LimitNOFILE) or lower connectionsMax",
+        is_default = server.connections_max == attrs.fields(NettySettings).connections_max.default
+        log.emit(
+            EventLevel.info if is_default and most >= CONNECTIONS_MIN else EventLevel.warn,
+            "connectionsMax={wanted} cannot be reached: {allowed} files may be open, of which {kept} are kept for "
+            "other files than connections; raise the limit of open files (ulimit -Hn, LimitNOFILE), or lower "
+            "connectionsMax",
             wanted=server.connections_max,
             allowed=allowed,
             kept=allowed - most,

@@ -290,7 +290,7 @@ class GroupMember(Service):
             if why_not:
                 log.warn("group {broker}: {why}", broker=self._settings.broker, why=why_not)
             else:
-                log.info("group {broker}: etcd is as it should be", broker=self._settings.broker)
+                log.info("group {broker}: this broker takes part in it", broker=self._settings.broker)
 
     # --- the lease
 

@@ -124,7 +124,8 @@ class BrokerRequests:
         """Handle a registration in steps. Nothing is changed before the last."""
         crc32, digest = yield from _check_values(request)
         if header.body_crc32 and header.body_crc32 != crc32:
-            log.warn("registration of {addr}: the body's crc32 does not match", addr=header.broker_addr)
+            line = "registration of {addr} refused: the body's crc32 does not match; check the network of that broker"
+            log.warn(line, addr=header.broker_addr)
             raise Refused(ResponseCode.SYSTEM_ERROR, "crc32 not match")
         now_ms = _now_ms(self._clock)
         registered = self._routes.renew(header.broker_addr, digest, connection, now_ms, request.opaque)

@@ -293,6 +293,8 @@ class ProductEnvironment(Service):
         self._addresses = addresses
         self._name = name
         self._asked = 0
+        #: Addresses that did not respond when they were last asked.
+        self._silent: set[str] = set()
 
     async def route(self, topic: str) -> TopicRouteData | None:
         """The route of `topic` there; None if there is none, or nobody responds.
@@ -305,11 +307,16 @@ class ProductEnvironment(Service):
         try:
             for address in self._addresses:
                 try:
-                    return await self._ask(address, topic)
+                    route = await self._ask(address, topic)
                 except Unreachable as error:
-                    log.warn("environment {name}: {why}", name=self._name, why=str(error))
+                    if address not in self._silent:
+                        self._silent.add(address)
+                        log.warn("environment {name}: {why}", name=self._name, why=str(error))
+                else:
+                    self._silent.discard(address)
+                    return route
         except MQError as error:
-            log.warn("environment {name}, topic {topic}: {why}", name=self._name, topic=topic, why=str(error))
+            log.info("environment {name}, topic {topic}: {why}", name=self._name, topic=topic, why=str(error))
         finally:
             self._asked -= 1
         return None

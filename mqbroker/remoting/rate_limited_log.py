@@ -10,10 +10,11 @@ from twisted.logger import Logger, LogLevel
 log = Logger()
 
 MINUTE = 60.0
+_LEVELS = list(LogLevel.iterconstants())
 
 
 class RateLimitedLog:
-    """Logs the first lines of each minute, then one line with the number suppressed.
+    """Logs the first lines of each minute, then one line with the number suppressed, at the highest level of those.
 
     :param what: plural noun for the suppressed lines in that count.
     :param now: returns the time in seconds.
@@ -26,12 +27,14 @@ class RateLimitedLog:
         self._minute = float("-inf")
         self._lines = 0
         self._untold = 0
+        self._untold_level = LogLevel.debug
 
     def say(self, level: LogLevel, line: str, **values: Any) -> None:
         """Log `line`, or count it as suppressed."""
         self.look()
         if self._lines >= self._lines_max:
             self._untold += 1
+            self._untold_level = max(self._untold_level, level, key=_LEVELS.index)
             return
         if not self._lines:
             self._minute = self._now()
@@ -43,5 +46,6 @@ class RateLimitedLog:
         if self._now() - self._minute < MINUTE:
             return
         untold, self._untold, self._lines = self._untold, 0, 0
+        level, self._untold_level = self._untold_level, LogLevel.debug
         if untold:
-            log.warn("{n} more {what} within a minute", n=untold, what=self._what)
+            log.emit(level, "{what}: {n} more within a minute", n=untold, what=self._what)

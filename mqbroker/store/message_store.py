@@ -47,7 +47,8 @@ class StoreStats:
     `uncommitted`: bytes of the log in the transient pool only, which has `buffers_left` free buffers; None without a
     pool. `log_space`: of the log's disk; None if not checked yet. `earliest_ms`: store time of the oldest message; -1
     if there is none. `corrupt_ranges`: ranges of the log that hold no record. `rotten_entries`: consume queue entries
-    that did not match their message.
+    that did not match their message. `why_refused`: why messages are refused other than by a slave's role; empty if
+    they are not.
     """
 
     log_min_offset: int
@@ -67,6 +68,7 @@ class StoreStats:
     uncommitted: int
     buffers_left: int | None
     log_space: DiskSpace | None
+    why_refused: str
 
 
 class IEncodedLog(Protocol):
@@ -363,6 +365,7 @@ class MessageStore:
             uncommitted=self._commit_log.end - self._commit_log.readable_end,
             buffers_left=self._transient.buffers_left if self._transient is not None else None,
             log_space=retention.watch.log_space,
+            why_refused=self._commit_log.why_raw_refused,
         )
 
 

@@ -240,16 +240,38 @@ def test_oneway_refusals_are_not_answered(bench: Bench) -> None:
     assert bench.records("T") == []
 
 
-def test_a_refusal_is_logged_once_for_each_peer_and_tells_no_secret(bench: Bench, logged: Logged) -> None:
+def test_a_refusal_is_logged_once_for_each_host_and_account_and_tells_no_secret(bench: Bench, logged: Logged) -> None:
     client = peer(bench)
     for command in (sending(STRANGER), pulling(STRANGER), spoilt(lambda fields: fields.update(x="1"))):
         client.ask_all(command)
     peer(bench, "10.0.0.9").ask_all(spoilt(lambda fields: fields.update({ACCESS_KEY: "x" * 5000})))
     lines = [line for line in logged.lines if " may not " in line]
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert lines[0].startswith("10.0.0.2:40000 may not SEND_MESSAGE_V2: No acl config for stranger")
-    assert len(lines[1]) < 400
+    assert "alice-key" in lines[1]
+    assert len(lines[2]) < 400
     assert "secret-of" not in "".join(logged.lines)
+
+
+def test_refusals_are_logged_once_for_a_host_and_an_account_and_again_when_the_accounts_change(
+    bench: Bench, logged: Logged
+) -> None:
+    def refused() -> int:
+        return len([line for line in logged.lines if " may not " in line])
+
+    for _ in range(3):  # connections of one host
+        peer(bench).ask_all(sending(STRANGER))
+    assert refused() == 1
+    for number in range(3):  # unknown accounts are not counted apart: anybody could fill the log
+        peer(bench).ask_all(spoilt(lambda fields, number=number: fields.update({ACCESS_KEY: f"nobody{number}"})))
+    assert refused() == 1
+    for _ in range(3):
+        peer(bench).ask_all(spoilt(lambda fields: fields.update(x="1")))
+    assert refused() == 2
+    for changed in bench.acl.on_change:
+        changed(bench.acl.content.accounts())
+    peer(bench).ask_all(sending(STRANGER))
+    assert refused() == 3
 
 
 def test_peers_that_were_told_of_are_bounded(bench: Bench, logged: Logged) -> None:
@@ -258,7 +280,7 @@ def test_peers_that_were_told_of_are_bounded(bench: Bench, logged: Logged) -> No
 
     watch = guard.Guard(bench.acl.content.accounts())
     for count in range(guard._PEERS_MAX + 50):
-        connection = type("Peer", (), {"remote_addr": f"10.0.0.1:{count}"})()
+        connection = type("Peer", (), {"remote_addr": f"10.0.{count // 250}.{count % 250}:1"})()
         with pytest.raises(Refused):
             watch.check_topics(RequestCode.END_TRANSACTION, {}, b"", connection, ["T"])
     assert len(watch._told) == guard._PEERS_MAX

@@ -94,6 +94,15 @@ def test_an_expression_that_cannot_be_read_is_none(table: FilterTable, logged: L
     assert any("cannot be read" in event["log_format"] for event in logged)
 
 
+def test_an_expression_that_cannot_be_read_is_logged_once_however_often_it_is_sent(
+    table: FilterTable, logged: Logged
+) -> None:
+    for text, lines in (("a >", 1), ("a >", 1), ("a >", 1), ("a <", 2), ("a < 5", 2), ("a <", 3), ("a <", 3)):
+        version = len(logged) + 1
+        table.register_group("CG", [sql(text, version)])
+        assert len([line for line in logged.lines if "cannot be read" in line]) == lines
+
+
 def test_filters_die_with_their_group_and_with_their_subscription(table: FilterTable, clock: Clock) -> None:
     table.register_group("CG", [sql(), sql(topic="U")])
     table.register_group("other", [sql()])

@@ -158,7 +158,7 @@ def test_all_connections_together_have_so_many(clock: Clock, look: Look, logged:
     held.arrived("T", 1, 9)
     wait(held, clock, look, queue_id=1)
     clock.pump([0.5] * 121)
-    assert logged.lines[-1] == "4 more pulls not held within a minute"
+    assert logged.lines[-1] == "pulls not held: 4 more within a minute"
     assert len(held) == 0
     held.stop()
 

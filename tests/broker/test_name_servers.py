@@ -484,6 +484,13 @@ def test_what_no_frame_holds_is_registered_compressed(
     assert command.ext_fields["compressed"] == "true"
     assert told_topics(command) == set(topics.table)
     assert logged.lines[0].startswith("20 topics are ")
+    network.answer()
+    for n in range(20, 23):
+        topics.table[f"topic-{n}"] = TopicConfig(f"topic-{n}")
+        topics.version = DataVersion(timestamp=1, counter=n)
+        clock.advance(30)
+        network.answer()
+    assert [event["log_level"].name for event in logged if "topics are" in event["log_format"]].count("warn") == 1
 
 
 def test_another_permission_of_the_broker_is_told_of_all_topics(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from twisted.logger import LogLevel
 
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.offset_table import OffsetTable
@@ -301,6 +302,7 @@ def test_going_back_is_done_and_said(root: Path, logged: Logged) -> None:
     table.commit("CG", "T", 0, 2)
     assert table.query("CG", "T", 0) == 2
     assert "CG commits a lower offset in T 0: 2 after 5" in logged.lines
+    assert {event["log_level"] for event in logged} <= {LogLevel.info}, "each rebalance may do so"
 
 
 def committed(root: Path) -> dict[str, dict[int, int]]:

@@ -83,9 +83,20 @@ def test_a_shard_that_does_not_answer_is_known_by_its_name() -> None:
     assert other.state.startswith("no answer: ")
 
 
+def test_a_broker_that_refuses_messages_does_not_serve_and_says_why() -> None:
+    why = "the disk of /s/commitlog is full\x1b"
+    found = rows(net({"a": shard(0), "a-1": shard(1, whyRefused=why), "a-2": shard(2), "b": info(whyRefused=why)}))
+    assert [row.serving for row in found] == [1, 0, 1, 0]
+    a, b = merged_rows(found)
+    assert a.state == "2 of 3 shards; a-1: refuses messages: the disk of /s/commitlog is full\\x1b"
+    assert (b.state, b.shards) == ("refuses messages: the disk of /s/commitlog is full\\x1b", 1)
+
+
 def test_a_broker_with_the_name_of_a_shard_is_none() -> None:
     found = rows(net({"a": info(), "a-1": info()}))
     assert merged_rows(found) == found
+    found = rows(net({"a": shard(0), "a-1": info(whyRefused="it has no room")}))
+    assert [row.name for row in merged_rows(found)] == ["a", "a-1"]
 
 
 def test_slaves_are_taken_together_as_slaves() -> None:

@@ -67,7 +67,7 @@ def test_it_lives_through_signals_and_starts_again(broker: Callable[..., Process
     port = process.wait_for_port()
     process.signal(signal.SIGUSR1)
     process.signal(signal.SIGHUP)
-    process.wait_for_line("reloaded, 0 settings differ")
+    process.wait_for_line("settings that differ from the start: 0")
     answer = ask(port, RequestCode.GET_MAX_OFFSET, topic="TBW102", queueId=0)
     assert answer.ext_fields == {"offset": "0"}
     assert (tmp_path / "store" / "abort").exists()

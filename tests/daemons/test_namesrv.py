@@ -43,7 +43,7 @@ def test_it_lives_through_the_other_signals(daemon: Callable[..., Process]) -> N
     port = namesrv.wait_for_port()
     log = namesrv.folder / "log"
     namesrv.signal(signal.SIGHUP)
-    wait_for(lambda: "reloaded, 0 settings differ" in log.read_text(), "reload")
+    wait_for(lambda: "settings that differ from the start: 0" in log.read_text(), "reload")
     log.rename(namesrv.folder / "log.1")
     namesrv.signal(signal.SIGUSR1)
     wait_for(log.exists, "new log file")
@@ -278,7 +278,7 @@ class TestTwistd:
         port = namesrv.wait_for_port()
         namesrv.signal(signal.SIGUSR1)
         namesrv.signal(signal.SIGHUP)
-        namesrv.wait_for_line("reloaded, 0 settings differ")
+        namesrv.wait_for_line("settings that differ from the start: 0")
         assert ask(port, RequestCode.GET_BROKER_CLUSTER_INFO).code == ResponseCode.SUCCESS
         namesrv.signal(signal.SIGTERM)
         assert namesrv.wait() in (0, -signal.SIGTERM)
@@ -347,7 +347,7 @@ class TestTwistd:
         assert log.read_text() == ""
         conf.write_text("logLevel=info\n")
         namesrv.signal(signal.SIGHUP)
-        wait_for(lambda: "reloaded, 1 settings differ" in log.read_text(), "reload")
+        wait_for(lambda: "settings that differ from the start: 1" in log.read_text(), "reload")
         namesrv.signal(signal.SIGUSR1)
         wait_for((namesrv.folder / "log.1").exists, "rotated log")
         namesrv.signal(signal.SIGTERM)

@@ -112,7 +112,7 @@ def test_refusals_are_told_of_once_a_minute(clock: Clock, table: HandlerTable, l
         connect(factory)
     assert len([line for line in logged.lines if "are open" in line]) == 1
     advance(clock, 60 + WATCH_SECONDS)
-    assert "49 more connections refused within a minute" in logged.lines
+    assert "connections refused: 49 more within a minute" in logged.lines
     connect(factory)
     assert len([line for line in logged.lines if "are open" in line]) == 2
 
@@ -126,7 +126,7 @@ def test_closings_are_logged_up_to_so_many_a_minute(clock: Clock, table: Handler
         assert peer.lost
     assert len([line for line in logged.lines if line.startswith("closing ")]) == 20
     advance(clock, 60 + WATCH_SECONDS)
-    assert [line for line in logged.lines if "more" in line] == ["80 more connections closed within a minute"]
+    assert [line for line in logged.lines if "more" in line] == ["connections closed: 80 more within a minute"]
     advance(clock, 60 + WATCH_SECONDS)
     assert len([line for line in logged.lines if "more" in line]) == 1
 
@@ -138,8 +138,23 @@ def test_a_rate_limited_log_begins_anew_each_minute(clock: Clock, logged: Logged
             limited.say(LogLevel.warn, "in {minute}", minute=minute)
         clock.advance(60)
     limited.look()
-    one = "1 more things within a minute"
+    one = "things: 1 more within a minute"
     assert logged.lines == ["in 0", "in 0", one, "in 1", "in 1", one]
+
+
+def test_what_a_rate_limited_log_counts_has_the_level_of_what_it_suppressed(clock: Clock, logged: Logged) -> None:
+    limited = RateLimitedLog("things", clock.seconds, 1)
+    for levels in ("info info info", "warn info info", "info warn info error info", "error info"):
+        for name in levels.split():
+            limited.say(LogLevel.lookupByName(name), "a thing")
+        clock.advance(60)
+    limited.look()
+    assert [event["log_level"].name for event in logged if "more" in event["log_format"]] == [
+        "info",
+        "info",
+        "error",
+        "info",
+    ]
 
 
 # --- what it sends

@@ -100,12 +100,14 @@ def test_a_full_disk_refuses_messages_and_nothing_else(make: Callable[..., Bench
         assert part in str(refused.value)
     assert (store.log_end, not store._commit_log.why_refused, store.stats.is_disk_full) == (end, False, True)
     assert store.stats.log_disk_percent == 91
+    assert store.stats.why_refused == str(refused.value)
     assert bodies(store) == numbered(0, 5)
     assert len([event for event in events if "are refused" in event["log_format"]]) == 1
     bench.disk.faults.space = space(90)
     a_turn(bench)
     assert not store._commit_log.why_refused
     assert not store.stats.is_disk_full
+    assert store.stats.why_refused == ""
     assert store.append([message()])[0][1] == 5
 
 

@@ -392,4 +392,4 @@ class OffsetMovedEvents:
         try:
             self._store.append([message])
         except StoreError as error:
-            log.warn("no event of a moved offset is stored: {why}", why=str(error))
+            log.info("no event of a moved offset is stored: {why}", why=str(error))

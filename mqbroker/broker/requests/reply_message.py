@@ -96,7 +96,7 @@ class ReplyRequests:
             if answer.code == ResponseCode.SUCCESS:
                 return None
             why = f"code {answer.code}: {answer.remark}"
-        log.warn("the reply to {client} was not accepted: {why}", client=client_id, why=why)
+        log.info("the reply to {client} was not accepted: {why}", client=client_id, why=why)
         return f"push reply message to {client_id}fail."
 
     def _keep(self, messages: list[NewMessage]) -> tuple[str, int]:
@@ -105,6 +105,6 @@ class ReplyRequests:
         try:
             (appended,) = self.store.append(messages)
         except StoreError as error:
-            log.warn("a reply is not stored: {why}", why=str(error))
+            log.info("a reply is not stored: {why}", why=str(error))
             return "0", 0
         return offset_message_id(self.store_host, appended[0]), appended[1]

@@ -9,6 +9,7 @@ of 4.9.7, except that a message that is not due yet does not count as checked.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -93,6 +94,9 @@ class TransactionChecks:
     _call: IDelayedCall | None = attrs.field(init=False, default=None)
     _round: Deferred[None] | None = attrs.field(init=False, default=None)
     _sleep: Deferred[None] | None = attrs.field(init=False, default=None)
+    #: Of the running round, by producer group: half messages that nobody can be asked about, and those given up.
+    _unasked: Counter[str] = attrs.field(init=False, factory=Counter)
+    _given_up: Counter[str] = attrs.field(init=False, factory=Counter)
 
     def start(self) -> None:
         self._is_running = True
@@ -127,6 +131,21 @@ class TransactionChecks:
             if self._is_running:
                 log.error("transactions are not checked now: {why}", why=str(error))
         self._half_queue.save_progress()
+        self._report()
+
+    def _report(self) -> None:
+        """Log, once a round for each group, what its producers are to blame for."""
+        for group, count in self._unasked.items():
+            line = "no producer of {group} can be asked about its half messages: {n}; start one, or they are given up"
+            log.warn(line, group=group, n=count)
+        for group, count in self._given_up.items():
+            log.warn(
+                "half messages of {group} that its producers neither committed nor rolled back: {n}; they are given "
+                "up, and kept in {topic}",
+                group=group, n=count, topic=TRANS_CHECK_MAX_TIME_TOPIC,
+            )  # fmt: skip
+        self._unasked.clear()
+        self._given_up.clear()
 
     async def _check(self, end: int, rules: TransactionCheckRules) -> None:
         """Check all half messages below `end`. Raises StoreError and OSError."""
@@ -183,10 +202,8 @@ class TransactionChecks:
                 is_over = True
                 break
             if step is Step.GIVE_UP or not _is_good(record):
-                log.error(
-                    "the half message {key} is given up: its producer neither committed nor rolled it back",
-                    key=_key(record),
-                )
+                log.info("the half message {key} is given up", key=_key(record))
+                self._given_up[_group_of(record)] += 1
                 gone[record.queue_offset] = check_limit_exceeded(record)
                 continue
             if step is Step.ASK:
@@ -229,15 +246,20 @@ class TransactionChecks:
             return None
 
     def _ask(self, record: Record) -> None:
-        group = record.properties.get(Prop.PRODUCER_GROUP, "")
+        group = _group_of(record)
         connection = self._choose(group, real_topics(record))
         if connection is None:
-            log.warn("no producer of {group} can be asked about {key}", group=group, key=_key(record))
+            self._unasked[group] += 1
             return
         try:
             connection.invoke_oneway(check_request(record))
         except MQError as error:
-            log.error("{group} cannot be asked about {key}: {why}", group=group, key=_key(record), why=str(error))
+            log.info("{group} cannot be asked about {key}: {why}", group=group, key=_key(record), why=str(error))
+            self._unasked[group] += 1
+
+
+def _group_of(record: Record) -> str:
+    return record.properties.get(Prop.PRODUCER_GROUP, "")
 
 
 def _is_good(record: Record) -> bool:

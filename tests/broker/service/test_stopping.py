@@ -106,7 +106,7 @@ def test_a_request_that_takes_too_long_is_given_up(
     assert not running.clients[0].peer.lost
     running.turn(1)
     assert running.clients[0].peer.lost
-    assert "1 requests are not answered: they took too long" in logged.lines
+    assert "requests that took too long, and are not answered: 1" in logged.lines
     while not done.called:
         worker.work()
         running.turn()

@@ -128,6 +128,26 @@ MISTAKES = [
         ("tests/broker/test_long_polling.py",),
     ),
     Mutation(
+        "log no refusal of access any more after the accounts changed",
+        "access/guard.py",
+        "        self._told.clear()\n",
+        "",
+        (
+            "tests/access/test_guard.py::"
+            "test_refusals_are_logged_once_for_a_host_and_an_account_and_again_when_the_accounts_change",
+        ),
+    ),
+    Mutation(
+        "log that a filter cannot be read with each heartbeat",
+        "broker/filter_table.py",
+        "        return known != hash(text)\n",
+        "        return True\n",
+        (
+            "tests/broker/test_filter_table.py::"
+            "test_an_expression_that_cannot_be_read_is_logged_once_however_often_it_is_sent",
+        ),
+    ),
+    Mutation(
         "let who wakes many go before the other queues",
         "broker/long_polling.py",
         "            woken = self._woken.pop(key)\n",

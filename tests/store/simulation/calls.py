@@ -125,8 +125,9 @@ class _Paths:
 class Calls:
     """os. `descriptors` that are open, by number; `maps`: the address at which each file is mapped."""
 
-    O_RDONLY, O_RDWR, O_CREAT, O_EXCL, O_CLOEXEC, O_DIRECTORY, O_TMPFILE = (
+    O_RDONLY, O_RDWR, O_CREAT, O_EXCL, O_CLOEXEC, O_DIRECTORY, O_TMPFILE, O_NOFOLLOW = (
         os.O_RDONLY, os.O_RDWR, os.O_CREAT, os.O_EXCL, os.O_CLOEXEC, os.O_DIRECTORY, os.O_TMPFILE,
+        os.O_NOFOLLOW,
     )  # fmt: skip
     POSIX_FADV_WILLNEED, EFD_NONBLOCK, EFD_CLOEXEC = os.POSIX_FADV_WILLNEED, os.EFD_NONBLOCK, os.EFD_CLOEXEC
     strerror = staticmethod(os.strerror)

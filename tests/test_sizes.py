@@ -18,10 +18,10 @@ def too_long(path: Path) -> Iterator[str]:
     text = path.read_text()
     if text.count("\n") > FILE_LINES_MAX:
         yield str(path.relative_to(ROOT))
-    for node in ast.walk(ast.parse(text)):
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_function and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX:
-            yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for function in functions:
+        if (function.end_lineno or 0) - function.lineno >= FUNCTION_LINES_MAX:
+            yield f"{path.relative_to(ROOT)}:{function.lineno} {function.name}"
 
 
 def test_files_and_functions_are_short() -> None:

@@ -55,7 +55,7 @@ def test_what_goes_wrong_has_its_type(topic: Loopback, silent: object) -> None:
             with pytest.raises(ConnectionClosed):
                 await consumer.pull(Q, 0)
         topic.faults.refuse = {(None, RequestCode.SEND_MESSAGE_V2): silent}
-        async with Producer(topic.addr, "pg", options=ProducerOptions(send_timeout_ms=100)) as producer:
+        async with Producer(topic.addr, "pg", options=ProducerOptions(send_timeout_ms=1000)) as producer:
             with pytest.raises(SendFailed) as failed:
                 await producer.send(Message("T", b"x"), queue=Q)
             assert isinstance(failed.value.__cause__, RequestTimedOut)

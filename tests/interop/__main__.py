@@ -1,7 +1,8 @@
 """Run the comparison with the Java system; what is red is tried once more, alone, against new daemons.
 
-``python -m tests.interop [options of pytest]``. Java's clients and brokers act by timers of their own, which no test
-can turn. The second try is a process of its own, for it must not see what a fixture of a module has collected before.
+``python -m tests.interop [--core] [options of pytest]``. Java's clients and brokers act by timers of their own, which
+no test can turn. The second try is a process of its own, for it must not see what a fixture of a module has collected
+before.
 """
 
 import subprocess
@@ -12,6 +13,23 @@ import pytest
 
 #: Red tests in more files than this are no bad luck.
 MOST_FILES = 3
+
+
+#: What each push runs: sends, pulls, transactions, replication and failover, each both ways.
+CORE = (
+    "test_harness.py",
+    "test_installed.py",
+    "test_java_clients.py",
+    "test_our_clients.py",
+    "test_mixed_clusters.py",
+    "test_transactions.py",
+    "test_replication.py",
+    "test_failover.py",
+    "test_handover.py",
+    "test_store_both_ways.py",
+    "test_routes.py",
+    "test_retries.py",
+)
 
 
 class RedTests:
@@ -28,9 +46,13 @@ class RedTests:
 def main() -> int:
     red = RedTests()
     # Daemons are waited for most of the time: two files at once take little more than half of it.
-    options = ["-n", "2", "--dist", "loadfile", *sys.argv[1:]]
-    if not any(Path(option.partition("::")[0]).exists() for option in sys.argv[1:]):
-        options.insert(0, str(Path(__file__).parent))
+    given = [option for option in sys.argv[1:] if option != "--core"]
+    options = ["-n", "2", "--dist", "loadfile", *given]
+    folder = Path(__file__).parent
+    if "--core" in sys.argv[1:]:
+        options += [str(folder / name) for name in CORE]
+    elif not any(Path(option.partition("::")[0]).exists() for option in given):
+        options.insert(0, str(folder))
     code = pytest.main(options, plugins=[red])
     if code != pytest.ExitCode.TESTS_FAILED or not 0 < len(red.by_file) <= MOST_FILES:
         return code

@@ -1,92 +1,71 @@
 """Make each known mistake in a copy of the sources and see the tests fail.
 
-``python -m tests.mutations [part of a name]``. The same tests must pass without a mistake: that is seen first.
+``python -m tests.mutations [--push | --part N/M] [part of a name]``. The same tests must pass without a mistake: that
+is checked first.
 """
 
 from __future__ import annotations
 
-import os
+import argparse
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
+import zlib
+from collections.abc import Iterable
 
 from tests.mutations.known import KNOWN, Mutation
-from tests.sources import ROOT, copy_sources
+from tests.mutations.trials import survivors
+from tests.sources import ROOT
 
-#: A mistake may also make the tests hang.
-TIMEOUT_S = 300
-#: Without a mistake all of the tests run to their end.
-ALL_TIMEOUT_S = 1800
-ALL_AT_ONCE = ("-n", "auto", "--dist", "loadfile")
-
-
-def run_tests(
-    tests: Iterable[str], copy: Path, *, with_compiled: bool, how: Sequence[str] = (), timeout_s: float = TIMEOUT_S
-) -> tuple[bool, str]:
-    """Run tests on a copy of the sources. Returns whether they passed, and the first that did not."""
-    # Others run pytest at the same time, which removes old directories of the one that they would share.
-    options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={copy / 'basetemp'}", *how]
-    command = [sys.executable, "-m", "pytest", *options, *tests]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environment["PYTHONPATH"] = str(copy)
-    environment["MQBROKER_KERNEL"] = "on" if with_compiled else "off"
-    try:
-        done = subprocess.run(
-            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return False, "the tests hung"
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    if done.returncode > 1 or (done.returncode == 1 and not failed):
-        raise SystemExit(f"the tests could not run\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return not failed, failed[0].split(" - ")[0].removeprefix("FAILED ") if failed else ""
+#: ``--push``: the files that changed within these seconds before the last commit, and a part of all the others.
+PUSH_SECONDS = 12 * 3600
+ROTATION = 10
 
 
-def is_noticed(mutation: Mutation, sources: Path) -> bool:
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mutation-") as directory:
-        copy = Path(directory)
-        copy_sources(sources, copy)
-        file = copy / "mqbroker" / mutation.file
-        file.write_text(mutation.applied_to(file.read_text()))
-        passed, by = run_tests(mutation.tests, copy, with_compiled=mutation.with_compiled)
-    word = "SURVIVED" if passed else "noticed"
-    print(f"{word:8} {time.monotonic() - start:4.0f} s  {mutation.name}  {by}", flush=True)
-    return not passed
+def git(*arguments: str) -> list[str]:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def changed_files() -> set[str]:
+    """Files of the package that changed within PUSH_SECONDS before the last commit, or are not committed."""
+    since = int(git("log", "-1", "--format=%ct")[0]) - PUSH_SECONDS
+    committed = git("log", f"--since=@{since}", "--format=", "--name-only", "--", "mqbroker")
+    uncommitted = git("diff", "--name-only", "HEAD", "--", "mqbroker")
+    return {name.removeprefix("mqbroker/") for name in [*committed, *uncommitted]}
+
+
+def part_of(chosen: Iterable[Mutation], part: int, parts: int) -> list[Mutation]:
+    """The part-th of so many parts, by name: a new mistake moves no other to another part."""
+    return [mutation for mutation in chosen if zlib.crc32(mutation.name.encode()) % parts == part % parts]
+
+
+def choose(arguments: argparse.Namespace) -> list[Mutation]:
+    wanted = " ".join(arguments.name)
+    chosen = [mutation for mutation in KNOWN if wanted in mutation.name]
+    if not chosen:
+        raise SystemExit("\n  ".join([f"no known mistake has {wanted!r} in its name:", *(m.name for m in KNOWN)]))
+    if arguments.part:
+        part, _, parts = arguments.part.partition("/")
+        return part_of(chosen, int(part), int(parts))
+    if arguments.push:
+        changed = changed_files()
+        turn = part_of(chosen, int(git("rev-list", "--count", "HEAD")[0]), ROTATION)
+        mutations = [m for m in chosen if m.file in changed or m in turn]
+        print(f"{len(mutations)} of {len(chosen)} mistakes: of {len(changed)} changed files, and one in {ROTATION}")
+        return mutations
+    return chosen
 
 
 def main() -> int:
-    wanted = " ".join(sys.argv[1:])
-    chosen = [mutation for mutation in KNOWN if wanted in mutation.name]
-    if not chosen:
-        print(f"no known mistake has {wanted!r} in its name:", *(mutation.name for mutation in KNOWN), sep="\n  ")
-        return 2
-    with tempfile.TemporaryDirectory(prefix="mutation-") as directory:
-        sources = Path(directory)
-        copy_sources(ROOT, sources)
-        for with_compiled in (False, True):
-            alike = [mutation for mutation in chosen if mutation.with_compiled is with_compiled]
-            if not alike:
-                continue
-            tests = dict.fromkeys(test for mutation in alike for test in mutation.tests)
-            passed, first = run_tests(
-                tests, sources, with_compiled=with_compiled, how=ALL_AT_ONCE, timeout_s=ALL_TIMEOUT_S
-            )
-            if not passed:
-                print(f"without any mistake the tests fail: {first}")
-                return 1
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            noticed = list(pool.map(partial(is_noticed, sources=sources), chosen))
-    print(f"{sum(noticed)} of {len(chosen)} mistakes noticed")
-    survivors = [mutation.name for mutation, was in zip(chosen, noticed, strict=True) if not was]
-    for name in survivors:
-        print(f"SURVIVED  {name}")
-    return 1 if survivors else 0
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
+    parser.add_argument("--push", action="store_true", help="those of recently changed files, and a tenth of the rest")
+    parser.add_argument("--part", metavar="N/M", help="the N-th of M parts")
+    parser.add_argument("name", nargs="*", help="part of a name")
+    chosen = choose(parser.parse_args())
+    survived = survivors(chosen)
+    print(f"{len(chosen) - len(survived)} of {len(chosen)} mistakes noticed")
+    for mutation in survived:
+        print(f"SURVIVED  {mutation.name}")
+    return 1 if survived else 0
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ from tests.store.simulation.run import SOMETIMES, describe, run_seed, run_steps
 from tests.store.simulation.shrink import shrink
 from tests.store.simulation.steps import options_of, steps_of
 
-SEEDS = 260
+ALL_SEEDS = 260
+SEEDS = int(os.environ.get("MQBROKER_STORE_SEEDS", ALL_SEEDS))
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
 
 
@@ -38,7 +40,8 @@ def test_seeds() -> None:
             options = options_of(seed)
             steps = shrink(options, steps_of(seed, options), outcome.violation.invariant)
             pytest.fail(describe(seed, outcome, options, steps), pytrace=False)
-    assert [name for name in SOMETIMES if not met[name]] == []
+    if SEEDS >= ALL_SEEDS:
+        assert [name for name in SOMETIMES if not met[name]] == []
 
 
 @pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)

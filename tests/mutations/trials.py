@@ -1,0 +1,214 @@
+"""Mistakes on trial: each is made in a copy of the sources, whose tests run in processes forked from this one.
+
+A fork has the libraries, but nothing of the project, so that it loads the copy's modules at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import attrs
+
+from tests.mutations.mutation import Mutation
+from tests.sources import ROOT, copy_sources
+
+#: A mistake may also make the tests hang.
+TIMEOUT_S = 300
+#: A mistake is noticed when a test fails as often as this; once might be chance.
+FAILURES = 2
+
+#: What tests import, apart from the project: a fork has it at once. No reactor, no thread, no plugin of pytest.
+LIBRARIES = (
+    *("attrs", "click", "hypothesis.strategies", "lark", "OpenSSL.SSL", "orjson", "pytest", "rich.console", "yaml"),
+    *("twisted.internet.defer", "twisted.internet.protocol", "twisted.internet.task", "twisted.internet.ssl"),
+    *("twisted.application.service", "twisted.python.usage", "twisted.trial.unittest", "zope.interface.verify"),
+)
+OURS = ("mqbroker", "mqbroker_demo", "pyspark_rocketmq", "tests", "twisted.plugins")
+
+
+@attrs.frozen
+class Outcome:
+    """How a run of tests ended: whether all passed, the first that did not, and the last that was printed."""
+
+    passed: bool
+    failed: str
+    output: str
+
+
+def run_tests(tests: Sequence[str], copy: Path, *, with_compiled: bool) -> NoReturn:
+    """In a forked process: run tests on a copy of the sources, print to the copy's ``output``, and exit."""
+    os.setsid()
+    output = os.open(copy / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(copy)
+    os.environ["PYTHONPATH"] = str(copy)
+    os.environ["MQBROKER_KERNEL"] = "on" if with_compiled else "off"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    sys.path[:] = [str(copy), *(path for path in sys.path if path and Path(path).resolve() != ROOT)]
+    for name in [name for name in sys.modules if name.startswith(OURS)]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    # Others run pytest at the same time, which removes old directories of the one that they would share.
+    options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={copy / 'basetemp'}"]
+    options += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
+    code = 3
+    try:
+        code = int(importlib.import_module("pytest").main([*options, *tests]))
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+@attrs.define
+class Run:
+    """A forked run of tests: `pid` on `copy`, ended after TIMEOUT_S."""
+
+    pid: int
+    copy: Path
+    started: float
+
+    @classmethod
+    def start(cls, tests: Sequence[str], copy: Path, *, with_compiled: bool) -> Run:
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            run_tests(tests, copy, with_compiled=with_compiled)
+        return cls(pid, copy, time.monotonic())
+
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while it runs. Raises SystemExit where the tests could not run."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if not pid and time.monotonic() - self.started < TIMEOUT_S:
+            return None
+        self.kill()
+        if not pid:
+            os.waitpid(self.pid, 0)
+            return Outcome(False, "the tests hung", "")
+        output = (self.copy / "output").read_text(errors="replace")
+        failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            return Outcome(False, f"the tests died of {signal.Signals(-code).name}", output)
+        if (code > 1 and not failed) or (code == 1 and not failed):
+            raise SystemExit(f"the tests could not run\n{output[-3000:]}")
+        return Outcome(not failed, failed[0].split(" - ")[0].split(" ", 1)[1] if failed else "", output)
+
+    def kill(self) -> None:
+        """End it and the processes that its tests have started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+@attrs.define
+class Trial:
+    """One mistake on trial: its tests must fail FAILURES times."""
+
+    mutation: Mutation
+    copy: Path
+    started: float = attrs.field(factory=time.monotonic)
+    failures: int = 0
+    run: Run | None = None
+
+    @classmethod
+    def start(cls, mutation: Mutation, sources: Path, directory: Path) -> Trial:
+        copy = directory / f"{zlib.crc32(mutation.name.encode()):08x}"
+        copy.mkdir()
+        copy_sources(sources, copy)
+        file = copy / "mqbroker" / mutation.file
+        file.write_text(mutation.applied_to(file.read_text()))
+        if file.suffix == ".pxi":
+            build_module(copy)
+        return cls(mutation, copy)
+
+    def step(self) -> bool | None:
+        """Whether the mistake was noticed; None while that is not known."""
+        if self.run is None:
+            self.run = Run.start(self.mutation.tests, self.copy, with_compiled=self.mutation.with_compiled)
+        outcome = self.run.outcome()
+        if outcome is None:
+            return None
+        self.run = None
+        if not outcome.passed:
+            self.failures += 1
+            if self.failures < FAILURES:
+                return None
+        word = "SURVIVED" if outcome.passed else "noticed"
+        often = f" (failed {self.failures} of {FAILURES} times)" if outcome.passed and self.failures else ""
+        seconds = time.monotonic() - self.started
+        print(f"{word:8} {seconds:4.0f} s  {self.mutation.name}  {outcome.failed}{often}", flush=True)
+        shutil.rmtree(self.copy, ignore_errors=True)
+        return not outcome.passed
+
+
+def build_module(copy: Path) -> None:
+    """Build the copy's compiled module in place. Raises SystemExit where that fails."""
+    for built in (copy / "mqbroker" / "kernel").glob("compiled*.so"):
+        built.unlink()
+    for name in ("setup.py", "README.rst"):
+        shutil.copy2(ROOT / name, copy)
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+    if done.returncode or not list((copy / "mqbroker" / "kernel").glob("compiled*.so")):
+        raise SystemExit(f"the compiled module could not be built\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+
+def see_them_pass(chosen: Sequence[Mutation], sources: Path) -> None:
+    """Run the tests of all chosen mistakes without any. Raises SystemExit with the first that fails."""
+    for with_compiled in (False, True):
+        tests = dict.fromkeys(t for m in chosen if m.with_compiled is with_compiled for t in m.tests)
+        if not tests:
+            continue
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "auto", "--dist", "loadfile", *tests]
+        environment = os.environ | {"PYTHONPATH": str(sources), "MQBROKER_KERNEL": "on" if with_compiled else "off"}
+        done = subprocess.run(command, cwd=sources, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"without any mistake the tests fail\n{done.stdout[-3000:]}{done.stderr[-2000:]}")
+
+
+def try_all(chosen: Sequence[Mutation], sources: Path, directory: Path) -> Iterator[tuple[Mutation, bool]]:
+    """Each mistake with whether it was noticed, as many at once as there are cores."""
+    waiting = list(reversed(chosen))
+    running: list[Trial] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < (os.cpu_count() or 1):
+                running.append(Trial.start(waiting.pop(), sources, directory))
+            for trial in list(running):
+                noticed = trial.step()
+                if noticed is not None:
+                    running.remove(trial)
+                    yield trial.mutation, noticed
+            time.sleep(0.02)
+    finally:
+        for trial in running:
+            if trial.run is not None:
+                trial.run.kill()
+
+
+def survivors(chosen: Sequence[Mutation]) -> list[Mutation]:
+    """The mistakes that no test notices. Raises SystemExit where tests fail without a mistake, or cannot run."""
+    with tempfile.TemporaryDirectory(prefix="mutation-") as directory:
+        sources = Path(directory, "sources")
+        sources.mkdir()
+        copy_sources(ROOT, sources)
+        see_them_pass(chosen, sources)
+        for library in LIBRARIES:
+            importlib.import_module(library)
+        assert "twisted.internet.reactor" not in sys.modules, "each fork has a reactor of its own"
+        return [mutation for mutation, noticed in try_all(chosen, sources, Path(directory)) if not noticed]

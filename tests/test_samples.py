@@ -1,0 +1,137 @@
+"""The samples of the pages: Python compiles and its imports exist, commands and options are known, settings load."""
+
+import ast
+import importlib
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import click
+import pytest
+
+from mqbroker.cli import cli
+from mqbroker.config import load_broker_settings
+from mqbroker.daemons.broker import BrokerConsoleOptions
+from mqbroker.daemons.namesrv import NamesrvConsoleOptions
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*sorted(ROOT.glob("docs/*.rst")), ROOT / "README.rst", ROOT / "CONTRIBUTING.rst"]
+DAEMONS = {"mqbroker": BrokerConsoleOptions, "mqnamesrv": NamesrvConsoleOptions, "namesrv": NamesrvConsoleOptions}
+
+
+@attrs.frozen
+class Sample:
+    """A literal block: its text without indentation, and where it is."""
+
+    place: str
+    is_python: bool
+    text: str
+
+
+def samples() -> Iterator[Sample]:
+    block = re.compile(r"^(\.\. code-block:: python|(?!\.\.).*::)\n\n((?:(?: {4}.*)?\n)+)", re.MULTILINE)
+    for page in PAGES:
+        text = page.read_text() + "\n"
+        for found in block.finditer(text):
+            line = text.count("\n", 0, found.start(2)) + 1
+            is_python = found[1].startswith(".. code-block") or found[2].startswith(("    def ", "    from "))
+            yield Sample(f"{page.name}:{line}", is_python, textwrap.dedent(found[2]))
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """The lines that somebody types, in words, each with its place; without a prompt, comments and what is piped to."""
+    for sample in samples():
+        for line in sample.text.splitlines():
+            if re.match(r"(\$ )?(mq|mqbroker|mqnamesrv|twistd|tox|pip install .*&& \w+)( |$)", line):
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+                yield sample.place, words[words.index("&&") + 1 :] if "&&" in words else words
+
+
+def missing_imports(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.module.startswith("pyspark"):
+            module = importlib.import_module(node.module)
+            yield from (f"{node.module}.{name.name}" for name in node.names if not hasattr(module, name.name))
+
+
+def test_samples_in_python_compile_and_import_what_exists() -> None:
+    found = [sample for sample in samples() if sample.is_python]
+    assert len(found) >= 9
+    for sample in found:
+        compile(sample.text, sample.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        assert list(missing_imports(sample.text)) == [], sample.place
+
+
+def parse_mq(words: list[str]) -> None:
+    """Raises click's UsageError for a command or an option that `mq` does not have."""
+    command: click.Command = cli
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        name, *words = words
+        below = command.commands.get(name)
+        if below is None:
+            raise click.UsageError(f"no command {name}")
+        command = below
+    command.make_parser(click.Context(command)).parse_args(list(words))
+
+
+def parse_daemon(words: list[str]) -> None:
+    """Raises AssertionError for an option that the daemon does not have."""
+    daemon, *rest = words[1:] if words[0] == "twistd" else words
+    options = DAEMONS[daemon]()
+    known = {f"--{name.rstrip('=')}" for name in options.longOpt} | {
+        f"-{letter}" for letter in options.shortOpt.replace(":", "")
+    }
+    assert {word.partition("=")[0] for word in rest if word.startswith("-")} <= known
+
+
+def parse_tox(words: list[str], environments: set[str]) -> None:
+    """Raises AssertionError for an environment that tox.ini does not have."""
+    if "-e" in words:
+        assert set(words[words.index("-e") + 1].split(",")) <= environments
+
+
+def tox_environments() -> set[str]:
+    sections = re.findall(r"^\[testenv:([^\]]+)\]", (ROOT / "tox.ini").read_text(), re.MULTILINE)
+    generated = {f"wheels-py{version}" for version in (311, 312, 313, 314)}
+    return {"py311", *generated, *(name for name in sections if "{" not in name)}
+
+
+def test_commands_in_samples_exist_with_their_options() -> None:
+    environments = tox_environments()
+    found = list(commands())
+    assert len(found) > 25
+    for place, words in found:
+        try:
+            if words[0] == "mq":
+                parse_mq(words[1:])
+            elif words[0] == "tox":
+                parse_tox(words, environments)
+            else:
+                parse_daemon(words)
+        except (AssertionError, click.UsageError) as error:
+            raise AssertionError(f"{place}: {' '.join(words)}: {error}") from error
+
+
+def test_settings_in_samples_load_without_a_warning(tmp_path: Path) -> None:
+    is_settings = re.compile(r"(#.*\n|[a-z]\w*=.*\n|\n)+").fullmatch
+    # A file of accounts may follow in the same block.
+    found = [attrs.evolve(sample, text=sample.text.partition("\n\n#")[0]) for sample in samples()]
+    found = [sample for sample in found if is_settings(sample.text + "\n")]
+    assert len(found) >= 4
+    for sample in found:
+        path = tmp_path / "broker.conf"
+        path.write_text(sample.text)
+        warnings: list[str] = []
+        load_broker_settings(str(path), [("namesrvAddr", "127.0.0.1:9876")], environ={}, warn=warnings.append)
+        assert warnings == [], sample.place
+
+
+@pytest.mark.parametrize("line", ["mq topics", "mq pub --nowhere", "mqbroker --nowhere", "tox -e nowhere"])
+def test_a_wrong_command_is_found(line: str) -> None:
+    words = line.split()
+    parse = {"mq": lambda: parse_mq(words[1:]), "tox": lambda: parse_tox(words, tox_environments())}
+    with pytest.raises((AssertionError, click.UsageError)):
+        parse.get(words[0], lambda: parse_daemon(words))()

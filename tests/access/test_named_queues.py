@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import RequestCode as Code
-from mqbroker.wire.command import ONEWAY_FLAG
+from mqbroker.wire.command import ONEWAY_FLAG, encode_command
 from mqbroker.wire.headers import encode_header
 from mqbroker.wire.signature import Credentials
 from tests.access.acl import ADMIN, signed, write_acl
@@ -205,3 +206,19 @@ def test_a_retry_is_not_put_again_into_the_queues_that_its_message_named(bench: 
     assert again.body == b"x"
     assert not any(name.startswith("INNER_MULTI") for name in again.properties)
     assert bodies(bench, FOREIGN) == bodies(bench, OWN) == [b"x"]
+
+
+def test_names_that_are_spelt_by_escapes_are_found_in_a_plain_send(bench: Bench) -> None:
+    """By the compiled module, which takes sends to topics that it knows."""
+    peer = Peer(bench, LAMP)
+    for names, stored in ((OWN, [b"x"]), (FOREIGN, [])):
+        for _ in range(2):
+            command = signed(LAMP, Code.SEND_MESSAGE_V2, fields_of(Code.SEND_MESSAGE_V2, naming(names)), b"x")
+            frame = bytearray(encode_command(command).replace(b"INNER_MULTI", b"\\u0049NNER_\\u004dULTI"))
+            frame[:4] = struct.pack(">i", len(frame) - 4)
+            header_bytes = len(frame) - 8 - len(b"x")
+            frame[4:8] = struct.pack(">i", header_bytes)
+            peer.client.peer.transport.write(bytes(frame))
+            peer.client.link.pump()
+            bench.turn()
+        assert bodies(bench, names) == stored * 2

@@ -48,6 +48,10 @@ def error_of(number: int, path: str | None = None) -> OSError:
     return OSError(number, os.strerror(number)) if path is None else OSError(number, os.strerror(number), path)
 
 
+#: What the module of the disk has from here opens files, too.
+_SYSTEM = "mqbroker.config.system"
+
+
 @functools.cache
 def _code(name: str) -> types.CodeType:
     spec = importlib.util.find_spec(name)
@@ -68,6 +72,8 @@ def load(name: str, calls: Calls) -> Any:
         if hasattr(module, each):
             setattr(module, each, value)
     module.__dict__["open"] = calls.open_file
+    if name != _SYSTEM and hasattr(module, "open_new"):
+        module.open_new = load(_SYSTEM, calls).open_new
     return module
 
 

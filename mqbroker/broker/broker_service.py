@@ -35,6 +35,7 @@ from mqbroker.broker.name_servers import BrokerIdentity, OnMaster, Registration
 from mqbroker.broker.ports import allowed_slaves, own_address
 from mqbroker.broker.replica_store import cut_store_back, put_store_aside
 from mqbroker.broker.requests.broker_admin import Save
+from mqbroker.broker.sibling_topics import SiblingTopics
 from mqbroker.broker.slave_synchronize import SlaveSynchronize
 from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.config.changes import rewrite_conf
@@ -114,6 +115,8 @@ class BrokerService(Service):
     ) -> None:
         self.settings = settings
         self._resolve = resolve
+        #: Tells other shards of the topics that sends create, and creates theirs; None of a broker that is no shard.
+        self.siblings: SiblingTopics | None = None
         self._files_max = files_max
         self.started: Deferred[None] = Deferred()
         self.port = 0
@@ -289,6 +292,9 @@ class BrokerService(Service):
         return settings
 
     def _take_part(self, store: MessageStore, parts: Assembly) -> None:
+        """Take part in what several brokers do together: shards, and groups that elect their master."""
+        if self.siblings is not None:
+            self.siblings.attach(parts.topics if self._slave is None else None)
         group = self._group
         if group is None:
             return

@@ -98,6 +98,8 @@ class TopicTable(VersionedTable[TopicConfig]):
         super().__init__(file, now, live, "topic")
         #: Each returns a Deferred that fires when name servers have the changes so far, or did not answer in time.
         self.announcers: list[Callable[[], Deferred[None]]] = []
+        #: Called with each topic that a send created.
+        self.on_created: list[Callable[[TopicConfig], None]] = []
         self._values = {topic.topic_name: topic for topic in system_topics(live.current)}
         #: Names that no user may create or delete: those of every broker, and this broker's own.
         self.system_names = SYSTEM_TOPICS | self._values.keys()
@@ -140,6 +142,12 @@ class TopicTable(VersionedTable[TopicConfig]):
         log.info("{what} topic {topic}", what="update" if known else "create", topic=topic)
         self._values[topic.topic_name] = topic
         self._changed(topic.topic_name)
+
+    def create(self, topic: TopicConfig) -> None:
+        """Create a topic because of a send. Raises Refused if there are too many."""
+        self.put(topic)
+        for callback in self.on_created:
+            callback(topic)
 
     def remove(self, name: str) -> None:
         """Remove a topic if it exists."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import IService
 from twisted.logger import Logger
@@ -16,6 +16,9 @@ from mqbroker.daemons.plugin import TwistdOptions, make_twistd_service
 from mqbroker.daemons.process import files_for_connections
 from mqbroker.daemons.shard_stores import check_shard_stores
 from mqbroker.wire.names import join_address
+
+if TYPE_CHECKING:
+    from mqbroker.broker.sibling_topics import SiblingTopics
 
 log = Logger()
 
@@ -58,8 +61,8 @@ def serve(options: DaemonOptions, settings: BrokerSettings, reactor: Any) -> Ser
     return serve_shards(options, settings, reactor)
 
 
-def serve_broker(settings: BrokerSettings, reactor: Any) -> Served:
-    """Make the broker's service."""
+def serve_broker(settings: BrokerSettings, reactor: Any, siblings: SiblingTopics | None = None) -> Served:
+    """Make the broker's service. `siblings` are those of a shard."""
     # Imported late, so that a wrong setting is reported before the imports.
     import time
     from random import Random
@@ -68,6 +71,7 @@ def serve_broker(settings: BrokerSettings, reactor: Any) -> Served:
 
     steady = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
     broker = make_broker(settings, reactor, Random(), files_for_connections(), steady)
+    broker.siblings = siblings
 
     def boot_line() -> str:
         address = join_address(settings.broker_ip1, broker.port)

@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet import fdesc
 from twisted.internet.abstract import FileDescriptor
 from twisted.internet.error import ConnectionDone
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.config import BrokerSettings
@@ -22,6 +24,12 @@ from mqbroker.daemons.broker import BrokerConsoleOptions, serve_broker
 from mqbroker.daemons.console import Front, run_console
 from mqbroker.daemons.daemon import Served
 from mqbroker.daemons.supervisor import END_FD, STATUS_FD
+
+if TYPE_CHECKING:
+    from mqbroker.broker.sibling_topics import SiblingTopics
+    from mqbroker.wire.bodies import TopicConfig
+
+log = Logger()
 
 
 class ShardOptions(BrokerConsoleOptions):
@@ -36,7 +44,33 @@ class ShardOptions(BrokerConsoleOptions):
 
 
 class SupervisorFront(Front):
-    """The supervisor, as a shard sees it: two pipes. When the one from it ends, the shard stops."""
+    """The supervisor, as a shard sees it: two pipes. When the one from it ends, the shard stops.
+
+    Each line on either pipe is a JSON object. With `topic` it is one that a send created on a shard; the supervisor
+    tells the other shards.
+    """
+
+    def __init__(self) -> None:
+        # Imported late, so that a wrong setting is reported before the imports.
+        from mqbroker.broker.sibling_topics import SiblingTopics
+
+        self.siblings = SiblingTopics(self._tell_topic)
+
+    def _tell_topic(self, topic: TopicConfig) -> None:
+        os.set_blocking(STATUS_FD, False)  # a short line is written at once, or not at all
+        try:
+            self.say(json.dumps({"topic": topic.to_value()}))
+        except BlockingIOError:
+            log.warn(
+                "the supervisor does not read: topic {topic} is created on this shard alone; mqadmin updateTopic "
+                "with -c creates it on all",
+                topic=topic.topic_name,
+            )
+
+    def _told(self, line: bytes) -> None:
+        from mqbroker.wire.bodies import TopicConfig
+
+        self.siblings.told(TopicConfig.from_value(json.loads(line)["topic"]))
 
     def say(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # it was killed, and its shards stop
@@ -47,23 +81,30 @@ class SupervisorFront(Front):
 
     def stop_when_told(self, reactor: Any, stop: Callable[[str], None]) -> None:
         self._stop_by_signal(reactor, stop, signal.SIGTERM)
-        reactor.addReader(_End(END_FD, reactor, lambda: stop("the supervisor")))
+        reactor.addReader(_Lines(END_FD, reactor, self._told, lambda: stop("the supervisor")))
 
 
-class _End(FileDescriptor):
-    """A pipe to which nothing is written; `on_end` is called when it ends."""
+class _Lines(FileDescriptor):
+    """A pipe that is read: `on_line` is called with each line, `on_end` when it ends."""
 
-    def __init__(self, fd: int, reactor: Any, on_end: Callable[[], None]) -> None:
+    def __init__(self, fd: int, reactor: Any, on_line: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         super().__init__(reactor)
         self._fd = fd
+        self._on_line = on_line
         self._on_end = on_end
+        self._rest = b""
         fdesc.setNonBlocking(fd)  # type: ignore[no-untyped-call]
 
     def fileno(self) -> int:
         return self._fd
 
     def doRead(self) -> Any:  # noqa: N802
-        return fdesc.readFromFD(self._fd, lambda data: None)  # type: ignore[no-untyped-call]
+        return fdesc.readFromFD(self._fd, self._received)  # type: ignore[no-untyped-call]
+
+    def _received(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._on_line(line)
 
     def connectionLost(self, reason: Failure) -> None:
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
@@ -71,9 +112,9 @@ class _End(FileDescriptor):
             self._on_end()
 
 
-def serve_shard(settings: BrokerSettings, reactor: Any) -> Served:
+def serve_shard(settings: BrokerSettings, reactor: Any, siblings: SiblingTopics) -> Served:
     """Make the service of a shard; the line that says that it serves is its status."""
-    served = serve_broker(settings, reactor)
+    served = serve_broker(settings, reactor, siblings)
 
     def status() -> str:
         return json.dumps({"boot_line": served.boot_line(), "ports": served.ports()})
@@ -85,7 +126,8 @@ def main() -> None:
     """Run one shard, with the supervisor's pipes."""
     # Ctrl-C in a terminal goes to all its processes, and the supervisor tells each shard.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(run_console("mqbroker", ShardOptions(), serve_shard, front=SupervisorFront()))
+    front = SupervisorFront()
+    sys.exit(run_console("mqbroker", ShardOptions(), partial(serve_shard, siblings=front.siblings), front=front))
 
 
 if __name__ == "__main__":

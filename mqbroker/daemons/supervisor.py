@@ -1,7 +1,8 @@
 """Runs a broker's shards, a process each: all are started at once, one that dies is started again, all are stopped.
 
 A shard gets two pipes. The one to it ends when it is to stop, and so also when the supervisor is killed; on the other
-it says that it serves, or why not. How a process is started is in shard_process.py; no store or port is opened here.
+it says that it serves, or why not, and which topics sends created, which the others are told on theirs. How a process
+is started is in shard_process.py; no store or port is opened here.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ END_FD, STATUS_FD = 3, 4
 WAIT_SECONDS, WAIT_SECONDS_MAX, SERVED_SECONDS = 1.0, 30.0, 60.0
 #: A shard that has not stopped by then is killed: before systemd loses patience with all of them, after 90 s.
 STOP_SECONDS_MAX = 80.0
+#: Topics that a shard was not told yet, at most: it serves no messages meanwhile.
+UNTOLD_MAX = 10_000
 #: Of a line in parts: what ends no line is passed on in pieces.
 PIECE_BYTES = 64 * 1024
 
@@ -82,6 +85,8 @@ class _Shard:
     status: dict[str, Any] | None = None
     #: Why its process said that it cannot start.
     why_not: str = ""
+    #: Topics that others created and it was not told of, by name.
+    untold: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     serves_since: float = 0.0
     wait: float = WAIT_SECONDS
     start: IDelayedCall | None = None
@@ -160,13 +165,31 @@ class ShardSupervisor(Service):
         if "why_not" in status:
             shard.why_not = status["why_not"]
             return
+        if "topic" in status:
+            self._share(shard, status)
+            return
         shard.status = status
         shard.serves_since = self._clock.seconds()
+        self._tell_topics(shard)
         if self._is_up:
             log.info("shard {shard} serves again", shard=shard.number)
         elif self.running and all(each.status is not None for each in self._shards):
             self._is_up = True
             self.started.callback(None)
+
+    def _share(self, source: _Shard, line: dict[str, Any]) -> None:
+        """Tell the other shards of a topic; those that do not serve when they do."""
+        for shard in self._shards:
+            if shard is not source and len(shard.untold) < UNTOLD_MAX:
+                shard.untold[line["topic"]["topicName"]] = line
+                self._tell_topics(shard)
+
+    def _tell_topics(self, shard: _Shard) -> None:
+        if self._stopped is not None or shard.process is None or shard.status is None:
+            return
+        untold, shard.untold = shard.untold, {}
+        for line in untold.values():
+            shard.process.transport.writeToChild(END_FD, json.dumps(line).encode() + b"\n")
 
     def _ended(self, shard: _Shard, reason: Failure) -> None:
         shard.process = None

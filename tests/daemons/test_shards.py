@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from mqbroker.config.shards import PORT_STEP
-from mqbroker.wire.bodies import ClusterInfo, KVTable
+from mqbroker.wire.bodies import ClusterInfo, KVTable, TopicRouteData
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.headers import SendMessageRequestHeader, encode_header
 from tests.daemons.processes import DEADLINE_SECONDS, SOURCE, Process, ask, wait_for
 from tests.daemons.small_disks import SmallDisk
 from tests.daemons.test_twistd import TWISTD, Background, background, settings
@@ -100,6 +101,39 @@ def test_a_shard_that_is_killed_comes_again_and_the_other_serves(broker: Callabl
     assert ask(first, RequestCode.GET_MAX_OFFSET, topic="TBW102", queueId=0).code == ResponseCode.SUCCESS
     process.wait_for_line("shard 1 serves again")
     assert pids_of(process)[0] == pids[0]
+    assert process.stop() == 0
+
+
+def test_a_topic_that_a_send_creates_on_one_is_on_all_and_survives(
+    daemon: Callable[..., Process], broker: Callable[..., Process]
+) -> None:
+    namesrv = daemon("namesrv").wait_for_port()
+
+    def brokers_of(topic: str) -> set[str]:
+        answer = ask(namesrv, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic)
+        if answer.code != ResponseCode.SUCCESS:
+            return set()
+        return {each.broker_name for each in TopicRouteData.from_json(answer.body).queue_datas}
+
+    def send(port: int, topic: str) -> None:
+        header = SendMessageRequestHeader(
+            producer_group="P", topic=topic, default_topic="TBW102", default_topic_queue_nums=3, queue_id=0, sys_flag=0,
+            born_timestamp=0, flag=0,
+        )  # fmt: skip
+        assert ask(port, RequestCode.SEND_MESSAGE, b"body", **encode_header(header)).code == ResponseCode.SUCCESS
+
+    process = broker("-n", f"127.0.0.1:{namesrv}", shards=3)
+    for round_, port in enumerate(ports(process)):
+        send(port, f"T{round_}")
+        wait_for(lambda topic=f"T{round_}": brokers_of(topic) == {"a", "a-1", "a-2"}, "the topic on all shards")
+    assert process.stop() == 0
+    process = broker("-n", f"127.0.0.1:{namesrv}", shards=3)
+    ports(process)
+    assert brokers_of("T1") == {"a", "a-1", "a-2"}
+    os.kill(pids_of(process)[2], signal.SIGKILL)
+    process.wait_for_line("shard 2 is away")
+    send(ports(process)[0], "Missed")
+    wait_for(lambda: brokers_of("Missed") == {"a", "a-1", "a-2"}, "the topic on the one that was away")
     assert process.stop() == 0
 
 

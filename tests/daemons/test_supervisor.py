@@ -13,6 +13,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
+from mqbroker.daemons import supervisor
 from mqbroker.daemons.supervisor import (
     END_FD,
     PIECE_BYTES,
@@ -38,6 +39,9 @@ class FakeProcess:
     def signalProcess(self, signal: str) -> None:  # noqa: N802
         self.done.append(signal)
 
+    def writeToChild(self, fd: int, data: bytes) -> None:  # noqa: N802
+        self.done.append((fd, data))
+
     def closeChildFD(self, fd: int) -> None:  # noqa: N802
         self.done.append(fd)
 
@@ -47,6 +51,15 @@ class FakeProcess:
     def serves(self) -> None:
         status = {"boot_line": f"shard {self.shard} boot success", "ports": {"remoting": 100 + self.shard}}
         self.says(STATUS_FD, json.dumps(status).encode() + b"\n")
+
+    def creates(self, topic: str) -> None:
+        self.says(STATUS_FD, json.dumps({"topic": {"topicName": topic}}).encode() + b"\n")
+
+    def heard(self) -> list[str]:
+        """The topics that it was told of since it was last asked."""
+        told, self.done = self.done, []
+        assert all(fd == END_FD for fd, _ in told)
+        return [json.loads(line)["topic"]["topicName"] for _, line in told]
 
     def ends(self, code: int = 0, signal: int | None = None) -> None:
         reason = ProcessTerminated(code or None, signal, 0) if code or signal else ProcessDone(0)
@@ -282,3 +295,45 @@ def test_lines_are_whole_and_none_is_lost(serving: Callable[[int], Shards]) -> N
         *("shard 0: one", "shard 1: other", "shard 0: printed", "shard 0: two", "shard 0: \\xff"),
         *(f"shard 0: {long.decode()}", "shard 0: ", "shard 0: Fatal Python error"),
     ]
+
+
+def test_a_topic_that_one_creates_is_told_to_all_others_at_once(serving: Callable[[int], Shards]) -> None:
+    shards = serving(3)
+    for source in (1, 0, 1):
+        shards.last(source).creates(f"T{source}")
+        told = [shards.last(shard).heard() for shard in range(3)]
+        assert told == [[] if shard == source else [f"T{source}"] for shard in range(3)]
+
+
+def test_one_that_is_away_is_told_when_it_serves_again(serving: Callable[[int], Shards]) -> None:
+    shards = serving(2)
+    for _ in range(2):
+        shards.last(1).ends(signal=9)
+        shards.last(0).creates("T")
+        shards.last(0).creates("U")
+        shards.last(0).creates("T")
+        shards.clock.advance(60)
+        assert shards.last(1).heard() == []
+        shards.last(1).serves()
+        assert shards.last(1).heard() == ["T", "U"]
+    assert shards.last(0).heard() == []
+
+
+def test_one_that_never_comes_back_costs_a_bounded_memory(
+    serving: Callable[[int], Shards], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "UNTOLD_MAX", 2)
+    shards = serving(2)
+    shards.last(1).ends(signal=9)
+    for topic in ("T", "U", "V"):
+        shards.last(0).creates(topic)
+    shards.clock.advance(1)
+    shards.last(1).serves()
+    assert shards.last(1).heard() == ["T", "U"]
+
+
+def test_topics_that_are_created_while_all_stop_are_told_to_nobody(serving: Callable[[int], Shards]) -> None:
+    shards = serving(2)
+    shards.stop()
+    shards.last(0).creates("T")
+    assert [process.done for process in shards.all] == [[END_FD], [END_FD]]

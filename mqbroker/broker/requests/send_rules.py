@@ -110,7 +110,7 @@ class SendRules:
         new: list[TopicConfig] = []
         checked = self._check(header, code, body, connection, new)
         for topic in new:
-            self._topics.put(topic)
+            self._topics.create(topic)
         return checked
 
     def _check(

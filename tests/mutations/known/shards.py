@@ -6,6 +6,20 @@ _SUPERVISOR = "tests/daemons/test_supervisor.py"
 
 MISTAKES = [
     Mutation(
+        "forget to tell a shard that was away of the topics that others created",
+        "daemons/supervisor.py",
+        "        self._tell_topics(shard)\n        if self._is_up:\n",
+        "        if self._is_up:\n",
+        ("tests/daemons/test_supervisor.py",),
+    ),
+    Mutation(
+        "tell other shards of topics that they told of",
+        "broker/sibling_topics.py",
+        "            topics.put(topic)\n",
+        "            topics.create(topic)\n",
+        ("tests/broker/test_sibling_topics.py",),
+    ),
+    Mutation(
         "put a shard's log among the segments of another's",
         "config/shards.py",
         'else f"{path}-shard-{shard}"',

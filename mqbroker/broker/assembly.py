@@ -63,6 +63,7 @@ from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.server import ConnectionEvent
+from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.tags_codes import parse_delay_levels
@@ -91,6 +92,7 @@ class Assembly:
     """The parts of one broker.
 
     :param open_file: opens the table file of the given name in `config/`.
+    :param steady: a clock that is never set, for heartbeats and locks; its timers have the time of day.
     :param store_host: the broker's address, encoded as in records.
     :param acl: access control; without it, everything is permitted.
     :param save_settings: writes changed settings to the broker's settings file; None if there is no file.
@@ -103,7 +105,7 @@ class Assembly:
         settings: BrokerSettings,
         *,
         open_file: Callable[[str], JsonFile],
-        clock: IReactorTime,
+        steady: SteadyClock,
         rng: Random,
         store_host: bytes,
         acl: AclFiles | None = None,
@@ -111,7 +113,7 @@ class Assembly:
         replication: Replication | None = None,
     ) -> None:
         """Load the tables. Raises StoreDamaged if one cannot be read."""
-        now = clock.seconds
+        self._steady, clock, now = steady, steady.timers, steady.timers.seconds
         self.settings, self._store, self._acl = settings, store, acl
         self._replication = replication = replication or Replication()
         self.live = live = LiveSettings(settings, now)
@@ -127,8 +129,8 @@ class Assembly:
         self.filters = FilterTable(open_file("consumerFilter.json"), now, bloom, clean_after_ms)
         if settings.enable_calc_filter_bit_map:
             store.make_bit_maps(self.filters.bit_maps_of)
-        self.consumers = ConsumerRegistry(clock, live, self.filters.group_gone)
-        self.producers = ProducerRegistry(now, live)
+        self.consumers = ConsumerRegistry(self._steady, live, self.filters.group_gone)
+        self.producers = ProducerRegistry(self._steady.seconds, live)
         UnusedGroupEviction(self.groups, self.topics, self.offsets, self.consumers, store)
         self.retry_topics = RetryTopics(self.topics, self.groups, self.offsets, store)
         self.slow_consumers = SlowConsumers(
@@ -141,7 +143,7 @@ class Assembly:
             behind_max, count = settings.ha_slave_fallbehind_max, settings.in_sync_replicas - 1
             make_quorum = replication.make_quorum or (lambda slaves: CountQuorum(slaves, behind_max, count))
             timeout_s = settings.store.sync_flush_timeout_ms / 1000
-            self.acknowledgements = Acknowledgements(self.slaves, make_quorum(self.slaves), clock, timeout_s)
+            self.acknowledgements = Acknowledgements(self.slaves, make_quorum(self.slaves), self._steady, timeout_s)
         delays_ms = parse_delay_levels(settings.store.message_delay_level)
         self.delay = DelayService(store, open_file("delayOffset.json"), clock, delays_ms, self.stats)
         self.half_queue = HalfQueue(store, self.offsets, clock, store_host, self.stats)
@@ -218,8 +220,8 @@ class Assembly:
         info = RuntimeInfo(store, stats, self.delay, live, clock.seconds, self.slaves, own.follower, own.group_info)
         for family in (
             ClientRequests(consumers, producers, groups, topics, self.filters, self._rate_limit, live, self.rights),
-            ConnectionRequests(consumers, producers, tasks),
-            LockRequests(QueueLocks(clock.seconds)),
+            ConnectionRequests(consumers, producers, tasks, clock.seconds),
+            LockRequests(QueueLocks(self._steady.seconds)),
             ForwardedRequests(consumers, calls, store, settings.broker_name),
             TopicRequests(topics, store, queues, stats, tasks),
             GroupRequests(groups, offsets, consumers, stats, tasks),

@@ -53,6 +53,7 @@ from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.ordered import stop_in_reverse
 from mqbroker.remoting.response_table import Opaques
 from mqbroker.remoting.server import RemotingServerFactory
+from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.remoting.tcp import Buffers
 from mqbroker.remoting.tls import WATCH_SECONDS as TLS_WATCH_SECONDS
 from mqbroker.remoting.tls import ServerTls, tls_connector
@@ -223,7 +224,7 @@ class BrokerService(Service):
             store,
             settings,
             open_file=lambda name: self._file(name, worker),
-            clock=clock,
+            steady=SteadyClock(clock, self._steady),
             rng=self._rng,
             store_host=store_host,
             acl=acl,
@@ -368,7 +369,8 @@ class BrokerService(Service):
 
     def _listen(self, table: HandlerTable, tls: ServerTls) -> tuple[RemotingServerFactory, ListeningService]:
         server = self.settings.server
-        factory = RemotingServerFactory(table, self._clock, Limits.of(server, self._files_max), tls=tls)
+        limits = Limits.of(server, self._files_max)
+        factory = RemotingServerFactory(table, self._clock, limits, tls=tls, steady=self._steady)
         listening = ListeningService(
             self._reactor,
             server.listen_port,
@@ -462,6 +464,7 @@ class BrokerService(Service):
             requests_max=settings.client_async_semaphore_value,
             on_closed=on_closed,
             opaques=self._opaques,
+            steady=self._steady,
         )
 
     def _register(self, parts: Assembly, on_master: OnMaster | None = None) -> Registration:

@@ -111,6 +111,7 @@ class Client:
     client_id: str
     language: int
     version: int
+    #: When its last heartbeat came, seconds of the registry's clock.
     last_seen: float
     #: The account it authenticated as; None where none is needed.
     account: str | None = None
@@ -135,6 +136,7 @@ class ConsumerGroup:
 class ConsumerRegistry:
     """Consumer groups by name, limited to clientsMax consumers in total.
 
+    :param clock: its seconds are of a clock that is never set.
     :param on_gone: called with the name of a group when its last consumer is removed.
     """
 
@@ -309,6 +311,7 @@ class ProducerRegistry:
     """Producers of each group by connection, limited to clientsMax in total."""
 
     def __init__(self, now: Callable[[], float], live: LiveSettings) -> None:
+        """`now` returns seconds of a clock that is never set."""
         self._now = now
         self._live = live
         self._count = 0
@@ -399,6 +402,10 @@ class ProducerRegistry:
     def connection_closed(self, connection: IConnection) -> None:
         for name in list(self._joined.get(connection, ())):
             self.unregister(connection, name)
+
+    def silent_s(self, client: Client) -> float:
+        """Seconds since its last heartbeat."""
+        return self._now() - client.last_seen
 
     def expire(self) -> None:
         """Remove producers whose heartbeats stopped. Their connections stay open: others may use them too."""

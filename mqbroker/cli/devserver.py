@@ -153,11 +153,11 @@ class DevRun:
         self._reactor.run()
 
     async def _start(self) -> None:
-        namesrv = make_namesrv(namesrv_settings(self._place), self._reactor)
+        namesrv = make_namesrv(namesrv_settings(self._place), self._reactor, steady=time.monotonic)
         await maybeDeferred(namesrv.startService)
         self._started.append(namesrv)
         port = namesrv.ports["remoting"]
-        broker = make_broker(broker_settings(self._place, port), self._reactor, Random())
+        broker = make_broker(broker_settings(self._place, port), self._reactor, Random(), steady=time.monotonic)
         await maybeDeferred(broker.startService)
         self._started.append(broker)
         await broker.started

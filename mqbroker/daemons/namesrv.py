@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from twisted.application.service import IService
@@ -35,9 +36,12 @@ class NamesrvConsoleOptions(ConsoleOptions):
 def serve(settings: NamesrvSettings, reactor: Any) -> Served:
     """Make the name server's service."""
     # Imported late, so that a wrong setting is reported before the imports.
+    import time
+
     from mqbroker.namesrv.namesrv_service import make_namesrv
 
-    namesrv = make_namesrv(settings, reactor, files_max=files_for_connections())
+    steady = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    namesrv = make_namesrv(settings, reactor, files_max=files_for_connections(), steady=steady)
 
     return Served(namesrv, lambda: succeed(None), lambda: BOOT_LINE, lambda: namesrv.ports, namesrv.adopt)
 

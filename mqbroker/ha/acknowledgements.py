@@ -16,6 +16,9 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from mqbroker.errors import MQError
 from mqbroker.ha.master import Slaves
 
+#: Clocks round: a timer may fire this much early.
+_EARLY_S = 1e-6
+
 
 class SlaveNotAvailable(MQError):
     """Too few slaves are connected and within haSlaveFallbehindMax."""
@@ -107,7 +110,7 @@ class Acknowledgements:
     def _give_up(self) -> None:
         self._timeout_call = None
         now = self._clock.seconds()
-        self._fail(sum(deadline <= now for _, _, deadline, _ in self._waiting))
+        self._fail(sum(deadline <= now + _EARLY_S for _, _, deadline, _ in self._waiting))
         if self._waiting:
             self._timeout_call = self._clock.callLater(self._waiting[0][2] - now, self._give_up)
 

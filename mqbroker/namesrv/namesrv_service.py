@@ -9,7 +9,6 @@ from typing import Any
 
 from twisted.application.service import IService, Service
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
@@ -30,6 +29,7 @@ from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.ordered import OrderedService
 from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
+from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.remoting.tcp import Buffers
 from mqbroker.remoting.tls import ServerTls, TlsWatch
 from mqbroker.store.jsonfile import JsonFile
@@ -45,11 +45,11 @@ SCAN_SECONDS = 10.0
 class ExpiryService(Service):
     """Removes brokers that have not registered for too long. Their connections stay open: others may use them too."""
 
-    def __init__(self, routes: RouteTable[IConnection], clock: IReactorTime) -> None:
+    def __init__(self, routes: RouteTable[IConnection], clock: SteadyClock) -> None:
         self._routes = routes
         self._clock = clock
         self._loop = LoopingCall(self._scan)
-        self._loop.clock = clock
+        self._loop.clock = clock.timers
 
     def startService(self) -> None:
         self._loop.start(SCAN_SECONDS, now=False)
@@ -116,9 +116,10 @@ def make_namesrv(
     worker: IWorker | None = None,
     connector: Connector | None = None,
     files_max: int = sys.maxsize,
+    steady: Callable[[], float] | None = None,
 ) -> Namesrv:
     """Make a name server; `worker` writes its file, a thread of its own by default. With `files_max` open files no
-    connection is accepted.
+    connection is accepted. `steady` returns seconds of a clock that is never set, by default the reactor's.
 
     Raises StoreDamaged if kvConfig.json cannot be read, BadTls if certificates cannot be used. Starting fails with
     Twisted's CannotListenError.
@@ -129,8 +130,9 @@ def make_namesrv(
     kv = KvConfig(kv_file.load(KvWrapper.from_json))
     routes: RouteTable[IConnection] = RouteTable()
     table = HandlerTable()
-    table.serve(BrokerRequests(routes, kv, reactor))
-    elsewhere = _product_environment(settings, reactor, connector)
+    steady_clock = SteadyClock(reactor, steady)
+    table.serve(BrokerRequests(routes, kv, steady_clock))
+    elsewhere = _product_environment(settings, reactor, connector, steady)
     # A name server for cluster tests always returns ordered topics, as in Java.
     order_message_enable = settings.order_message_enable or settings.cluster_test
     tasks = CooperativeTasks(reactor)
@@ -155,7 +157,7 @@ def make_namesrv(
                 log.info("the connection of broker {addr} closed: removed", addr=addr)
 
     tls = ServerTls(settings.tls, reactor)
-    factory = RemotingServerFactory(table, reactor, Limits.of(server, files_max), on_event, tls)
+    factory = RemotingServerFactory(table, reactor, Limits.of(server, files_max), on_event, tls, steady)
     listening = ListeningService(
         reactor,
         server.listen_port,
@@ -165,17 +167,17 @@ def make_namesrv(
         buffers=Buffers.of(server),
     )
     watches: list[IService] = [TlsWatch(tls, worker.run, reactor)] if tls.has_files else []
-    others: list[IService] = [ThreadPoolService(pool), *watches, ExpiryService(routes, reactor)]
+    others: list[IService] = [ThreadPoolService(pool), *watches, ExpiryService(routes, steady_clock)]
     others += [] if elsewhere is None else [elsewhere]
     return Namesrv(others, listening, partial(tls.look, worker.run), configuration.adopt)
 
 
 def _product_environment(
-    settings: NamesrvSettings, reactor: Any, connector: Connector | None
+    settings: NamesrvSettings, reactor: Any, connector: Connector | None, steady: Callable[[], float] | None
 ) -> ProductEnvironment | None:
     if not settings.cluster_test:
         return None
-    client = RemotingClient(reactor, connector=connector)
+    client = RemotingClient(reactor, connector=connector, steady=steady)
     return ProductEnvironment(client, settings.namesrv_addr, settings.product_env_name)
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, gatherResults
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
-from twisted.internet.interfaces import IAddress, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IAddress, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
@@ -24,6 +24,7 @@ from mqbroker.remoting.limits import Limits, Load
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.response_table import Opaques, Timeout, left_s
 from mqbroker.remoting.server import CLOSINGS_LOGGED_PER_MINUTE, IdleWatch
+from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.remoting.tls import ENDPOINT_TIMEOUT_S
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.names import split_address
@@ -50,10 +51,12 @@ class RemotingClient:
         requests_max: int = REQUESTS_MAX,
         on_closed: Callable[[str], None] | None = None,
         opaques: Opaques | None = None,
+        steady: Callable[[], float] | None = None,
     ) -> None:
         """Requests are numbered through on all connections, and by `opaques` through those of several clients: as the
-        Java client does, so that a peer can tell a new connection from a new process."""
-        self._clock = cast(IReactorTime, reactor)
+        Java client does, so that a peer can tell a new connection from a new process. `steady` returns seconds of a
+        clock that is never set, by default the reactor's."""
+        self._clock = SteadyClock(reactor, steady)
         self._connector = connector or tcp_connector(reactor)
         self._connect_timeout_ms = connect_timeout_ms
         self._on_closed = on_closed
@@ -197,7 +200,7 @@ class RemotingClient:
 class _ClientFactory(Factory):
     noisy = False
 
-    def __init__(self, clock: IReactorTime, limits: Limits, opaques: Opaques) -> None:
+    def __init__(self, clock: SteadyClock, limits: Limits, opaques: Opaques) -> None:
         self.connections: set[RemotingProtocol] = set()
         self._opaques = opaques
         self._table = HandlerTable()

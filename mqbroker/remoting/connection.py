@@ -92,15 +92,21 @@ class RemotingProtocol(Peer, Protocol):
         *,
         closes_silent: bool = False,
         opaques: Opaques | None = None,
+        steady: Callable[[], float] | None = None,
     ) -> None:
-        """With `closes_silent` it closes if a request timed out and no response was received since it was sent."""
+        """With `closes_silent` it closes if a request timed out and no response was received since it was sent.
+
+        `steady` returns seconds of a clock that is never set, by default those of `clock`: what is overdue is by that.
+        """
         self.remote_addr = "?"
         self.remote_host = b""
         self.peer_version = 0
         self.closed = False
-        self.last_active = clock.seconds()
+        self.last_active = self._noted_active = clock.seconds()
         self._table = table
         self._clock = clock
+        self._steady = steady or clock.seconds
+        self._active_at = self._checked_at = self._steady()
         self._limits = limits
         self._owner = owner
         self._load = owner.load
@@ -112,7 +118,7 @@ class RemotingProtocol(Peer, Protocol):
         self._frame_begun: float | None = None
         self._handshake_begun: float | None = None
         close_silent = partial(self.close, "no answer came over it in time") if closes_silent else None
-        self._responses = ResponseTable("?", clock.seconds, clock.callLater, close_silent, opaques)
+        self._responses = ResponseTable("?", self._steady, clock.callLater, close_silent, opaques)
         self._in_flight = 0
         self._waiting: list[Frame] = []
         self._waiting_bytes = 0
@@ -234,7 +240,7 @@ class RemotingProtocol(Peer, Protocol):
 
         :param creator: Twisted's IOpenSSLServerConnectionCreator.
         """
-        self._handshake_begun = self._clock.seconds()
+        self._handshake_begun = self._steady()
         transport = cast(Any, self.transport)
         transport.startTLS(creator)
         # Write through the TLS layer from now on, not directly to the socket.
@@ -242,14 +248,20 @@ class RemotingProtocol(Peer, Protocol):
         transport.protocol.dataReceived(data)
 
     def overdue(self, now: float) -> str | None:
-        """Why it should be closed at `now` seconds, for example because it is idle; None if it should not."""
+        """Why it should be closed, for example because it is idle, at `now` seconds of the clock that is never set;
+        None if it should not."""
+        if self.last_active != self._noted_active:
+            # `last_active` is by a clock that may be set: of that, no more counts than passed since the last check.
+            idle_s = min(max(0.0, self._clock.seconds() - self.last_active), now - self._checked_at)
+            self._noted_active, self._active_at = self.last_active, now - idle_s
+        self._checked_at = now
         if self._answers_unread:
             unsent = unsent_bytes(self.transport)
             if unsent < self._unsent_least:  # it reads, if slowly
-                self._unsent_least, self._unread_since, self.last_active = unsent, now, now
+                self._unsent_least, self._unread_since, self._active_at = unsent, now, now
             elif now - self._unread_since >= self._limits.idle_seconds:
                 return f"it did not read its answers for {self._limits.idle_seconds:.0f} s"
-        if now - self.last_active >= self._limits.idle_seconds:
+        if now - self._active_at >= self._limits.idle_seconds:
             return f"no traffic for {self._limits.idle_seconds:.0f} s"
         begun = self._handshake_begun
         if begun is not None and now - begun >= self._limits.handshake_seconds_max:
@@ -281,7 +293,7 @@ class RemotingProtocol(Peer, Protocol):
             pending = self._decoder.pending_bytes
             if pending:
                 if frames or self._frame_begun is None:
-                    self._frame_begun = self.last_active
+                    self._frame_begun = self._steady()
             else:
                 self._frame_begun = None
             if frames:
@@ -436,7 +448,7 @@ class RemotingProtocol(Peer, Protocol):
 
     def _take(self, command: RemotingCommand, write: Callable[[bytes], None]) -> None:
         if command.is_response:
-            if not self._responses.answer(command, self.last_active):
+            if not self._responses.answer(command, self._steady()):
                 log.debug(
                     "{peer} sent a response without a request (opaque {n})", peer=self.remote_addr, n=command.opaque
                 )
@@ -547,7 +559,7 @@ class RemotingProtocol(Peer, Protocol):
         if not self._answers_unread:
             self._answers_unread = True
             self._unsent_least = unsent_bytes(self.transport)
-            self._unread_since = self._clock.seconds()
+            self._unread_since = self._steady()
             self._pace()
 
     def resumeProducing(self) -> None:
@@ -588,7 +600,7 @@ class RemotingProtocol(Peer, Protocol):
         self._reading = reading
         self._keep_may_take()
         if self._frame_begun is not None:
-            self._frame_begun = self._clock.seconds()  # reading was paused, so the peer could not finish it
+            self._frame_begun = self._steady()  # reading was paused, so the peer could not finish it
         transport = cast(IPushProducer, self.transport)
         if reading:
             transport.resumeProducing()

@@ -30,7 +30,7 @@ class Timer(Protocol):
     def cancel(self) -> object: ...
 
 
-#: Returns the time in seconds on the clock of the connection's event loop.
+#: Returns the time in seconds on a clock that is never set; timers that fire early because theirs was set are repeated.
 Now = Callable[[], float]
 CallLater = Callable[[float, Callable[[], None]], Timer]
 #: Called once, with the response or with the error that ended the request.
@@ -69,6 +69,9 @@ class Timeout:
     def _expire(self) -> None:
         self._timer = None
         now = self._now()
+        if now < self._due - _EARLY_S:  # the timers follow a clock that was set forward, `now` does not
+            self._timer = self._call_later(self._due - now, self._expire)
+            return
         more_s = extension_s(self._due, now)
         if more_s:
             self._due = now + more_s

@@ -18,6 +18,7 @@ from mqbroker.remoting.handlers import HandlerTable, PlainRead
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.responses import settle, write_left
+from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.remoting.tls import ServerTls
 
 #: Interval between checks for idle connections and incomplete frames.
@@ -36,13 +37,13 @@ class IdleWatch:
     """Closes overdue connections, on one timer for all; the same timer flushes the counts of `logs`."""
 
     def __init__(
-        self, connections: set[RemotingProtocol], clock: IReactorTime, logs: Sequence[RateLimitedLog] = ()
+        self, connections: set[RemotingProtocol], clock: SteadyClock, logs: Sequence[RateLimitedLog] = ()
     ) -> None:
         self._connections = connections
         self._clock = clock
         self._logs = logs
         self._loop = LoopingCall(self._look)
-        self._loop.clock = clock
+        self._loop.clock = clock.timers
 
     def start(self) -> None:
         if not self._loop.running:
@@ -74,7 +75,9 @@ class RemotingServerFactory(ServerFactory):
         limits: Limits | None = None,
         on_event: Callable[[ConnectionEvent, RemotingProtocol], None] | None = None,
         tls: ServerTls | None = None,
+        steady: Callable[[], float] | None = None,
     ) -> None:
+        """`steady` returns seconds of a clock that is never set, by default those of `clock`."""
         self.connections: set[RemotingProtocol] = set()
         self._table = table
         self._clock = clock
@@ -85,7 +88,8 @@ class RemotingServerFactory(ServerFactory):
         self.scheduler = FairScheduler(clock)
         self.close_log = RateLimitedLog("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
         self._refusals = RateLimitedLog("connections refused", clock.seconds, 1)
-        self._watch = IdleWatch(self.connections, clock, (self.close_log, self._refusals))
+        self._steady = SteadyClock(clock, steady)
+        self._watch = IdleWatch(self.connections, self._steady, (self.close_log, self._refusals))
 
     def startFactory(self) -> None:
         self._watch.start()
@@ -94,7 +98,7 @@ class RemotingServerFactory(ServerFactory):
         self._watch.stop()
 
     def buildProtocol(self, addr: IAddress | None) -> RemotingProtocol:
-        protocol = RemotingProtocol(self._table, self._clock, self._limits, self)
+        protocol = RemotingProtocol(self._table, self._clock, self._limits, self, steady=self._steady.seconds)
         protocol.factory = self
         if self._tls is not None:
             self._tls.watch(protocol)

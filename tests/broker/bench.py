@@ -18,6 +18,7 @@ from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.config import BrokerSettings, NettySettings, StoreSettings
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import open_store
 from mqbroker.store.os_disk import OsDisk
@@ -165,7 +166,7 @@ class Bench:
             self.store,
             settings,
             open_file=self.file,
-            clock=self.clock,
+            steady=SteadyClock(self.clock),
             rng=Random(1),
             store_host=STORE_HOST,
             acl=self.acl,

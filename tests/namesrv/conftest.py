@@ -62,10 +62,10 @@ class Peer:
 class System:
     """A started name server, and what it stands on."""
 
-    def __init__(self, settings: NamesrvSettings) -> None:
+    def __init__(self, settings: NamesrvSettings, steady: Callable[[], float] | None) -> None:
         self.settings = settings
         self.reactor = MemoryReactorClock()
-        self.service = make_namesrv(settings, self.reactor, InlineWorker())
+        self.service = make_namesrv(settings, self.reactor, InlineWorker(), steady=steady)
         assert self.service.startService().called
         _, self.factory, *_ = self.reactor.tcpServers[0]
         self.factory.doStart()
@@ -79,10 +79,11 @@ def start_system(tmp_path: Path) -> Iterator[Callable[..., System]]:
     """Start a name server; settings may be given."""
     systems = []
 
-    def start(**settings: Any) -> System:
+    def start(steady: Callable[[], float] | None = None, **settings: Any) -> System:
         settings.setdefault("kv_config_path", str(tmp_path / "kv" / "kvConfig.json"))
         server = NettySettings(listen_port=9876, bind_address="127.0.0.1")
-        systems.append(System(NamesrvSettings(config_store_path=str(tmp_path / "x"), server=server, **settings)))
+        made = NamesrvSettings(config_store_path=str(tmp_path / "x"), server=server, **settings)
+        systems.append(System(made, steady))
         return systems[-1]
 
     yield start

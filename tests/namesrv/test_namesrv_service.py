@@ -45,6 +45,25 @@ def test_a_silent_broker_is_taken_out_after_two_minutes(system: System) -> None:
     assert not broker.aborted
 
 
+def test_a_clock_set_forward_takes_no_broker_out_and_closes_no_connection(
+    start_system: Callable[..., System],
+) -> None:
+    passed = [5.0]
+    system = start_system(steady=lambda: passed[0])
+    broker, client = system.connect(), system.connect()
+    for _ in range(2):
+        register(broker, "T")
+        system.reactor.advance(3600)
+        for _ in range(11):
+            passed[0] += 10
+            system.reactor.advance(10)
+            assert route(client, "T").code == ResponseCode.SUCCESS
+        assert not broker.aborted
+    passed[0] += 20
+    system.reactor.advance(10)
+    assert route(client, "T").code == ResponseCode.TOPIC_NOT_EXIST
+
+
 def test_a_silent_broker_leaves_the_others_of_its_connection(system: System) -> None:
     shared, client = system.connect(), system.connect()
     for _ in range(2):
@@ -118,9 +137,7 @@ def test_certificates_are_looked_at_when_settings_are_read_anew(
     cert, key = authority.issue("server")
     tls = TlsSettings(test_mode=False, server_cert_path=cert, server_key_path=key)
     system = start_system(tls=tls)
-    monkeypatch.setattr(
-        "mqbroker.namesrv.namesrv_service.make_namesrv", lambda settings, reactor, files_max: system.service
-    )
+    monkeypatch.setattr("mqbroker.namesrv.namesrv_service.make_namesrv", lambda settings, reactor, **_: system.service)
     served = daemon.serve(system.settings, system.reactor)
     assert served.adopt is not None
     with log_kept() as logged:

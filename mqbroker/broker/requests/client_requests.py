@@ -5,6 +5,8 @@ Codes 34, 35, 41, 42, 46, 203, 204, 307, 309 and 328.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 
 from mqbroker.access.accounts import IAccessControl
@@ -164,11 +166,12 @@ def _check_word(word: str) -> None:
 
 @attrs.frozen
 class ConnectionRequests:
-    """Lists the connections of producers and consumers."""
+    """Lists the connections of producers and consumers. `now` returns seconds since the epoch."""
 
     consumers: ConsumerRegistry
     producers: ProducerRegistry
     tasks: CooperativeTasks
+    now: Callable[[], float]
 
     @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def of_consumers(self, call: Call[h.GetConsumerConnectionListRequestHeader]) -> ConsumerConnection:
@@ -206,7 +209,7 @@ class ConnectionRequests:
                         f"/{at.remote_addr}",  # as Java prints addresses
                         LanguageCode(client.language).name,
                         client.version,
-                        int(client.last_seen * 1000),
+                        int((self.now() - self.producers.silent_s(client)) * 1000),
                     )
                 )
         return await self.tasks.written(ProducerTableInfo(producers))

@@ -10,7 +10,15 @@ import pytest
 
 from mqbroker.ha.link import BadPeer, Greeting
 from mqbroker.store.layout import lock_file
-from mqbroker.wire.bodies import KVTable
+from mqbroker.wire.admin_bodies import ProducerTableInfo
+from mqbroker.wire.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    KVTable,
+    LockBatchRequestBody,
+    MessageQueue,
+    ProducerData,
+)
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.headers import UpdateConsumerOffsetRequestHeader
 from tests.broker.bench import send_command
@@ -114,6 +122,29 @@ def test_a_clock_that_is_set_forward_closes_no_link_and_takes_nobody_out(group: 
     assert master.service._master.factory.slaves.links == links
     assert [each.service._group.member.role.epoch for each in group.alive()] == [epoch] * 3
     assert group.client(master).send(send_command("T", b"later")).code == ResponseCode.SUCCESS
+
+
+def test_a_clock_that_is_set_forward_removes_no_client_and_closes_no_connection(group: Group) -> None:
+    started(group, 1)
+    master = group.master()
+    client = group.client(master)
+    data = HeartbeatData("c1")
+    data.producer_data_set.append(ProducerData("PG"))
+    data.consumer_data_set.append(ConsumerData("CG", "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET"))
+    assert client.ask(RequestCode.HEART_BEAT, body=data.to_json()).code == ResponseCode.SUCCESS
+    lock = LockBatchRequestBody("CG", "c1", frozenset({MessageQueue("T", "B", 0)}))
+    assert client.ask(RequestCode.LOCK_BATCH_MQ, body=lock.to_json()).code == ResponseCode.SUCCESS
+    before_ms = int(master.reactor.seconds() * 1000)
+    for _ in range(2):
+        master.reactor.advance(3600)
+        group.wait(15)
+    assert master.parts.consumers.find("CG", "c1") is not None
+    assert master.parts.producers.find("c1") is not None
+    other = LockBatchRequestBody("CG", "c2", frozenset({MessageQueue("T", "B", 0)}))
+    assert b"queueId" not in client.ask(RequestCode.LOCK_BATCH_MQ, body=other.to_json()).body
+    # The time of its heartbeat is still told as one of the day, as it is now.
+    (producer,) = ProducerTableInfo.from_json(client.ask(RequestCode.GET_ALL_PRODUCER_INFO).body).data["PG"]
+    assert producer.last_update_timestamp == pytest.approx(before_ms + 7200_000, abs=2000)
 
 
 @pytest.mark.parametrize("replica_id", [0, -1, -(2**63)])

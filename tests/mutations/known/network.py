@@ -4,6 +4,20 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "take a jump of the clock for a time without traffic",
+        "remoting/connection.py",
+        "            idle_s = min(max(0.0, self._clock.seconds() - self.last_active), now - self._checked_at)\n",
+        "            idle_s = max(0.0, self._clock.seconds() - self.last_active)\n",
+        ("tests/remoting/test_set_clock.py",),
+    ),
+    Mutation(
+        "take a timer that fires early for a time-out",
+        "remoting/response_table.py",
+        "        if now < self._due - _EARLY_S:",
+        "        if False:",
+        ("tests/remoting/test_set_clock.py",),
+    ),
+    Mutation(
         "take a message of another queue from a broker that was not asked for it",
         "client/messages.py",
         "    if record.topic != queue.topic or record.queue_id != queue.queue_id:\n",
@@ -257,7 +271,7 @@ MISTAKES = [
     Mutation(
         "wait for half a TLS handshake",
         "remoting/connection.py",
-        "        self._handshake_begun = self._clock.seconds()\n",
+        "        self._handshake_begun = self._steady()\n",
         "",
         ("tests/remoting/test_tls.py::test_half_a_handshake_is_not_waited_for",),
     ),

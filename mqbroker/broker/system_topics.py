@@ -17,6 +17,16 @@ from mqbroker.wire.record import NewMessage, RawRecord, Record, encode_host
 
 QUEUE_ID_MAX = 65_535
 
+#: Bytes of properties that a send leaves free, so that each later copy of the message fits a record: the real topic and
+#: queue, the delay, the origin of a retry, the number of checks (about 400 bytes), and what a Java consumer adds when
+#: it sends a message to the retry topic itself (about 200).
+COPY_ROOM = 1024
+#: Digits, and a comma, of a message's offset in one of the queues that it names.
+_OFFSET_BYTES_MAX = 20
+#: Properties that copies have, and delayed and half messages from the beginning.
+_OVERWRITTEN = {Prop.REAL_TOPIC, Prop.REAL_QUEUE_ID, Prop.WAIT_STORE_MSG_OK}
+_RECONSUME_TIMES_MAX = 0x7FFFFFFF
+
 _REAL_TOPIC = f"{Prop.REAL_TOPIC}\x01".encode()
 _REAL_QUEUE_ID = f"{Prop.REAL_QUEUE_ID}\x01".encode()
 _DELAY = f"{Prop.DELAY_TIME_LEVEL}\x01".encode()
@@ -33,6 +43,17 @@ def waits(value: str | None) -> bool:
 
 
 # --- into the system topics
+
+
+def copy_room(properties: dict[str, str]) -> int:
+    """Bytes that a message with these properties leaves free for those of its copies."""
+    names = properties.get(Prop.INNER_MULTI_DISPATCH)
+    room = COPY_ROOM
+    if names is not None:
+        room += len(_INNER_OFFSET) + 2 + _OFFSET_BYTES_MAX * (names.count(",") + 1)
+    for name in _OVERWRITTEN & properties.keys():
+        room -= len(name) + len(properties[name].encode()) + 2
+    return room
 
 
 def half_target(properties: dict[str, str], group: str, topic: str, queue_id: int) -> tuple[str, int]:
@@ -151,7 +172,7 @@ def stored_again(
         record.sys_flag if sys_flag is None else sys_flag,
         record.born_timestamp,
         host if isinstance(host, bytes) else encode_host(host),
-        record.reconsume_times + more_reconsumed,
+        min(record.reconsume_times + more_reconsumed, _RECONSUME_TIMES_MAX),
         prepared_offset,
         record.body,
         properties,

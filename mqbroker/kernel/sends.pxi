@@ -10,7 +10,7 @@ cdef enum:
     OUT_BYTES = 1 << 20         # records of one call
     ANSWER_NUMBERS = 128        # bytes of the numbers in a response
     LETTERS = 26
-    MOVED_MAX = 256             # bytes that a message in a system topic has more
+    COPY_ROOM = 1024            # bytes kept free in a message for the properties of its copies
 
 cdef inline int hex_digit(int c) noexcept nogil:
     if 48 <= c <= 57:
@@ -337,12 +337,12 @@ cdef class Sends:
         cdef int64_t offset, stored_id = queue_id
         # The most that it can take; escapes only become shorter.
         size = head + body.n + TAIL_MIN + topic.n + min(field(given, c'i').n, <Py_ssize_t> PROPERTIES_MAX) + 1 + cluster_n
-        if self._records_n + size + MOVED_MAX > self._room or topic.n > TOPIC_MAX:
+        if self._records_n + size + COPY_ROOM > self._room or topic.n > TOPIC_MAX:
             return False
         properties = to + head + body.n + 1 + topic.n + 2
         n = unescape(field(given, c'i'), properties)
         n = store_properties(properties, n, &asked) if n >= 0 else -1
-        if n < 0 or n + 1 + cluster_n + MOVED_MAX > PROPERTIES_MAX or (self._always_waits and not asked.waits):
+        if n < 0 or n + 1 + cluster_n + COPY_ROOM > PROPERTIES_MAX or (self._always_waits and not asked.waits):
             return False
         name = span_bytes(topic)
         row = self._topics.get(name)

@@ -14,7 +14,7 @@ from struct import error as struct_error
 
 from zope.interface import implementer
 
-from mqbroker.errors import DiskFull, RecordTooLarge, StoreBusy, StoreUnwritable
+from mqbroker.errors import DiskFull, MessageRefused, RecordTooLarge, StoreBusy, StoreUnwritable
 from mqbroker.kernel import LogTail, NextOffsets
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IMappedFile, read_before_touch
@@ -157,7 +157,8 @@ class CommitLog(LogTail):
     def append(self, messages: Sequence[NewMessage]) -> list[Appended]:
         """Store messages in order, all or none.
 
-        Raises StoreUnwritable; ValueError on a value that does not fit its field; RecordTooLarge.
+        Raises StoreError: MessageRefused on a message that no log can store (RecordTooLarge, a value that does not fit
+        its field, an invalid topic), StoreUnwritable and StoreBusy on the state of the store.
         """
         if self._refusals:
             raise self._refused()
@@ -190,7 +191,7 @@ class CommitLog(LogTail):
                     if leaves_doubt(message[9]):
                         doubtful_end = end
             except (struct_error, TypeError, ValueError) as error:
-                raise ValueError(f"message {len(appended)} of the batch: {error}") from error
+                raise MessageRefused(f"message {len(appended)} of the batch: {error}") from error
             if end > self._limit:
                 return None
             data = b"".join(parts)
@@ -339,8 +340,8 @@ class CommitLog(LogTail):
             try:
                 self._queues.open(message[0], message[1])
                 _, size = record_parts(message, 0, 0, 0, self._store_host)
-            except (struct_error, TypeError) as error:
-                raise ValueError(str(error)) from error
+            except (struct_error, TypeError, ValueError) as error:
+                raise MessageRefused(str(error)) from error
             if size + BLANK_BYTES_MIN > self.segment_bytes:
                 raise RecordTooLarge(f"a record of {size} bytes; a segment holds {self.segment_bytes}")
             if size > room:

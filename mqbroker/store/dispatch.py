@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from mqbroker.store.commitlog import CommitLog, Refusal
 from mqbroker.store.consumequeue import ConsumeQueue
@@ -17,13 +18,57 @@ from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.dispatch_queue import DispatchQueue, read_back
 from mqbroker.store.index import Index, KeyHasher
-from mqbroker.store.logscan import Damage, Run, scan
+from mqbroker.store.logscan import Damage, Row, Run, scan
 from mqbroker.store.statistics import StoreStatistics
 
+#: So often a run of messages is tried before the message that fails is looked for.
+TRIES_MAX = 3
 #: How long pages that were resident count as that, seconds: entries are scattered over the file.
 MOMENT_S = 0.5
 #: After so many messages without a key a file is assumed to begin where the one before ended.
 _LOOKS_MAX = 1000
+
+
+LeaveOut = Callable[[Row, Failure], None]
+
+
+class Failures:
+    """Finds the message that cannot be handled, if the same run of messages fails again and again for a reason that is
+    neither the disk's nor that memory is short: the others of the run are handled without it."""
+
+    def __init__(self) -> None:
+        # Where the run begins that failed last, and how often it failed.
+        self._start, self._count = -1, 0
+
+    def put_each(self, run: Run, put: Callable[[Run], None], leave_out: LeaveOut) -> None:
+        """Call `put` with a run, which must ignore what it was called with before. `leave_out` is called with a message
+        that cannot be put. Raises as `put`."""
+        try:
+            if self._start != run.start or self._count < TRIES_MAX:
+                put(run)
+                return
+        except (OSError, MemoryError):
+            raise
+        except Exception:
+            self._count = self._count + 1 if self._start == run.start else 1
+            self._start = run.start
+            raise
+        self._put_rows(run, put, leave_out)
+        self._start, self._count = -1, 0
+
+    def _put_rows(self, run: Run, put: Callable[[Run], None], leave_out: LeaveOut) -> None:
+        failed: list[tuple[Row, Failure]] = []
+        for row in run.rows:
+            try:
+                put(Run.of_rows([row], row[3]))
+            except (OSError, MemoryError):
+                raise
+            except Exception:
+                failed.append((row, Failure()))  # type: ignore[no-untyped-call]
+        if len(failed) == run.count > 1:  # it is no fault of a message
+            failed[0][1].raiseException()
+        for row, failure in failed:
+            leave_out(row, failure)
 
 
 class IndexDispatcher:
@@ -33,6 +78,8 @@ class IndexDispatcher:
     :param now: seconds.
     """
 
+    log = Logger()
+
     def __init__(self, index: Index, commit_log: CommitLog, now: Callable[[], float]) -> None:
         self._now = now
         # When the pages that entries touch were last checked.
@@ -40,6 +87,7 @@ class IndexDispatcher:
         self._index = index
         self._commit_log = commit_log
         self._waiting = DispatchQueue()
+        self._failures = Failures()
 
     def is_dirty(self, end: int) -> bool:
         return self._index.offset < end
@@ -57,9 +105,12 @@ class IndexDispatcher:
             self._looked = now
         for found in read_back(self._commit_log, self._waiting, index.offset, end, count):
             if isinstance(found, Run):
-                index.add(found)
+                self._failures.put_each(found, index.add, self._leave_out)
             index.offset = found.end
         index.write_header()
+
+    def _leave_out(self, row: Row, failure: Failure) -> None:
+        self.log.failure("the message at {offset} of the log is left out of the index", failure, offset=row[3])
 
     def index_all(self, end: int, count: int) -> None:
         """Index everything, about `count` messages at a time. Raises OSError."""
@@ -134,6 +185,7 @@ class Dispatcher:
         self._on_damage = on_damage
         self.offset = start
         self._statistics = statistics
+        self._failures = Failures()
         self._taken = start  # as `offset`, counting pending entries as written
         self._call: IDelayedCall | None = None
         self._is_started = False
@@ -299,11 +351,17 @@ class Dispatcher:
 
     def _dispatch_run(self, run: Run) -> None:
         self._busy_count += run.count
-        self._cq_dispatcher.dispatch_run(run)
+        self._failures.put_each(run, self._cq_dispatcher.dispatch_run, self._leave_out)
         if self._index_dispatcher is not None:
             self._index_dispatcher.keep(run)
         if run.appended_ms and (run.count > 1 or not run.start % TIMED_EVERY):
             self._statistics.put(run.count, max(run.appended_ms, int(self._due * 1000)))
+
+    def _leave_out(self, row: Row, failure: Failure) -> None:
+        start, end = row[3], row[3] + row[4]
+        self.log.failure("the message at {offset} of the log is put into no queue", failure, offset=start)
+        why = "it cannot be put into its queue: the log of the broker has the error"
+        self._on_damage(Damage(self._commit_log.path_of(start), start, end, why))
 
     def _write_pending(self) -> None:
         self._cq_dispatcher.write()

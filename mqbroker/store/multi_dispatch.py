@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from mqbroker.errors import LmqQueuesExceeded, MultiDispatchRefused
+from mqbroker.errors import LmqQueuesExceeded, MessageRefused, MultiDispatchRefused
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
@@ -137,7 +137,10 @@ class MultiAppender:
         following: dict[ConsumeQueue, int] = {}
         for message in messages:
             part = parts[-1]
-            own = self._queues.queues.open(message[0], message[1])
+            try:
+                own = self._queues.queues.open(message[0], message[1])
+            except ValueError as error:
+                raise MessageRefused(str(error)) from error
             if own in part.given:
                 part = _Part()
                 parts.append(part)
@@ -166,8 +169,8 @@ class _Part:
 
 
 def _with_offsets(message: NewMessage, offsets: Sequence[int]) -> NewMessage:
-    """The message with its offsets in the queues that it names. Of two properties of one name the later counts."""
-    properties = message[9]
+    """The message with its offsets in the queues that it names."""
+    properties = _without_offsets(message)[9]
     if not properties.endswith(b"\x02"):
         properties += b"\x02"
     properties += _OFFSETS_MARK + ",".join(map(str, offsets)).encode()
@@ -177,7 +180,7 @@ def _with_offsets(message: NewMessage, offsets: Sequence[int]) -> NewMessage:
 
 
 def _without_offsets(message: NewMessage) -> NewMessage:
-    """The message without offsets set by its sender."""
+    """The message without offsets of its sender, or of the message that it is a copy of."""
     properties = message[9]
     if _OFFSETS_MARK not in properties:
         return message

@@ -99,9 +99,25 @@ def test_a_record_larger_than_a_segment_is_refused_alone(make_bench: Callable[..
     assert [answer.code for answer in answers] == [0, ResponseCode.MESSAGE_ILLEGAL, 0]
     assert answers[1].remark == (
         "the message is illegal, maybe msg body or properties length not matched. "
-        "msg body length limit 65536B, msg properties length limit 32KB."
+        f"msg properties length {2 + 32_000 + 23}B, 1024B must stay free for delays and retries, "
+        "msg body length limit 16384B, msg properties length limit 32KB."
     )
     assert [record.body for record in bench.records("T")] == [b"0", b"1"]
+
+
+def test_a_message_that_would_not_fit_a_segment_with_the_properties_of_a_copy_is_refused(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(store={"mapped_file_size_commit_log": 32 * 1024, "max_message_size": 64 * 1024})
+    client = bench.client()
+    client.send(topic="T" * 127)
+    fitting = bench.rules._message_bytes_max - 1024 - 23 - 2
+    codes = [
+        client.send(topic="T" * 127, body=bytes(16_000), properties="K\x01" + "k" * (fitting - 16_000 + more))[0].code
+        for more in (0, 1)
+    ]
+    assert codes == [0, ResponseCode.MESSAGE_ILLEGAL]
+    assert len(bench.records("T" * 127)) == 2
 
 
 def commit(client: Client, topic: str, group: str, offset: int, queue_id: int = 0) -> RemotingCommand:

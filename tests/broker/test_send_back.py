@@ -137,13 +137,6 @@ def test_a_group_too_long_for_a_retry_topic_is_refused(bench: Bench, client: Cli
     assert not [name for name in bench.topics.names() if len(name) > 127]
 
 
-def test_properties_that_have_no_room_for_more(bench: Bench, client: Client, logged: Logged) -> None:
-    record = stored(bench, client, properties="KEYS\x01" + "k" * 32_700)
-    answer = send_back(client, record)
-    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-    assert logged.failures == []
-
-
 def test_separators_in_a_value_come_through(bench: Bench, client: Client) -> None:
     record = stored(bench, client, properties="KEYS\x01a\x01b")
     assert record.properties["KEYS"] == "a\x01b"

@@ -275,7 +275,8 @@ def test_which_delayed_and_half_messages_are_taken(
     tmp_path: Path, properties: str, is_taken: bool, rejects_halves: bool
 ) -> None:
     bench = Bench(tmp_path, reject_transaction_message=rejects_halves)
-    assert bench.client().send("T")[0].code == 0
+    for _ in range(2):  # the first creates the topic
+        assert bench.client().send("T")[0].code == 0
     protocol: Any = bench.factory.buildProtocol(CLIENT)
     protocol.makeConnection(End(CLIENT, SERVER))
     ext = FIELDS | {"a": "PG", "b": "T", "c": "TBW102", "i": properties, "k": "false", "m": "false"}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from mqbroker.errors import RecordTooLarge, StoreUnwritable
+from mqbroker.errors import MessageRefused, RecordTooLarge, StoreUnwritable
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_MAGIC, NewMessage, Record, decode_record, encode_host, encode_record
@@ -214,7 +214,7 @@ def test_a_bad_value_refuses_the_whole_batch(bench: Bench, bad: tuple[object, ..
     store.append([message()])
     end = store.log_end
     before = [message(body=b"x" * 100_000 if large else b"")] * 3
-    with pytest.raises(ValueError):
+    with pytest.raises(MessageRefused):
         store.append([*before, bad])  # type: ignore[list-item]
     assert store.log_end == end
     assert store.append([message()])[0][:2] == (end, 1)

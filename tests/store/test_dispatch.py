@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 import attrs
@@ -16,7 +17,7 @@ from mqbroker.store.tags_codes import parse_delay_levels
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import NewMessage
 from tests.remoting.logs import log_kept
-from tests.store.harness import START_S, Bench, message, now, run_now, stop, tree
+from tests.store.harness import START_S, Bench, message, now, run_now, stop, tree, turns
 
 NOW_MS = int(START_S * 1000)
 Told = tuple[str, int, int, int | None, int]
@@ -476,3 +477,88 @@ def test_where_the_dispatcher_cannot_be_notified_the_next_append_does(bench: Ben
     bench.clock.advance(0)
     assert now(store).get("T", 0, 0, 32).count == 2
     assert store._queues.open(b"T", 0).next_offset == 2
+
+
+def fail_with(error: Exception, bad: bytes, put: Callable[[Run], None], tries: list[int]) -> Callable[[Run], None]:
+    """`put`, which fails as long as the message with these properties is among those of the run."""
+
+    def put_or_fail(run: Run) -> None:
+        tries.append(run.count)
+        if any(row[7] == bad for row in run.rows):
+            raise error
+        put(run)
+
+    return put_or_fail
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+@pytest.mark.parametrize("error", [ValueError("a mistake"), AssertionError(), struct.error("a mistake")])
+def test_a_message_that_cannot_be_dispatched_stops_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception, bad: int
+) -> None:
+    store = bench.open()
+    store.start()
+    tries: list[int] = []
+    dispatcher = store._cq_dispatcher
+    monkeypatch.setattr(dispatcher, "dispatch_run", fail_with(error, b"K\x01bad", dispatcher.dispatch_run, tries))
+    sent = [message(f"T{n}", properties=b"K\x01bad" if n == bad else b"K\x01good") for n in range(3)]
+    with log_kept() as logged:
+        appended = store.append(sent)
+        turns(bench.clock)
+        assert store.max_offset("T2", 0) == 0
+        for _ in range(dispatch.TRIES_MAX):
+            bench.clock.advance(dispatch.RETRY_S)
+        assert [store.max_offset(f"T{n}", 0) for n in range(3)] == [n != bad for n in range(3)]
+        assert sum("is put into no queue" in line for line in logged.lines) == 1
+    (damage,) = store.corrupt_ranges
+    assert (damage.start, damage.end - damage.start) == (appended[bad][0], appended[bad][2])
+    assert tries == [3] * dispatch.TRIES_MAX + [1] * 3
+    # The next ones are dispatched at once, and another failure is tried as often.
+    store.append([message("T3")])
+    turns(bench.clock)
+    assert store.max_offset("T3", 0) == 1
+    with log_kept():
+        store.append([message("T4", properties=b"K\x01bad"), message("T5")])
+        turns(bench.clock)
+        assert store.max_offset("T5", 0) == 0
+        for _ in range(dispatch.TRIES_MAX):
+            bench.clock.advance(dispatch.RETRY_S)
+    assert (store.max_offset("T4", 0), store.max_offset("T5", 0)) == (0, 1)
+
+
+@pytest.mark.parametrize("error", [ValueError("a mistake"), MemoryError(), OSError(5, "Input/output error")])
+def test_no_message_is_left_out_for_what_is_no_fault_of_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    store = bench.open()
+    store.start()
+    with monkeypatch.context() as patch, log_kept():
+
+        def fail(run: Run) -> None:
+            raise error
+
+        patch.setattr(store._cq_dispatcher, "dispatch_run", fail)
+        store.append([message("T0"), message("T1")])
+        turns(bench.clock)
+        for _ in range(3 * dispatch.TRIES_MAX):
+            bench.clock.advance(dispatch.RETRY_S)
+    bench.clock.advance(dispatch.RETRY_S)
+    assert [store.max_offset(f"T{n}", 0) for n in range(2)] == [1, 1]
+    assert store.corrupt_ranges == ()
+
+
+def test_a_message_that_cannot_be_indexed_stops_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = bench.open()
+    store.start()
+    assert store._index is not None
+    tries: list[int] = []
+    error = ValueError("a mistake")
+    monkeypatch.setattr(store._index, "add", fail_with(error, b"KEYS\x01bad", store._index.add, tries))
+    with log_kept() as logged:
+        store.append([message(body=key, properties=b"KEYS\x01" + key) for key in (b"first", b"bad", b"last")])
+        for _ in range(dispatch.TRIES_MAX + 1):
+            bench.clock.advance(dispatch.RETRY_S)
+        assert sum("left out of the index" in line for line in logged.lines) == 1
+    found = [run_now(store.query("T", key, 32, 0, 1 << 62)).records for key in ("first", "bad", "last")]
+    assert [len(records) for records in found] == [1, 0, 1]
+    assert store.max_offset("T", 0) == 3

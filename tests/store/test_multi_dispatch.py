@@ -9,7 +9,7 @@ from struct import Struct
 
 import pytest
 
-from mqbroker.errors import LmqQueuesExceeded, MultiDispatchRefused, RecordTooLarge, StoreUnwritable
+from mqbroker.errors import LmqQueuesExceeded, MessageRefused, MultiDispatchRefused, RecordTooLarge, StoreUnwritable
 from mqbroker.store import GetMessageStatus, MessageStore
 from mqbroker.store.commitlog import Refusal
 from mqbroker.wire.names import java_hash
@@ -257,7 +257,7 @@ def test_what_the_log_refuses_takes_no_offset(lmq: Bench) -> None:
     store = lmq.open()
     with pytest.raises(RecordTooLarge):
         store.append([naming("%LMQ%a", body=bytes(131_072))])
-    with pytest.raises(ValueError):
+    with pytest.raises(MessageRefused):
         store.append([naming("%LMQ%a", queue_id=1 << 33)])
     store._commit_log.refuse(Refusal.STOPPED, "test")
     with pytest.raises(StoreUnwritable):

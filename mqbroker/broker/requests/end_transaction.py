@@ -11,14 +11,15 @@ from typing import NamedTuple
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.logger import Logger
 
 from mqbroker.access.accounts import IAccessControl
 from mqbroker.broker.requests.send_rules import message_refusal
-from mqbroker.broker.system_topics import NoRealTarget
+from mqbroker.broker.system_topics import NoRealTarget, without
 from mqbroker.broker.transactions.half_message import QUEUE_ID, PlainHalfMessages, committed, put_back
 from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.config import StoreSettings
-from mqbroker.errors import MessageRefused, MQError, Refused, StoreError
+from mqbroker.errors import LmqQueuesExceeded, MessageRefused, MQError, MultiDispatchRefused, Refused, StoreError
 from mqbroker.remoting.handlers import Call, IConnection, RawRequest, answers, failure_response
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.message_store import MessageStore
@@ -37,8 +38,10 @@ from mqbroker.wire.headers import (
     decode_header,
 )
 from mqbroker.wire.ids import parse_offset_message_id
-from mqbroker.wire.properties import dispatch_names, find_property
+from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, dispatch_names, find_property
 from mqbroker.wire.record import NewMessage, RawRecord, Record, decode_raw, decode_record
+
+log = Logger()
 
 #: Bytes of half messages that are collected before they are stored.
 GATHERED_BYTES_MAX = 1024 * 1024
@@ -234,7 +237,7 @@ class EndTransactionRequests:
             self._half_queue.settle(endings)
         except MessageRefused:
             why = self._settle_each(endings)
-        except (StoreError, OSError) as error:
+        except StoreError as error:
             why = dict.fromkeys(endings, _unavailable(error))
         where = self._half_queue.settled.where
         for request, offset in asked:
@@ -255,10 +258,19 @@ class EndTransactionRequests:
         why = {}
         for offset, message in endings.items():
             try:
-                self._half_queue.settle({offset: message})
+                try:
+                    self._half_queue.settle({offset: message})
+                except MultiDispatchRefused as error:
+                    if message is None or isinstance(error, LmqQueuesExceeded):  # which may pass
+                        raise
+                    log.error(
+                        "a committed message for {topic} goes there only: {why}", topic=message[0], why=str(error)
+                    )
+                    own = (*message[:9], without(message[9], Prop.INNER_MULTI_DISPATCH))
+                    self._half_queue.settle({offset: own})
             except MessageRefused as error:
                 why[offset] = message_refusal(error, self._message_bytes_max)
-            except (StoreError, OSError) as error:
+            except StoreError as error:
                 why[offset] = _unavailable(error)
         return why
 
@@ -277,9 +289,11 @@ class EndTransactionRequests:
             raise Refused(ResponseCode.SYSTEM_ERROR, _NOT_RESUMED)
         record = decode_record(data)
         again = put_back(record, {**record.properties, Prop.TRANSACTION_CHECK_TIMES: "0"})
+        if len(again[9]) > PROPERTIES_BYTES_MAX:  # one without a count is given up at once only if it is too old
+            again = put_back(record, record.properties)
         try:
             self._put_back(record, again)
-        except (StoreError, OSError) as error:
+        except StoreError as error:
             remark = f"Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed. {error}"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark) from None
 

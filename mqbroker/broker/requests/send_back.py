@@ -9,22 +9,26 @@ from __future__ import annotations
 from random import Random
 
 import attrs
+from twisted.logger import Logger
 
 from mqbroker.access.accounts import IAccessControl
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.requests.send_rules import DLQ_QUEUES, stored_properties, unit_topic_flag
+from mqbroker.broker.requests.send_rules import DLQ_QUEUES, unit_topic_flag
 from mqbroker.broker.system_topics import delayed_target, stored_again
 from mqbroker.broker.topic_table import TopicTable
-from mqbroker.errors import Refused, StoreError
+from mqbroker.errors import MessageRefused, Refused, StoreError
 from mqbroker.remoting.handlers import Call, answers
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.bodies import SubscriptionGroupConfig
 from mqbroker.wire.codes import DLQ_PREFIX, FAQ, RETRY_PREFIX, Perm, Prop, RequestCode, ResponseCode
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
 from mqbroker.wire.ids import offset_message_id
+from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, reencode_properties
 from mqbroker.wire.record import Record, decode_record
+
+log = Logger()
 
 #: The delay level of the first retry: 10 s.
 FIRST_RETRY_LEVEL = 3
@@ -66,29 +70,65 @@ class SendBackRequests:
         delay_level_max = self.live.current.store.delay_level_count
         # A retry is for one group: it is not put again in the other queues that the message was put in.
         dropped = Prop.INNER_MULTI_DISPATCH, Prop.INNER_MULTI_QUEUE_OFFSET
-        properties = {name: value for name, value in record.properties.items() if name not in dropped}
-        properties.setdefault(Prop.RETRY_TOPIC, record.topic)
-        properties.setdefault(Prop.ORIGIN_MESSAGE_ID, offset_message_id(record.store_host, record.physical_offset))
+        former = {name: value for name, value in record.properties.items() if name not in dropped}
+        added = {
+            Prop.RETRY_TOPIC: record.topic,
+            Prop.ORIGIN_MESSAGE_ID: offset_message_id(record.store_host, record.physical_offset),
+        } | former
         times_max = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
-        if record.reconsume_times >= times_max or header.delay_level < 0:
-            name, queues, unit_flag = DLQ_PREFIX + group.group_name, DLQ_QUEUES, 0
-            properties.pop(Prop.DELAY_TIME_LEVEL, None)
-        else:
-            name, queues = RETRY_PREFIX + group.group_name, group.retry_queue_nums
-            unit_flag = unit_topic_flag(header.unit_mode, is_retry=True)
-            level = header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
-            properties[Prop.DELAY_TIME_LEVEL] = str(min(level, delay_level_max))
-        topic = self.topics.internal(name, queues, unit_flag)
-        if not topic.perm & Perm.WRITE:
-            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
-        stored_name, queue_id = delayed_target(
-            properties, name, self.rng.randrange(topic.read_queue_nums), delay_level_max
-        )
-        stored = stored_properties(properties, self.live.current.store.max_message_size)
-        message = stored_again(record, stored_name.encode(), queue_id, stored, more_reconsumed=1)
-        self.topics.create_internal(name, queues, unit_flag)
         try:
-            self.store.append([message])
+            if record.reconsume_times >= times_max or header.delay_level < 0:
+                self._append_dead(record, group, former, added)
+            else:
+                level = min(header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times, delay_level_max)
+                try:
+                    self._append_retry(record, group, added, level, header.unit_mode)
+                except MessageRefused as error:
+                    log.error(
+                        "a message of {topic} cannot be delayed for another try by {group} and becomes a dead letter: "
+                        "{why}",
+                        topic=record.topic, group=group.group_name, why=str(error),
+                    )  # fmt: skip
+                    self._append_dead(record, group, former, added)
         except StoreError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"SERVICE_NOT_AVAILABLE: {error}") from None
-        self.stats.sent_back(header.group, properties[Prop.RETRY_TOPIC])
+        self.stats.sent_back(header.group, added[Prop.RETRY_TOPIC])
+
+    def _append_retry(
+        self, record: Record, group: SubscriptionGroupConfig, properties: dict[str, str], level: int, unit_mode: bool
+    ) -> None:
+        """Store the next try. Raises StoreError: MessageRefused if there is no room for the properties that it needs,
+        as in messages of a Java broker, which accepts such; Refused."""
+        properties = properties | {Prop.DELAY_TIME_LEVEL: str(level)}
+        name, flag = RETRY_PREFIX + group.group_name, unit_topic_flag(unit_mode, is_retry=True)
+        queue_id = self._choose_queue(name, group.retry_queue_nums, flag)
+        target = delayed_target(properties, name, queue_id, self.live.current.store.delay_level_count)
+        self._append(record, target, reencode_properties(properties))
+
+    def _append_dead(
+        self, record: Record, group: SubscriptionGroupConfig, former: dict[str, str], added: dict[str, str]
+    ) -> None:
+        """Store a dead letter, with `added` properties or, if these are too many, the `former` ones, which always fit.
+        Raises StoreError and Refused."""
+        name = DLQ_PREFIX + group.group_name
+        queue_id = self._choose_queue(name, DLQ_QUEUES, 0)
+        stored = b""
+        for properties in (added, former):
+            properties = {key: value for key, value in properties.items() if key != Prop.DELAY_TIME_LEVEL}
+            stored = reencode_properties(properties)
+            if len(stored) <= PROPERTIES_BYTES_MAX:
+                break
+        self._append(record, (name, queue_id), stored)
+
+    def _choose_queue(self, name: str, queues: int, flag: int) -> int:
+        """A queue of the topic, which is created or extended if it must be. Raises Refused if nothing may be sent to
+        it."""
+        topic = self.topics.internal(name, queues, flag)
+        if not topic.perm & Perm.WRITE:
+            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
+        self.topics.create_internal(name, queues, flag)
+        return self.rng.randrange(topic.read_queue_nums)
+
+    def _append(self, record: Record, target: tuple[str, int], properties: bytes) -> None:
+        name, queue_id = target
+        self.store.append([stored_again(record, name.encode(), queue_id, properties, more_reconsumed=1)])

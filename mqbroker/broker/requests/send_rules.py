@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.system_topics import delayed_target, half_target, waits
+from mqbroker.broker.system_topics import copy_room, delayed_target, half_target, waits
 from mqbroker.broker.topic_table import TopicTable, describe_topic
 from mqbroker.errors import LmqQueuesExceeded, MessageRefused, MultiDispatchRefused, Refused
 from mqbroker.remoting.handlers import IConnection
@@ -34,14 +34,16 @@ from mqbroker.wire.codes import (
     TopicSysFlag,
 )
 from mqbroker.wire.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
-from mqbroker.wire.names import LMQ_PREFIX, check_topic
+from mqbroker.wire.names import LMQ_PREFIX, TOPIC_LENGTH_MAX, check_topic
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, reencode_properties
-from mqbroker.wire.record import RECORD_BYTES_MIN, NewMessage
+from mqbroker.wire.record import BLANK_BYTES_MIN, HEADS, RECORD_BYTES_MIN, V6, NewMessage
 
 _LMQ_EXCEEDED = (
     "[LMQ_CONSUME_QUEUE_NUM_EXCEEDED]broker config enableLmq and enableMultiDispatch, "
     "lmq consumeQueue num exceed maxLmqConsumeQueueNum config num, default limit 2w."
 )
+#: Bytes of a record without body, topic and properties, at most.
+_HEAD_BYTES_MAX = HEADS[V6].size + 3
 #: Queues of a dead letter topic.
 DLQ_QUEUES = 1
 
@@ -74,7 +76,10 @@ class SendRules:
         self._now = now
         settings = live.current
         # A record must fit into one segment, whatever its properties are.
-        self.body_bytes_max = min(settings.store.max_message_size, settings.store.mapped_file_size_commit_log // 2)
+        segment_bytes = settings.store.mapped_file_size_commit_log
+        self.body_bytes_max = min(settings.store.max_message_size, segment_bytes // 2)
+        # Of body, topic and properties; a copy may have another topic.
+        self._message_bytes_max = segment_bytes - _HEAD_BYTES_MAX - BLANK_BYTES_MIN - TOPIC_LENGTH_MAX
         self.delay_level_max = settings.store.delay_level_count
         #: Topics of the compiled path: encoded name -> (queues, sys flag bits, the queues that were sent to).
         self.plain_targets: dict[bytes, tuple[int, int, list[Any]]] = {}
@@ -129,9 +134,24 @@ class SendRules:
         stored_name, stored_queue, sys_flag, wait = self._divert(
             properties, header.producer_group, stored_name, stored_queue, sys_flag
         )
-        stored = stored_properties(properties, self.body_bytes_max)
+        # What a Java consumer cannot send back it sends here itself, with more properties than it had.
+        room = 0 if name.startswith(RETRY_PREFIX) else copy_room(properties)
+        stored = self._stored_properties(properties, len(body), room)
         message = _message(header, connection, stored_name, stored_queue, header.flag, sys_flag, body, stored)
         return [message], queue_id, wait
+
+    def _stored_properties(self, properties: dict[str, str], body_bytes: int, room: int) -> bytes:
+        """The bytes for a record, beside which `room` bytes are left in it. Raises Refused if they are too many."""
+        encoded = reencode_properties(properties)
+        if len(encoded) > PROPERTIES_BYTES_MAX:
+            raise illegal(self.body_bytes_max, f"msg properties length {len(encoded)}B, ")
+        if len(encoded) + room > PROPERTIES_BYTES_MAX:
+            found = f"msg properties length {len(encoded)}B, {room}B must stay free for delays and retries, "
+            raise illegal(self.body_bytes_max, found)
+        if body_bytes + len(encoded) + room > self._message_bytes_max:
+            found = f"body and properties of {body_bytes + len(encoded)}B do not fit mappedFileSizeCommitLog, "
+            raise illegal(self.body_bytes_max, found)
+        return encoded
 
     def _divert(
         self, properties: dict[str, str], group: str, name: str, queue_id: int, sys_flag: int
@@ -184,7 +204,8 @@ class SendRules:
             properties = decode_properties(entry.properties)
             if Prop.DELAY_TIME_LEVEL in properties or Prop.DELAY_TIME_LEVEL in shared:
                 raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a batch cannot be delayed")
-            stored = stored_properties(properties | shared, self.body_bytes_max)
+            properties |= shared
+            stored = self._stored_properties(properties, len(entry.body), copy_room(properties))
             # As in Java the records have a bound, not what was sent: each gets the properties of the batch.
             size += RECORD_BYTES_MIN + len(name) + len(entry.body) + len(stored)
             if size > self.body_bytes_max:
@@ -289,14 +310,6 @@ def _moment(timestamp_ms: int) -> str:
     except (OverflowError, OSError, ValueError):
         return str(timestamp_ms)
     return f"{moment:%Y-%m-%d %H:%M:%S},{timestamp_ms % 1000:03d}"
-
-
-def stored_properties(properties: dict[str, str], body_bytes_max: int) -> bytes:
-    """The bytes for a record. Raises Refused if they are too many."""
-    encoded = reencode_properties(properties)
-    if len(encoded) > PROPERTIES_BYTES_MAX:
-        raise illegal(body_bytes_max, f"msg properties length {len(encoded)}B, ")
-    return encoded
 
 
 def message_refusal(error: MessageRefused, body_bytes_max: int) -> Refused:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import attrs
-
 from mqbroker.broker.system_topics import NoRealTarget, real_target, real_target_of, schedule_queue, stored_again
 from mqbroker.wire.bounded_cache import BoundedCache
 from mqbroker.wire.codes import (
@@ -26,7 +24,17 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import CheckTransactionStateRequestHeader
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.properties import decode_properties, dispatch_names, reencode_properties
-from mqbroker.wire.record import V6, NewMessage, RawRecord, Record, body_crc, encode_record, encode_tail, fields_struct
+from mqbroker.wire.record import (
+    V6,
+    NewMessage,
+    RawRecord,
+    Record,
+    body_crc,
+    encode_host,
+    encode_tail,
+    fields_struct,
+    record_parts,
+)
 
 #: The only queue of half messages, of op messages, and of those that were given up.
 QUEUE_ID = 0
@@ -120,8 +128,12 @@ def check_request(record: Record) -> RemotingCommand:
         transaction_id=unique,
         offset_msg_id=offset_message_id(record.store_host, record.physical_offset),
     )
-    body = encode_record(attrs.evolve(record, topic=topic.decode(), queue_id=queue_id))
-    return RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, body)
+    again = stored_again(
+        record, topic, queue_id, reencode_properties(record.properties), prepared_offset=record.prepared_offset
+    )
+    store_host = encode_host(record.store_host)
+    parts, _ = record_parts(again, record.queue_offset, record.physical_offset, record.store_timestamp, store_host)
+    return RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, b"".join(parts))
 
 
 def settled_by(record: Record) -> int:

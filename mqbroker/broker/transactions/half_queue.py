@@ -271,7 +271,7 @@ class HalfQueue:
         """Settle half messages, each with the message that replaces it, if any; returns where that and the op message
         were stored.
 
-        All or none of it is stored, each replacement before its op message. Raises StoreError and OSError.
+        All or none of it is stored, each replacement before its op message. Raises StoreError.
         """
         if not settled:
             return []
@@ -284,7 +284,7 @@ class HalfQueue:
         return appended
 
     def put_back(self, halves: Mapping[int, NewMessage]) -> list[Appended]:
-        """Replace half messages by copies; returns where those are. Raises StoreError and OSError."""
+        """Replace half messages by copies; returns where those are. Raises StoreError."""
         appended = self.settle(halves)[::2]
         for offset, placed in zip(halves, appended, strict=True):
             self.settled.move(offset, placed[1])

@@ -127,7 +127,7 @@ class TransactionChecks:
             await self._half_queue.ready()
             self._make_topic(TRANS_HALF_TOPIC)
             await self._check(self._store.max_offset(TRANS_HALF_TOPIC, 0), TransactionCheckRules.of(self._live.current))
-        except (StoreError, OSError) as error:
+        except StoreError as error:
             if self._is_running:
                 log.error("transactions are not checked now: {why}", why=str(error))
         self._half_queue.save_progress()
@@ -148,7 +148,7 @@ class TransactionChecks:
         self._given_up.clear()
 
     async def _check(self, end: int, rules: TransactionCheckRules) -> None:
-        """Check all half messages below `end`. Raises StoreError and OSError."""
+        """Check all half messages below `end`. Raises StoreError."""
         settled = self._half_queue.settled
         at = settled.next_open(settled.progress)
         while at < end:
@@ -197,19 +197,23 @@ class TransactionChecks:
         gone: dict[int, NewMessage] = {}
         is_over = False
         for record in records:
-            step = rules.step(record, now_ms)
-            if step is Step.WAIT:
-                is_over = True
-                break
-            if step is Step.GIVE_UP or not _is_good(record):
-                log.info("the half message {key} is given up", key=_key(record))
-                self._given_up[_group_of(record)] += 1
-                gone[record.queue_offset] = check_limit_exceeded(record)
+            try:
+                step = rules.step(record, now_ms)
+                if step is Step.WAIT:
+                    is_over = True
+                    break
+                if step is Step.GIVE_UP or not _is_good(record):
+                    log.info("the half message {key} is given up", key=_key(record))
+                    self._given_up[_group_of(record)] += 1
+                    gone[record.queue_offset] = check_limit_exceeded(record)
+                    continue
+                counted = _counted(record) if step is Step.ASK else record
+                backs.append((counted, put_back(counted, counted.properties)))
+            except Exception:  # of one message: the others are checked
+                log.failure("the half message {key} is not checked in this round", key=_key(record))
                 continue
             if step is Step.ASK:
-                record = _counted(record)
-                asked.append(record)
-            backs.append((record, put_back(record, record.properties)))
+                asked.append(counted)
         if gone:
             self._give_up(gone)
         placed = self._put_back(backs)
@@ -221,19 +225,30 @@ class TransactionChecks:
         self._make_topic(TRANS_CHECK_MAX_TIME_TOPIC)
         try:
             self._half_queue.settle(gone)
-        except MessageRefused:
+        except Exception as error:
+            if not _is_of_one(error):
+                raise
             for offset, new in gone.items():
-                try:
-                    self._half_queue.settle({offset: new})
-                except MessageRefused as error:
-                    log.error("the half message at {n} is left out: {why}", n=offset, why=str(error))
-                    self._half_queue.settle({offset: None})
+                self._give_one_up(offset, new)
+
+    def _give_one_up(self, offset: int, new: NewMessage) -> None:
+        try:
+            self._half_queue.settle({offset: new})
+        except MessageRefused as error:
+            log.error("the half message at {n} is left out: {why}", n=offset, why=str(error))
+            self._half_queue.settle({offset: None})
+        except Exception as error:
+            if not _is_of_one(error):
+                raise
+            log.failure("the half message at {n} cannot be given up", n=offset)
 
     def _put_back(self, backs: list[tuple[Record, NewMessage]]) -> dict[int, Appended | None]:
         """Put half messages back; returns the new place of each, None if it stays."""
         try:
             appended = self._half_queue.put_back({record.queue_offset: new for record, new in backs})
-        except MessageRefused:
+        except Exception as error:
+            if not _is_of_one(error):
+                raise
             return {record.queue_offset: self._put_one_back(record, new) for record, new in backs}
         return {record.queue_offset: placed for (record, _), placed in zip(backs, appended, strict=True)}
 
@@ -243,6 +258,11 @@ class TransactionChecks:
         except MessageRefused as error:
             # With one property more it may be too large.
             log.error("the half message {key} stays where it is: {why}", key=_key(record), why=str(error))
+            return None
+        except Exception as error:
+            if not _is_of_one(error):
+                raise
+            log.failure("the half message {key} stays where it is", key=_key(record))
             return None
 
     def _ask(self, record: Record) -> None:
@@ -256,10 +276,17 @@ class TransactionChecks:
         except MQError as error:
             log.info("{group} cannot be asked about {key}: {why}", group=group, key=_key(record), why=str(error))
             self._unasked[group] += 1
+        except Exception:
+            log.failure("{group} cannot be asked about {key}", group=group, key=_key(record))
 
 
 def _group_of(record: Record) -> str:
     return record.properties.get(Prop.PRODUCER_GROUP, "")
+
+
+def _is_of_one(error: Exception) -> bool:
+    """Whether an append may have failed because of one of its messages. Of what is not a refusal that is not known."""
+    return isinstance(error, MessageRefused) or not isinstance(error, StoreError | MemoryError)
 
 
 def _is_good(record: Record) -> bool:
@@ -276,8 +303,9 @@ def _counted(record: Record) -> Record:
 
 
 def _placed(record: Record, appended: Appended | None) -> Record:
-    if appended is None:
-        return record
+    if appended is None:  # its count may be what it has no room for
+        kept = {name: record.properties[name] for name in record.properties if name != Prop.TRANSACTION_CHECK_TIMES}
+        return attrs.evolve(record, properties=kept)
     return attrs.evolve(record, physical_offset=appended[0], queue_offset=appended[1])
 
 

@@ -143,6 +143,45 @@ def test_topics_and_groups_follow_a_master_that_says_nothing_of_its_log(
     change_and_follow(pair, master, slave)
 
 
+@pytest.mark.parametrize("error", [MQError("no table"), LookupError("a mistake")])
+@pytest.mark.parametrize("failing", ["topics", "groups", "consumer offsets", "delay offsets"])
+def test_a_table_that_cannot_be_taken_over_keeps_no_other_from_being(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, logged: Logged, failing: str, error: Exception
+) -> None:
+    master, slave = pair.master(), pair.slave()
+    pair.turn(12)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    table, name = {
+        "topics": (slave.parts.topics, "follow"),
+        "groups": (slave.parts.groups, "follow"),
+        "consumer offsets": (slave_synchronize, "decode_offsets"),
+        "delay offsets": (DelayOffsets, "from_json"),
+    }[failing]
+    with monkeypatch.context() as patch:
+        patch.setattr(table, name, fail)
+        master.parts.topics.put(TopicConfig("A", 3, 3, 6))
+        master.parts.groups.put(SubscriptionGroupConfig("G", retry_max_times=3))
+        master.client().send("T", properties="DELAY\x011")
+        master.parts.offsets.commit("G", "T", 0, 1)
+        pair.turn(30)
+        assert sum("cannot be fetched" in line for line in logged.lines) == 1
+        found = {
+            "topics": slave.parts.topics.get("A") is not None,
+            "groups": slave.parts.groups.get("G") is not None,
+            "consumer offsets": slave.parts.offsets.query("G", "T", 0) == 1,
+            "delay offsets": slave.parts.delay.snapshot() == DelayOffsets({1: 1}),
+        }
+        assert found == {each: each != failing for each in found}
+    pair.turn(12)
+    assert sum("are fetched again" in line for line in logged.lines) == 1
+    assert slave.parts.offsets.query("G", "T", 0) == 1
+    assert slave.parts.delay.snapshot() == DelayOffsets({1: 1})
+    logged.clear()
+
+
 def test_a_table_that_has_not_changed_is_not_taken_over_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     master, slave = pair.master(), pair.slave()
     pair.turn(12)

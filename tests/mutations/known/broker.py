@@ -11,6 +11,27 @@ MISTAKES = [
         ("tests/broker/test_name_servers.py",),
     ),
     Mutation(
+        "leave no room in a message for the properties of its copies",
+        "broker/requests/send_rules.py",
+        "        if len(encoded) + room > PROPERTIES_BYTES_MAX:\n",
+        "        if len(encoded) > PROPERTIES_BYTES_MAX:\n",
+        ("tests/broker/test_copies.py",),
+    ),
+    Mutation(
+        "count retries beyond what a record holds",
+        "broker/system_topics.py",
+        "        min(record.reconsume_times + more_reconsumed, _RECONSUME_TIMES_MAX),\n",
+        "        record.reconsume_times + more_reconsumed,\n",
+        ("tests/broker/test_copies.py",),
+    ),
+    Mutation(
+        "keep a message that has no room for a retry from becoming a dead letter",
+        "broker/requests/send_back.py",
+        "            if len(stored) <= PROPERTIES_BYTES_MAX:\n                break\n",
+        "            break\n",
+        ("tests/broker/test_copies.py",),
+    ),
+    Mutation(
         "refuse a query by key that Java's client has signed",
         "wire/signature.py",
         "    if UNIQUE_MSG_QUERY_FLAG not in fields:\n",

@@ -4,6 +4,20 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "look for a message that cannot be dispatched at the first failure, which may pass",
+        "store/dispatch.py",
+        "            if self._start != run.start or self._count < TRIES_MAX:\n",
+        "            if self._start != run.start:\n",
+        ("tests/store/test_dispatch.py",),
+    ),
+    Mutation(
+        "leave messages out of their queues for a fault that is none of theirs",
+        "store/dispatch.py",
+        "        if len(failed) == run.count > 1:  # it is no fault of a message\n",
+        "        if False:\n",
+        ("tests/store/test_dispatch.py",),
+    ),
+    Mutation(
         "enter no time for the first message of a batch that is stored at 0",
         "store/index_file.py",
         "        seconds, former_ms = 0, begin\n",

@@ -34,7 +34,7 @@ DOORS = ("cli", "daemons", "spark")
 SMALL_DOORS: dict[str, set[str]] = {
     # The faces of the clients are where programs come in: what they do not pass is taken from the world here, and the
     # cores behind them are handed it. Plain sockets know no other clock than the system's; threads may share a client.
-    "client/deferred.py": {"random.Random"},
+    "client/deferred.py": {"random.Random", "time.monotonic"},
     "client/aio.py": {"random.Random"},
     "client/aio_net.py": {"time.time"},
     "client/blocking.py": {"random.Random", "threading", "concurrent.futures"},

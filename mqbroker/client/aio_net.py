@@ -57,6 +57,9 @@ class AioNet(LoopNet):
     def now(self) -> float:
         return time.time()
 
+    def steady(self) -> float:
+        return self.loop.time()
+
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:

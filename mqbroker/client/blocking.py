@@ -153,9 +153,11 @@ class Producer(_PerProcess[ProducerCore, ProducerOptions]):
             with lock:
                 return source()
 
-        return ProducerCore(
+        core = ProducerCore(
             net, self._name_servers, self._group, self._options, client_id=client_id, next_id=next_id, live=None
         )
+        net.heartbeats = core.heartbeats
+        return core
 
     send = call(ProducerCore.send, core)
     send_batch = call(ProducerCore.send_batch, core)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
@@ -24,6 +24,7 @@ from mqbroker.client.net import Lock, signed
 from mqbroker.client.tls import ClientTls, Contexts, is_alert, ssl_context, ssl_failed, why_lost
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut, Unreachable
 from mqbroker.remoting.response_table import Complete, ResponseTable
+from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import ONEWAY_FLAG, Frame, FrameDecoder, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
@@ -38,6 +39,7 @@ _READ_BYTES = 256 * 1024
 _IDLE_S_MAX = 60.0
 #: Requests sent ahead of their responses on one connection: they fit into socket buffers, so that neither side blocks.
 _WINDOW = 64
+_SENDS = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -64,6 +66,8 @@ class _Connection:
         self._decoder = FrameDecoder()
         self.responses = ResponseTable(addr, time.monotonic)
         self.idle_since = 0.0
+        #: When a heartbeat was sent over it.
+        self.beat_at = float("-inf")
         try:
             self._socket = socket.create_connection(split_address(addr), min(timeout_s, _CONNECT_TIMEOUT_S))
         except OSError as error:
@@ -190,6 +194,8 @@ class _Pipeline:
                 self._fill_window(connection, deadline)
         except MQError as error:
             self._fail(error)
+        if self._connection is not None and any(command.code in _SENDS for command in self._commands):
+            self._beat(self._connection, deadline)
         if self._connection is not None:
             self._net.release(self._addr, self._connection)
             self._connection = None
@@ -200,6 +206,24 @@ class _Pipeline:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def _beat(self, connection: _Connection, deadline: float) -> None:
+        """Send the producer's heartbeat over a connection that carries its messages, when one is due: brokers count
+        heartbeats by connection."""
+        heartbeats, now = self._net.heartbeats, time.monotonic()
+        if heartbeats is None or not self._net.is_beat_due(connection, now):
+            return
+        answers: list[RemotingCommand | MQError] = []
+        request = self._net.signed(heartbeats.request())
+        try:
+            connection.send_all([request], deadline, [answers.append])
+            while not answers:
+                connection.read(request, deadline)
+            connection.beat_at = now
+        except MQError as error:
+            answers.append(error)
+            self.abandon()
+        heartbeats.answered(self._addr, answers[0])
 
     def _fill_window(self, connection: _Connection, deadline: float) -> None:
         first, room = self._sent, _WINDOW - len(connection.responses)
@@ -246,6 +270,16 @@ class RequestsInFlight:
             pipeline.abandon()
 
 
+class Heartbeats(Protocol):
+    """The heartbeats of a producer, which are sent over each connection that it sends messages over."""
+
+    heartbeat_s: float
+
+    def request(self) -> RemotingCommand: ...
+
+    def answered(self, addr: str, answer: RemotingCommand | MQError) -> MQError | None: ...
+
+
 class _ThreadLock:
     """A lock between threads; a coroutine that waits for it blocks its thread, as everything here does."""
 
@@ -274,9 +308,18 @@ class BlockingNet:
         self._lock = threading.Lock()
         self._idle: dict[str, list[_Connection]] = {}
         self._closed = False
+        #: Of a producer.
+        self.heartbeats: Heartbeats | None = None
 
     def now(self) -> float:
         return time.time()
+
+    def steady(self) -> float:
+        return time.monotonic()
+
+    def signed(self, command: RemotingCommand) -> RemotingCommand:
+        """The command, signed by the account."""
+        return signed(command, self._credentials)
 
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         (result,) = await self.invoke_many([(addr, command)], timeout_ms)
@@ -292,19 +335,25 @@ class BlockingNet:
     def launch(self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int) -> RequestsInFlight:
         """Send requests now and read their responses later. Requests that fail already are errors among the
         responses."""
-        return RequestsInFlight(
-            self, [(addr, signed(command, self._credentials)) for addr, command in requests], timeout_ms
-        )
+        return RequestsInFlight(self, [(addr, self.signed(command)) for addr, command in requests], timeout_ms)
 
     async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
         deadline = time.monotonic() + _CONNECT_TIMEOUT_S
         connection = self.acquire(addr, deadline)
         try:
-            connection.send(signed(command, self._credentials), deadline)
+            connection.send(self.signed(command), deadline)
+            now = time.monotonic()
+            if self.heartbeats is not None and command.code in _SENDS and self.is_beat_due(connection, now):
+                connection.send(self.signed(self.heartbeats.request()), deadline)
+                connection.beat_at = now
         except BaseException:
             connection.close()
             raise
         self.release(addr, connection)
+
+    def is_beat_due(self, connection: _Connection, now: float) -> bool:
+        """Whether a connection that has carried a message needs a heartbeat."""
+        return self.heartbeats is not None and now - connection.beat_at >= self.heartbeats.heartbeat_s
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - there is no loop to hold up

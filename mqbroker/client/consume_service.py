@@ -103,7 +103,7 @@ class ConsumeService:
     ) -> None:
         self._net = net
         self._listener = listener
-        self._verdicts = ListenerResults(listener, net.now)
+        self._verdicts = ListenerResults(listener, net.steady)
         self._send_back = send_back
         self._stats = stats
         self._concurrency = concurrency
@@ -166,7 +166,7 @@ class ConsumeService:
             why = f"the body of message {message.msg_id} cannot be decompressed: {message.body_error}"
             raise Refused(ResponseCode.SYSTEM_ERROR, why)
         log.info("consuming message %s of %s directly", message.msg_id, message.queue)
-        began, remark = self._net.now(), None
+        began, remark = self._net.steady(), None
         self._direct.append(message)
         try:
             result = "CR_SUCCESS" if await self._ask(message) is None else "CR_LATER"
@@ -176,7 +176,7 @@ class ConsumeService:
         finally:
             self._direct = [each for each in self._direct if each is not message]
             self._tell_idle()
-        spent_ms = max(0, int((self._net.now() - began) * 1000))
+        spent_ms = max(0, int((self._net.steady() - began) * 1000))
         return ConsumeMessageDirectlyResult(consume_result=result, remark=remark, spent_time_mills=spent_ms)
 
     def stop(self) -> None:
@@ -291,7 +291,7 @@ class ConsumeService:
 
     async def _take_turn(self, run: _Run) -> bool:
         """As `_work`, until others on the event loop should have their turn: then True."""
-        waiting, now_s = self._waiting, self._net.now
+        waiting, now_s = self._waiting, self._net.steady
         until = now_s() + _TURN_S
         while waiting and now_s() < until:
             portion = run.portion = waiting[0]
@@ -302,7 +302,7 @@ class ConsumeService:
 
     async def _consume(self, run: _Run, portion: _Portion, until: float) -> None:
         """Give the listener what nobody else takes of `portion`, as long as it is not `until`, and it is not over."""
-        owner, batch, now_s = portion.owner, portion.batch, self._net.now
+        owner, batch, now_s = portion.owner, portion.batch, self._net.steady
         since = now_s()
         ok = 0
         while not owner.dropped:
@@ -310,7 +310,7 @@ class ConsumeService:
                 batch.messages, portion.next, portion.end, self._listener, self, run, now_s, until
             )
             ok += consumed
-            batch.count_out(consumed, now_s())
+            batch.count_out(consumed, self._net.now())
             if outcome == Outcome.STOPPED:
                 break
             if await self._settle(run, portion, outcome, value):
@@ -392,7 +392,7 @@ class ConsumeService:
                     self._warn_of_unreadable(message)
 
     def _warn_of_unreadable(self, message: ReceivedMessage) -> None:
-        now = self._net.now()
+        now = self._net.steady()
         if now < self._warn_again_at:
             self._unwarned += 1
             return

@@ -13,10 +13,12 @@ from __future__ import annotations
 import functools
 import os
 import random
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from twisted.internet.base import ReactorBase
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
@@ -209,10 +211,12 @@ def _net(
     answer: RequestHandler = decline,
 ) -> DeferredNet:
     """A client's network; `answer` handles brokers' requests. Raises BadTls."""
+    # Twisted's reactors have the time of day, which may be set.
+    steady = time.monotonic if isinstance(reactor, ReactorBase) else None
     if connector is not None or options.tls is None:
-        return DeferredNet(reactor, answer, rng, options.credentials, connector)
+        return DeferredNet(reactor, answer, rng, options.credentials, connector, steady=steady)
     # TLS modules are imported only if they are used.
     from mqbroker.client.deferred_tls import TlsConnector
 
     tls = TlsConnector(reactor, options.tls)
-    return DeferredNet(reactor, answer, rng, options.credentials, tls, tls.why_lost)
+    return DeferredNet(reactor, answer, rng, options.credentials, tls, tls.why_lost, steady)

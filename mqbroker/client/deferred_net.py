@@ -46,11 +46,14 @@ class DeferredNet(LoopNet):
         credentials: Credentials | None = None,
         connector: Connector | None = None,
         why_lost: WhyLost = _LOST_WITHOUT_TLS,
+        steady: Callable[[], float] | None = None,
     ) -> None:
-        """`connector` makes the endpoints of connections; `why_lost` may know more about them."""
+        """`connector` makes the endpoints of connections; `why_lost` may know more about them. `steady` returns seconds
+        of a clock that is never set, by default the reactor's."""
         super().__init__(on_request, rng, credentials, why_lost)
         self._clock: IReactorTime = reactor
-        self._loop = ReactorLoop(reactor)
+        self._steady: Callable[[], float] = steady or reactor.seconds
+        self._loop = ReactorLoop(reactor, self._steady)
         self._connector = connector or tcp_connector(reactor)
 
     @property
@@ -59,6 +62,9 @@ class DeferredNet(LoopNet):
 
     def now(self) -> float:
         return float(self._clock.seconds())
+
+    def steady(self) -> float:
+        return self._steady()
 
     async def sleep(self, seconds: float) -> None:
         await deferLater(self._clock, seconds)
@@ -96,8 +102,8 @@ class DeferredNet(LoopNet):
 class ReactorLoop:
     """A reactor as a `Loop`. What is to be called in the next turn costs one delayed call for all of it."""
 
-    def __init__(self, reactor: IReactorTime) -> None:
-        self.time: Callable[[], float] = reactor.seconds
+    def __init__(self, reactor: IReactorTime, steady: Callable[[], float]) -> None:
+        self.time: Callable[[], float] = steady
         self._call_later = reactor.callLater
         self._soon: deque[Callable[[], object]] = deque()
 

@@ -37,7 +37,7 @@ class Heartbeats:
         self._producer_group = producer_group
         self._consumer_data = consumer_data
         self._timeout_ms = timeout_ms
-        self._heartbeat_s = heartbeat_s
+        self.heartbeat_s = heartbeat_s
         self._sent_at: dict[str, float] = {}
 
     async def send_to_all(self) -> None:
@@ -67,7 +67,7 @@ class Heartbeats:
     def is_due(self, addr: str) -> bool:
         """Whether the broker at `addr`, which has answered a request, got none within the heartbeat's period."""
         sent_at = self._sent_at.get(addr)
-        return sent_at is None or self._net.now() - sent_at >= self._heartbeat_s
+        return sent_at is None or self._net.steady() - sent_at >= self.heartbeat_s
 
     async def unregister(self) -> None:
         """Unregister from every broker that got one. After failures the brokers' own time-out applies."""
@@ -104,14 +104,25 @@ class Heartbeats:
         """Send one to each address. Returns the errors by address."""
         failures: dict[str, MQError] = {}
         for addr in addresses:
-            self._sent_at[addr] = self._net.now()
-        body = self._data().to_json()
-        requests = [(addr, RemotingCommand.request(RequestCode.HEART_BEAT, body=body)) for addr in addresses]
-        for addr, answer in zip(addresses, await self._net.invoke_many(requests, self._timeout_ms), strict=True):
-            if not isinstance(answer, MQError) and answer.code == ResponseCode.SUCCESS:
-                continue
-            self._sent_at.pop(addr, None)
-            why = answer if isinstance(answer, MQError) else Refused(answer.code, answer.remark or "")
-            failures[addr] = why
-            log.warning("heartbeat to %s failed: %s", addr, why)
+            self._sent_at[addr] = self._net.steady()
+        request = self.request()
+        answers = await self._net.invoke_many([(addr, request) for addr in addresses], self._timeout_ms)
+        for addr, answer in zip(addresses, answers, strict=True):
+            why = self.answered(addr, answer)
+            if why is not None:
+                failures[addr] = why
         return failures
+
+    def request(self) -> RemotingCommand:
+        """A heartbeat."""
+        return RemotingCommand.request(RequestCode.HEART_BEAT, body=self._data().to_json())
+
+    def answered(self, addr: str, answer: RemotingCommand | MQError) -> MQError | None:
+        """Note the result of a heartbeat; returns the error, which is logged, if it failed."""
+        if not isinstance(answer, MQError) and answer.code == ResponseCode.SUCCESS:
+            self._sent_at[addr] = self._net.steady()
+            return None
+        self._sent_at.pop(addr, None)
+        why = answer if isinstance(answer, MQError) else Refused(answer.code, answer.remark or "")
+        log.warning("heartbeat to %s failed: %s", addr, why)
+        return why

@@ -71,6 +71,9 @@ class LoopNet(ABC):
     def now(self) -> float: ...
 
     @abstractmethod
+    def steady(self) -> float: ...
+
+    @abstractmethod
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task: ...
 
     @abstractmethod

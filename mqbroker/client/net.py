@@ -45,7 +45,7 @@ class Lock(Protocol):
 
 
 class Net(Protocol):
-    """Requests to peers, named "host:port", and time in seconds since the epoch."""
+    """Requests to peers, named "host:port", and time in seconds."""
 
     @property
     def rng(self) -> random.Random:
@@ -53,6 +53,9 @@ class Net(Protocol):
 
     def now(self) -> float:
         """Seconds since the epoch."""
+
+    def steady(self) -> float:
+        """Seconds of a clock that is never set, for durations."""
 
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         """Return the response. Raises Unreachable, ConnectionClosed or RequestTimedOut.

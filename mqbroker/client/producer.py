@@ -115,7 +115,7 @@ class ProducerCore:
             default_topic_queues=options.default_topic_queues,
             timeout_ms=options.send_timeout_ms,
         )
-        self._heartbeats = Heartbeats(
+        self.heartbeats = Heartbeats(
             net,
             self._routes,
             client_id,
@@ -128,7 +128,7 @@ class ProducerCore:
             SendsInFlight(live, options.sends_in_flight_max, options.sends_in_flight_bytes_max) if live else None
         )
         self._plain = plain_sends and plain_sends(
-            self._routes, self._rotation, self._heartbeats, self._in_flight, self._request, options
+            self._routes, self._rotation, self.heartbeats, self._in_flight, self._request, options
         )
         self._tasks: list[Task] = []
         self._closed = False
@@ -243,7 +243,7 @@ class ProducerCore:
         """Start heartbeats and the refresh of routes. No connection is made before it is needed."""
         assert self._live is not None
         self._tasks = [
-            self._live.spawn(every(self._live, self._options.heartbeat_s, self._heartbeats.send_to_all)),
+            self._live.spawn(every(self._live, self._options.heartbeat_s, self.heartbeats.send_to_all)),
             self._live.spawn(every(self._live, self._options.route_age_s, self._routes.refresh_all)),
         ]
 
@@ -255,7 +255,7 @@ class ProducerCore:
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
-        await self._heartbeats.unregister()
+        await self.heartbeats.unregister()
         await self._net.close()
 
     def _now_ms(self) -> int:
@@ -287,7 +287,10 @@ class ProducerCore:
         self, outgoing: Outgoing, choose: Choose | None, timeout_ms: int | None, first: FirstAttempt | None = None
     ) -> SendResult:
         allowed_s = (self._options.send_timeout_ms if timeout_ms is None else timeout_ms) / 1000
-        deadline: float | None = None if first is None else first.began_at + allowed_s
+        steady = self._net.steady
+        deadline: float | None = None
+        if first is not None:
+            deadline = steady() + allowed_s - min(max(0.0, self._net.now() - first.began_at), allowed_s)
         trials = _Trials(outgoing.topic, self._options.retries)
         while True:
             if first is not None:
@@ -298,14 +301,14 @@ class ProducerCore:
                 except MQError as error:
                     if not trials.outlast(error):
                         raise
-                    deadline = deadline or self._net.now() + allowed_s
+                    deadline = deadline or steady() + allowed_s
                     await self._pause(trials, deadline, error)
                     continue
             # The time-out starts with the first attempt: the route and earlier sends may have taken long.
-            deadline = deadline or self._net.now() + allowed_s
+            deadline = deadline or steady() + allowed_s
             if queue.broker_name in trials.brokers:
                 await self._pause(trials, deadline)
-            left_ms = int((deadline - self._net.now()) * 1000)
+            left_ms = int((deadline - steady()) * 1000)
             if left_ms <= 0 and first is None:
                 trials.add(queue, addr, RequestTimedOut(f"{allowed_s:g} s passed before this attempt"))
                 raise trials.failure()
@@ -333,8 +336,9 @@ class ProducerCore:
         else:
             answer = made.outcome
         result = read_send_answer(outgoing, queue, answer)
-        if self._heartbeats.is_due(addr):
-            await self._heartbeats.send_to(addr)
+        # Threads have a connection each, which their net sends heartbeats over.
+        if self._live is not None and self.heartbeats.is_due(addr):
+            await self.heartbeats.send_to(addr)
         return result
 
     def _request(self, outgoing: Outgoing, queue: MessageQueue) -> RemotingCommand:
@@ -351,7 +355,7 @@ class ProducerCore:
         """Wait before the next attempt. If the time ends first, raises SendFailed, or `error` if nothing was sent."""
         pause_s = min(_RETRY_PAUSE_S * 2.0**trials.pauses, _RETRY_PAUSE_S_MAX) * self._net.rng.uniform(0.5, 1.0)
         trials.pauses = min(trials.pauses + 1, 10)
-        if self._net.now() + pause_s >= deadline:
+        if self._net.steady() + pause_s >= deadline:
             raise trials.failure() if trials.attempts or error is None else error
         await self._net.sleep(pause_s)
 

@@ -175,7 +175,7 @@ class Routes:
         """Whether the entry's route needs no refresh."""
         if entry.route is None or (entry.route.is_default and not create):
             return False
-        age = self._net.now() - entry.checked_at
+        age = self._net.steady() - entry.checked_at
         if entry.is_stale:
             return age < _STALE_RETRY_S
         return self._age_s is None or age < self._age_s
@@ -207,7 +207,7 @@ class Routes:
             entry.error = error
         finally:
             entry.asked += 1
-            entry.checked_at = self._net.now()
+            entry.checked_at = self._net.steady()
             entry.is_stale = False
 
     async def _fetch(self, topic: str, *, create: bool) -> Route:

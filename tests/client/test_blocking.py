@@ -6,6 +6,7 @@ import pickle
 import resource
 import socket
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -274,3 +275,62 @@ def test_nothing_is_left_waiting_for_a_loop_that_ends(ending: _HeldAtItsEnd) -> 
 
     threading.Thread(target=subscribe, daemon=True).start()
     assert refused.wait(10)
+
+
+# --- heartbeats
+
+
+def beats(topic: Loopback) -> int:
+    return len(topic.faults.asked(RequestCode.HEART_BEAT))
+
+
+def registered(topic: Loopback) -> int:
+    """The connections that the broker knows as those of the producer."""
+    with topic.lock:
+        return len(topic.parts("a").producers.group("pg"))
+
+
+def test_each_connection_that_carries_messages_sends_heartbeats_of_its_own(topic: Loopback) -> None:
+    with Producer(topic.addr, "pg") as producer:
+        net, _ = producer._parts()
+        producer.send(Message("T", b"0"), queue=Q)
+        held = [net.acquire(topic.broker_addr, time.monotonic() + 30)]
+        for n in (2, 3, 4):  # as of threads that send at the same time
+            producer.send(Message("T", b"x"), queue=Q)
+            assert (registered(topic), beats(topic)) == (n, n)
+            held.append(net.acquire(topic.broker_addr, time.monotonic() + 30))
+        for connection in held:
+            net.release(topic.broker_addr, connection)
+        for round_ in (2, 3):
+            for connection in held:
+                connection.beat_at -= 31
+            for _ in range(3):  # each uses the connection that was released last
+                producer.send(Message("T", b"x"), queue=Q)
+            assert beats(topic) == 4 + round_ - 1
+
+
+def test_a_connection_that_carries_oneway_messages_alone_sends_heartbeats(topic: Loopback) -> None:
+    with Producer(topic.addr, "pg") as producer:
+        for _ in range(3):
+            producer.send_oneway(Message("T", b"x"), queue=Q)
+        producer.send(Message("T", b"x"), queue=Q)
+        assert (registered(topic), beats(topic)) == (1, 1)
+
+
+def test_a_heartbeat_that_fails_costs_the_connection_and_not_the_send(
+    topic: Loopback, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic.faults.refuse[None, RequestCode.HEART_BEAT] = lambda passage: passage.cut()
+    with Producer(topic.addr, "pg") as producer:
+        assert producer.send(Message("T", b"x"), queue=Q).queue_offset == 0
+        assert "heartbeat to " in caplog.text
+        topic.faults.refuse.clear()
+        assert producer.send(Message("T", b"x"), queue=Q).queue_offset == 1
+        assert registered(topic) == 1
+
+
+def test_a_pull_consumer_sends_no_heartbeats(topic: Loopback) -> None:
+    topic.store(Q, b"0")
+    with PullConsumer(topic.addr, "cg") as consumer:
+        consumer.pull(Q, 0)
+    assert beats(topic) == 0

@@ -31,6 +31,8 @@ class Net(AioNet):
         self.time_s += 0.001
         return self.time_s
 
+    steady = now
+
 
 @attrs.define
 class Owner:

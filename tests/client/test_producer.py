@@ -268,6 +268,31 @@ def test_brokers_hear_of_the_producer_once_a_period_and_when_it_leaves(world: Wo
     assert sorted(world.faults.asked_of(RequestCode.UNREGISTER_CLIENT)) == [A, B]
 
 
+def test_a_clock_that_is_set_back_or_forward_changes_no_heartbeat_and_no_time_out(world: World, producer: Any) -> None:
+    beats = RequestCode.HEART_BEAT
+    for _ in range(8):
+        world.result(producer.send(Message("T", b"x")))
+    world.clock.set_forward -= 3600
+    world.clock.advance(30)
+    for _ in range(4):
+        world.result(producer.send(Message("T", b"x")))
+    assert len(world.faults.asked(beats)) == 4
+    world.clock.set_forward += 7200
+    for _ in range(4):
+        world.result(producer.send(Message("T", b"x")))
+    assert len(world.faults.asked(beats)) == 4
+    for addr in (A, B):
+        world.faults.refuse[addr, RequestCode.SEND_MESSAGE_V2] = (ResponseCode.SYSTEM_BUSY, "busy")
+    outcome: list[Any] = []
+    world.run(producer.send(Message("T", b"x"))).addErrback(outcome.append)
+    world.clock.set_forward += 3600
+    world.clock.pump([0.1] * 20)
+    assert outcome == []
+    world.clock.set_forward -= 7200
+    world.clock.pump([0.1] * 15)
+    assert outcome[0].check(SendFailed)
+
+
 def test_kept_alive_it_beats_and_refreshes_by_itself(world: World, producer: Any) -> None:
     world.result(producer.send(Message("T", b"x")))
     before = len(world.faults.requests)

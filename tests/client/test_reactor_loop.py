@@ -23,7 +23,7 @@ def clock() -> Any:
 
 @pytest.fixture
 def loop(clock: Any) -> ReactorLoop:
-    return ReactorLoop(clock)
+    return ReactorLoop(clock, clock.seconds)
 
 
 def test_calls_are_made_in_the_next_turn_in_order_and_an_error_ends_none_of_the_others(
@@ -110,7 +110,7 @@ def test_a_wait_that_is_cancelled_after_the_result_has_come_is_cancelled_and_the
 def on_reactor(main: Callable[[Loop], Coroutine[Any, Any, Any]]) -> Any:
     clock: Any = Clock()
     found: list[Any] = []
-    Deferred.fromCoroutine(main(ReactorLoop(clock))).addBoth(found.append)
+    Deferred.fromCoroutine(main(ReactorLoop(clock, clock.seconds))).addBoth(found.append)
     while not found:
         clock.advance(0.001)
     if isinstance(found[0], Failure):

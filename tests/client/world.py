@@ -53,7 +53,13 @@ class World:
         self.faults = cluster.faults
 
     def net(self, seed: int = 1) -> DeferredNet:
-        return DeferredNet(self.clock, decline, random.Random(seed), connector=self.cluster.network.connector)
+        return DeferredNet(
+            self.clock,
+            decline,
+            random.Random(seed),
+            connector=self.cluster.network.connector,
+            steady=self.cluster.reactor.seconds,
+        )
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Deferred[Any]:
         """Start a coroutine; the Deferred of its result."""

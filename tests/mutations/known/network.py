@@ -4,6 +4,20 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "send a blocking producer's heartbeat over one of its connections alone",
+        "client/blocking_net.py",
+        "        return self.heartbeats is not None and now - connection.beat_at >= self.heartbeats.heartbeat_s\n",
+        "        return self.heartbeats is not None and self.heartbeats.is_due(connection._addr)\n",
+        ("tests/client/test_blocking.py",),
+    ),
+    Mutation(
+        "end a send's time by the time of day",
+        "client/producer.py",
+        "        if self._net.steady() + pause_s >= deadline:",
+        "        if self._net.now() + pause_s >= deadline:",
+        ("tests/client/test_producer.py",),
+    ),
+    Mutation(
         "take a jump of the clock for a time without traffic",
         "remoting/connection.py",
         "            idle_s = min(max(0.0, self._clock.seconds() - self.last_active), now - self._checked_at)\n",

@@ -320,9 +320,7 @@ class BrokerService(Service):
         return _Follower(client, comparison, service)
 
     def _follow_master(self, store: MessageStore, parts: Assembly, follower: _Follower) -> None:
-        tables = SlaveSynchronize(
-            follower.client, parts.topics, parts.groups, parts.offsets, parts.delay, lambda: store.flushed
-        )
+        tables = SlaveSynchronize(follower.client, parts.topics, parts.groups, parts.offsets, parts.delay, store)
         slave = self._slave = BrokerSlave(
             self._clock,
             follower.service,

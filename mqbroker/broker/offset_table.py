@@ -81,8 +81,10 @@ class OffsetTable:
         """Take over a master's offsets; `before`: those taken over last.
 
         What was committed here, while the master was away, stays where it is higher; what the master has moved back
-        since `before` is moved back.
+        since `before` is moved back, and what it has removed since is removed.
         """
+        for key in before.keys() & self._offsets.keys() - master.keys():
+            self._remove(key, key.partition("@")[2])
         for key, queues in master.items():
             own = self._offsets.get(key)
             if own is None:
@@ -170,11 +172,16 @@ class OffsetTable:
         """Remove all offsets of a group."""
         topics = self.topics_of(group)
         for topic in topics:
-            self._count -= len(self._offsets.pop(f"{topic}@{group}", ()))
-            self._file.is_dirty = True
+            self._remove(f"{topic}@{group}", group)
         if topics:
             log.info("the offsets of {group} in {n} topics are removed", group=group, n=len(topics))
-        self._topics_of.pop(group, None)
+
+    def _remove(self, key: str, group: str) -> None:
+        self._count -= len(self._offsets.pop(key))
+        self._file.is_dirty = True
+        self._topics_of[group] -= 1
+        if not self._topics_of[group]:
+            del self._topics_of[group]
 
     def snapshot(self) -> ConsumerOffsetSerializeWrapper | LmqConsumerOffsets:
         if not self._has_lmq:

@@ -3,6 +3,11 @@
 Source of the requests: SlaveSynchronize of 4.9.7. Unlike there an older table never replaces a newer one, and offsets
 are taken over only once the messages below them are on the slave's disk, so that a consumer finds what it has not
 consumed.
+
+And unlike there, queues that the master has removed are removed, once the messages from before the removal are there:
+else the slave would serve them, and those of a topic of that name that is created again, as one queue. A master of our
+kind tells them, with the offsets at which they go on; of a Java master they are those of topics that its table had in
+the same run.
 """
 
 from __future__ import annotations
@@ -12,19 +17,24 @@ from hashlib import sha256
 from typing import TypeVar
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mqbroker.broker.delay import DelayOffsets, DelayService
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.offset_table import Offsets, OffsetTable, decode_offsets
+from mqbroker.broker.requests.topic_requests import WITH_REMOVED_QUEUES
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import MQError
 from mqbroker.ha.divergence import log_bounds
 from mqbroker.remoting.client import RemotingClient, succeeded
-from mqbroker.wire.bodies import SubscriptionGroupWrapper, TopicConfigSerializeWrapper
+from mqbroker.store.consumequeues import TOPIC_NAME, Removed
+from mqbroker.store.message_store import MessageStore
+from mqbroker.wire.bodies import SubscriptionGroupWrapper, TopicsForSlave
 from mqbroker.wire.body import Body
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.record import RECORD_BYTES_MIN
 
 log = Logger()
 
@@ -32,25 +42,33 @@ B = TypeVar("B", bound=Body)
 R = TypeVar("R")
 
 TIMEOUT_MS = 5_000
+_NONE = Removed(0, 0)
 
 
 @attrs.define(eq=False)
 class SlaveSynchronize:
-    """Copies a master's tables.
-
-    :param flushed: returns the offset below which the slave's log is on disk.
-    """
+    """Copies a master's tables, and removes what it has removed."""
 
     _client: RemotingClient
     _topics: TopicTable
     _groups: GroupTable
     _offsets: OffsetTable
     _delay: DelayService
-    _flushed: Callable[[], int]
+    _store: MessageStore
+    #: Queues that the master has removed, which were not followed yet.
+    _removed: dict[tuple[str, int], Removed] = attrs.field(init=False, factory=dict)
+    #: Topics that a Java master has no longer, and the end in the log of their messages.
+    _gone: tuple[set[str], int] = attrs.field(init=False, factory=lambda: (set(), 0))
+    _removing: Deferred[None] | None = attrs.field(init=False, default=None)
     #: Offsets that were fetched, and the end in the log of the messages that they refer to.
     _waiting: tuple[Offsets | None, DelayOffsets | None, int] | None = attrs.field(init=False, default=None)
     #: Of the running fetch: the tables that cannot be taken over, and why.
     _failures: list[str] = attrs.field(init=False, factory=list)
+    #: The topics of the table fetched last, those that left it since all tables were fetched, and whether it was a Java
+    #: master's.
+    _names: set[str] = attrs.field(init=False, factory=set)
+    _left: set[str] = attrs.field(init=False, factory=set)
+    _is_java: bool = attrs.field(init=False, default=False)
     #: The offsets taken over last from `_master`, as it runs since `_booted`. What is lower after it was started
     #: again was not moved back: it had not been written.
     _before: Offsets = attrs.field(init=False, factory=dict)
@@ -66,9 +84,10 @@ class SlaveSynchronize:
         """
         if address != self._master:
             self._master, self._before, self._waiting = address, {}, None
+            self._removed, self._gone, self._names, self._left = {}, (set(), 0), set(), set()
             self._digests.clear()
         self._failures = []
-        await self._copy(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigSerializeWrapper, self._topics.follow)
+        await self._copy(RequestCode.GET_ALL_TOPIC_CONFIG, TopicsForSlave, self._follow_topics)
         await self._copy(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupWrapper, self._groups.follow)
         # Not before: Java's says nothing of a log that is empty, and the tables above are wanted all the same.
         booted = (await log_bounds(self._client, address)).booted
@@ -80,16 +99,22 @@ class SlaveSynchronize:
             raise MQError("it was started again meanwhile")
         self.look()  # what was fetched before may not wait for longer
         if booted != self._booted:
-            self._booted, self._before = booted, {}
+            # What it lacks after a start it need not have removed: it may have lost it.
+            self._booted, self._before, self._left = booted, {}, set()
         self._waiting = offsets, delay, bounds.end
+        if self._is_java and self._left:
+            self._gone = self._gone[0] | self._left, bounds.end
+        self._gone, self._left = (self._gone[0] - self._names, self._gone[1]), set()
         self.look()
         if self._failures:
             raise MQError("; ".join(self._failures))
         return bounds.end
 
     def look(self) -> None:
-        """Take over the offsets fetched last, if the log is on disk so far."""
-        if self._waiting is None or self._flushed() < self._waiting[2]:
+        """Take over the offsets fetched last, if the log is on disk so far, and remove queues, if that has all of their
+        messages."""
+        self._look_at_removals()
+        if self._waiting is None or self._store.flushed < self._waiting[2]:
             return
         (offsets, delay, _), self._waiting = self._waiting, None
         if offsets is not None:
@@ -99,6 +124,45 @@ class SlaveSynchronize:
         if delay is not None:
             self._delay.follow(delay)
             self._delay.persist()
+
+    def _follow_topics(self, master: TopicsForSlave) -> None:
+        self._topics.follow(master)
+        names = set(master.topic_config_table)
+        self._left = (self._left | self._names) - names
+        self._names, self._is_java = names, master.removed_queues is None
+        known = self._store.removed_queues()
+        for each in master.removed_queues or ():
+            key, note = (each.topic, each.queue_id), Removed(each.next_offset, each.until)
+            # A message has some bytes, so that the log has no room for more.
+            is_possible = each.queue_id >= 0 and 0 <= note.next_offset <= note.until // RECORD_BYTES_MIN
+            if is_possible and TOPIC_NAME.fullmatch(each.topic) and known.get(key, _NONE)[0] < note.next_offset:
+                self._removed[key] = note
+
+    def _look_at_removals(self) -> None:
+        end = min(self._store.flushed, self._store.dispatched)
+        notes = {key: note for key, note in self._removed.items() if note.until <= end}
+        names, until = self._gone
+        if self._removing is None and (notes or (names and until <= end)):
+            self._removing = Deferred.fromCoroutine(self._remove(notes, names if until <= end else set()))
+            self._removing.addErrback(lambda failure: log.failure("what the master removed is not removed", failure))
+            self._removing.addBoth(self._ended)
+
+    async def _remove(self, notes: dict[tuple[str, int], Removed], names: set[str]) -> None:
+        try:
+            if notes:
+                await self._store.follow_removals(notes)
+            if names:
+                await self._store.renumber_topics(names)
+        except (OSError, MQError) as error:
+            log.error("what the master has removed stays for now: {why}", why=str(error))
+            return
+        for key, note in notes.items():
+            if self._removed.get(key) == note:
+                del self._removed[key]
+        self._gone = self._gone[0] - names, self._gone[1]
+
+    def _ended(self, _: object) -> None:
+        self._removing = None
 
     async def _copy(self, code: RequestCode, kind: type[B], follow: Callable[[B], None]) -> None:
         """Fetch a table, and take it over unless it is the one of the last time. Raises MQError."""
@@ -125,5 +189,8 @@ class SlaveSynchronize:
         return None
 
     async def _body(self, code: RequestCode) -> bytes:
-        answer = await self._client.invoke_sync(self._master, RemotingCommand.request(code), TIMEOUT_MS)
+        command = RemotingCommand.request(code)
+        if code == RequestCode.GET_ALL_TOPIC_CONFIG:
+            command.ext_fields[WITH_REMOVED_QUEUES] = "true"
+        answer = await self._client.invoke_sync(self._master, command, TIMEOUT_MS)
         return succeeded(answer).body

@@ -484,15 +484,23 @@ class ConsumeQueue:
         if not self._files:
             return []
         is_gone: Callable[[int, int], bool] = lambda offset, size: offset < physical_min or is_blank(offset, size)  # noqa: E731
-        if self.min_offset < self.begins_at <= self.max_offset:  # whatever happened to the entries before
-            self.min_offset = self.begins_at
-            self._oldest = None
+        self._skip_former()  # whatever happened to the entries before
         if self.min_offset < self.max_offset and is_gone(*self.oldest()):
             self.min_offset = self.search(is_gone, self._first, self.max_offset)
             self._oldest = None
         if self.ext is not None and self.min_offset < self.max_offset:
             return self.ext.truncate_by_min(self.entry_from_disk(self.min_offset)[2])
         return []
+
+    def begin_at(self, offset: int) -> None:
+        """Hide the entries below `offset`, of messages from before the queue was removed and created again."""
+        self.begins_at = offset
+        self._skip_former()
+
+    def _skip_former(self) -> None:
+        if self.min_offset < self.begins_at <= self.max_offset:
+            self.min_offset = self.begins_at
+            self._oldest = None
 
     def oldest(self) -> tuple[int, int]:
         """Physical offset and size of the entry at `min_offset`, which must exist. Raises OSError."""

@@ -23,6 +23,7 @@ from mqbroker.errors import StoreUnwritable
 from mqbroker.kernel import NextOffsets
 from mqbroker.store.commitlog import Refusal
 from mqbroker.store.consumequeue_dispatcher import BitMap, DispatchListener
+from mqbroker.store.consumequeues import Removed
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile
 from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.layout import StorePaths, make_durable_directories, refuse_other
@@ -255,6 +256,18 @@ class MessageStore:
         """
         return self._remover.remove_topics(names)
 
+    def removed_queues(self) -> Mapping[tuple[str, int], Removed]:
+        """The queues that were removed while the log has their messages, by topic and queue id."""
+        return self._queues.removed
+
+    def follow_removals(self, notes: Mapping[tuple[str, int], Removed]) -> Deferred[list[str]]:
+        """Remove what a master has removed by its `removed_queues`: see `TopicRemover.follow`."""
+        return self._remover.follow(notes)
+
+    def renumber_topics(self, names: Collection[str]) -> Deferred[list[str]]:
+        """Remove topics that a Java master has removed: see `TopicRemover.renumber`."""
+        return self._remover.renumber(names)
+
     def keep_only_topics(self, names: Collection[str]) -> Deferred[list[str]]:
         """Remove all other topics but light queues (%LMQ%): cleanUnusedTopic of Java."""
         return self._remover.keep_only(names)
@@ -312,6 +325,11 @@ class MessageStore:
     def flushed(self) -> int:
         """The log is on disk below this offset."""
         return self._log_flusher.flushed
+
+    @property
+    def dispatched(self) -> int:
+        """The queues have the messages of the log below this offset."""
+        return self._dispatcher.offset
 
     @property
     def settled(self) -> int:

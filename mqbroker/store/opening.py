@@ -351,7 +351,13 @@ class Opening:
             log.transient,
             self._make_retention(commit_log, queues, index, files),
             TopicRemover(
-                queues, removed, disk, self.worker, files.note_removal, lambda: (commit_log.min_offset, commit_log.end)
+                queues,
+                removed,
+                disk,
+                self.worker,
+                files.note_removal,
+                lambda: (commit_log.min_offset, commit_log.end),
+                lambda: cq.has_pending,
             ),
         )
 

@@ -72,8 +72,12 @@ class RemovedQueues:
     def put(self, queue: ConsumeQueue, until: int) -> None:
         """Add a queue in its present state, as removed from the log below `until`."""
         key = queue.topic, queue.queue_id
+        self.note(key, Removed(queue.next_offset, until))
+
+    def note(self, key: QueueKey, removed: Removed) -> None:
+        """Add a removed queue."""
         self.table.pop(key, None)
-        self.table[key] = Removed(queue.next_offset, until)
+        self.table[key] = removed
         while len(self.table) > REMOVED_MAX:
             del self.table[next(iter(self.table))]
 
@@ -129,6 +133,7 @@ class TopicRemover:
     :param run_note: runs the function that records a removal on the worker, while no consume queue is being synced;
         gets the removed queues that the checkpoint still counts, None if unknown.
     :param log_bounds: start and end of the log.
+    :param has_pending: whether messages were dispatched whose entries are not written yet.
     """
 
     log = Logger()
@@ -141,6 +146,7 @@ class TopicRemover:
         worker: IWorker,
         run_note: NoteFunction,
         log_bounds: Callable[[], tuple[int, int]],
+        has_pending: Callable[[], bool],
     ) -> None:
         self._queues = queues
         self._removed = removed
@@ -148,6 +154,7 @@ class TopicRemover:
         self._worker = worker
         self._run_note = run_note
         self._log_bounds = log_bounds
+        self._has_pending = has_pending
         self._lock = DeferredLock()
         self._trashed = 0
 
@@ -166,25 +173,69 @@ class TopicRemover:
         """Remove queues all of whose messages are gone from the log, as cleanExpiredConsumerQueue does in Java."""
         return self._run(lambda queue: queue.has_files and queue.min_offset == queue.max_offset == queue.next_offset)
 
+    def renumber(self, names: Collection[str]) -> Deferred[list[str]]:
+        """As `remove_topics`, where a Java master has removed them: if they are created again they begin at 0."""
+
+        def remove() -> Deferred[list[str]]:
+            return Deferred.fromCoroutine(self._renumber(names))
+
+        return self._lock.run(remove)
+
+    async def _renumber(self, names: Collection[str]) -> list[str]:
+        topics = await self._remove(lambda queue: queue.topic in names)
+        for key, note in self._removed.table.items():
+            if key[0] in topics:
+                self._removed.table[key] = note._replace(next_offset=0)
+        if topics:
+            await self._save(())
+        return topics
+
+    def follow(self, notes: Mapping[QueueKey, Removed]) -> Deferred[list[str]]:
+        """Remove the queues that a master has removed, by its notes: messages from before are hidden, and the directory
+        of a queue that has no others is deleted.
+
+        All messages below each note's `until` must have been dispatched. Fires with the topics whose queues were
+        deleted. Fails with OSError if the disk refuses: call again.
+        """
+        return self._lock.run(lambda: Deferred.fromCoroutine(self._follow(notes)))
+
+    async def _follow(self, notes: Mapping[QueueKey, Removed]) -> list[str]:
+        new = []
+        for key, note in notes.items():
+            known, queue = self._removed.table.get(key), self._queues.by_name.get(key)
+            if (known is None or known.next_offset < note.next_offset) and not is_system_topic(key[0]):
+                self._removed.note(key, note)
+                new.append(key)
+                if queue is not None:
+                    queue.number_from(note.next_offset)
+                    queue.begin_at(note.next_offset)
+        if new:
+            await self._save(())
+        keys = set(new)
+        return await self._remove(
+            lambda queue: (
+                (queue.topic, queue.queue_id) in keys
+                and queue.min_offset == queue.max_offset == queue.next_offset
+                and not self._has_pending()
+            )
+        )
+
     def stop(self) -> Deferred[None]:
         """Fires when no removal runs any more."""
         return self._lock.run(lambda: None)
 
     def _run(self, is_meant: Callable[[ConsumeQueue], bool]) -> Deferred[list[str]]:
-        def remove() -> Deferred[list[str]]:
-            queues = [queue for queue in self._queues if is_meant(queue) and not is_system_topic(queue.topic)]
-            return Deferred.fromCoroutine(self._remove(queues))
+        return self._lock.run(lambda: Deferred.fromCoroutine(self._remove(is_meant)))
 
-        return self._lock.run(remove)
-
-    async def _remove(self, queues: list[ConsumeQueue]) -> list[str]:
+    async def _remove(self, is_meant: Callable[[ConsumeQueue], bool]) -> list[str]:
+        queues = [queue for queue in self._queues if is_meant(queue) and not is_system_topic(queue.topic)]
         if self._removed.unsaved is not None:
             await self._save(None)
         if not queues:
             return []
-        await self._note(queues)
+        former = await self._note(queues)
         # From here until the second note is written no queue is synced or saved.
-        gone, error = self._put_away(queues)
+        gone, error = self._put_away(queues, is_meant, former)
         try:
             await self._save(() if len(gone) == len(queues) else None)
         except OSError as failed:
@@ -196,8 +247,8 @@ class TopicRemover:
             raise error
         return topics
 
-    async def _note(self, queues: list[ConsumeQueue]) -> None:
-        """Record on the disk that these queues are being removed."""
+    async def _note(self, queues: list[ConsumeQueue]) -> dict[QueueKey, Removed]:
+        """Record on the disk that these queues are being removed; returns the table as it was."""
         removed = self._removed
         log_min, log_end = self._log_bounds()
         removed.forget_aged(log_min, set(self._queues).difference(queues))
@@ -213,6 +264,7 @@ class TopicRemover:
             removed.removing.clear()
             self._owe()
             raise
+        return former
 
     async def _save(self, queues: Collection[ConsumeQueue] | None) -> None:
         """Write the note, after syncing the names that it is about. Raises OSError: it stays pending."""
@@ -232,26 +284,41 @@ class TopicRemover:
         self._removed.unsaved = save
         return save
 
-    def _put_away(self, queues: list[ConsumeQueue]) -> tuple[list[ConsumeQueue], OSError | None]:
-        """Detach queues and move their directories to the trash; returns which, and why not the others."""
+    def _put_away(
+        self,
+        queues: list[ConsumeQueue],
+        is_meant: Callable[[ConsumeQueue], bool],
+        former: Mapping[QueueKey, Removed],
+    ) -> tuple[list[ConsumeQueue], OSError | None]:
+        """Detach queues that are still meant and move their directories to the trash; returns which, and why not the
+        others, whose `former` notes hold again."""
         gone: list[ConsumeQueue] = []
         error: OSError | None = None
         _, log_end = self._log_bounds()
         for queue in queues:
             key = queue.topic, queue.queue_id
             try:
+                if not is_meant(queue):  # it got messages since
+                    self._restore(key, former)
+                    continue
                 for root in reversed(self._queues.roots):  # the extension first: a queue is useless without it
                     self._put_in_trash(root, *key)
             except OSError as failed:
                 self.log.error("{path} cannot be removed: {error}", path=queue.directory, error=failed)
-                self._removed.table.pop(key, None)
+                self._restore(key, former)
                 error = failed
             else:
                 self._removed.put(queue, log_end)
                 self._close(self._queues.forget(queue))
                 gone.append(queue)
-            self._removed.removing.discard(key)
+            finally:
+                self._removed.removing.discard(key)
         return gone, error
+
+    def _restore(self, key: QueueKey, former: Mapping[QueueKey, Removed]) -> None:
+        self._removed.table.pop(key, None)
+        if key in former:
+            self._removed.table[key] = former[key]
 
     def _put_in_trash(self, root: str, topic: str, queue_id: int) -> None:
         directory = os.path.join(root, topic, str(queue_id))

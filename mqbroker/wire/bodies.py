@@ -83,6 +83,24 @@ class TopicConfigSerializeWrapper(Body):
 
 
 @attrs.frozen
+class RemovedQueue(Body):
+    """A queue that a master has removed: its messages in the log below `until`. Created again, it begins at
+    `next_offset`."""
+
+    topic: str
+    queue_id: Int
+    next_offset: int
+    until: int
+
+
+@attrs.frozen
+class TopicsForSlave(TopicConfigSerializeWrapper):
+    """The topics of a master, for a slave of our kind: with the queues that were removed. None of a Java master."""
+
+    removed_queues: list[RemovedQueue] | None = None
+
+
+@attrs.frozen
 class RegisterBrokerBody(Body):
     topic_config_serialize_wrapper: TopicConfigSerializeWrapper = attrs.field(factory=TopicConfigSerializeWrapper)
     filter_server_list: list[str] = attrs.field(factory=list)

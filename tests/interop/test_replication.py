@@ -11,7 +11,7 @@ from mqbroker.wire.bodies import KVTable
 from mqbroker.wire.codes import RequestCode
 from tests.interop.fleet import Broker, Fleet, Kind, Namesrv
 from tests.interop.processes import eventually
-from tests.interop.raw import Line, request, send
+from tests.interop.raw import Line, create_topic, request, send
 from tests.interop.traffic import bodies, consumer, produce, stop_consumer
 
 #: Of the larger logs, as by default.
@@ -193,3 +193,33 @@ def test_a_slave_of_ours_stands_in_for_a_java_master_and_back(fleet: Fleet, topi
         process.wait_events("message", len(sent))
         assert bodies(stop_consumer(process)) == bodies(sent)
         successor.process.stop()
+
+
+@pytest.mark.parametrize("master_kind", ["java", "ours"])
+def test_our_slave_removes_the_topics_that_its_master_removed(fleet: Fleet, topic: str, master_kind: Kind) -> None:
+    namesrv = fleet.namesrv("ours")
+    master = fleet.broker(master_kind, namesrv)
+    slave = start_slave(fleet, namesrv, master, "ours")
+    directory = slave.store / "consumequeue" / topic
+    with closing(Line(master.addr)) as line, closing(Line(slave.addr)) as copy:
+
+        def slave_has(*expected: bytes) -> bool:
+            topics = copy.ask_well([request(RequestCode.GET_ALL_TOPIC_CONFIG)])[0].body
+            return topic.encode() in topics and [record.body for record in copy.read(topic, 0)] == list(expected)
+
+        def fill(*bodies: bytes) -> None:
+            for command in (create_topic(topic, 1), *(send(topic, 0, body, {}) for body in bodies)):
+                line.ask_well([command])
+
+        fill(b"1", b"2", b"3")
+        eventually("the slave has the messages", lambda: slave_has(b"1", b"2", b"3"), patience_s=40)
+        line.ask_well([request(RequestCode.DELETE_TOPIC_IN_BROKER, topic=topic)])
+        eventually("the slave has removed the queues", lambda: not directory.exists(), patience_s=40)
+        assert copy.max_offset(topic, 0) == (0 if master_kind == "java" else 3)
+        fill(b"4", b"5")
+        eventually("the slave has the new ones", lambda: slave_has(b"4", b"5"), patience_s=40)
+        assert copy.max_offset(topic, 0) == line.max_offset(topic, 0)
+    slave.process.kill()
+    fleet.restart(slave)
+    with closing(Line(slave.addr)) as copy:
+        assert [record.body for record in copy.read(topic, 0)] == [b"4", b"5"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from twisted.logger import capturedLogs
 from twisted.python.failure import Failure
 
 from mqbroker.store import MessageStore
+from mqbroker.store.consumequeues import Removed
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.record import decode_record
@@ -555,3 +557,113 @@ def test_removed_queues_that_are_read_over_do_not_count_at_a_stop(bench: Bench) 
         with capturedLogs() as events:
             stop(bench.open())
         assert len([event for event in events if "built anew" in event["log_format"]]) == expected
+
+
+def followed(bench: Bench, make: Make, *, made_again: bool) -> tuple[MessageStore, Bench, MessageStore]:
+    """A master that has removed a topic, and a slave with the same log that has it still."""
+    master = filled(bench)
+    end = master.log_end
+    stop(master)
+    image = bench.image("slave")
+    master = bench.open()
+    master.start()
+    result(master.remove_topics(["Old"]))
+    slave = image.open()
+    slave.start()
+    if made_again:
+        for store in (master, slave):
+            store._queues.open(b"Old", 0).number_from(3)
+            store.append([message("Old", 0, b"new")])
+            turns((bench if store is master else image).clock, 3)
+    assert {key: note.until for key, note in master.removed_queues().items()} == {("Old", 0): end, ("Old", 1): end}
+    return master, image, slave
+
+
+@pytest.mark.parametrize("ending", ["none", "stopped", "killed", "without queues"])
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_slave_removes_what_its_master_removed(bench: Bench, make: Make, ending: str, made_again: bool) -> None:
+    master, image, slave = followed(bench, make, made_again=made_again)
+    assert bodies(slave)[:3] == [b"0", b"2", b"4"]
+    assert result(slave.follow_removals(master.removed_queues())) == ["Old"]
+    assert result(slave.follow_removals(master.removed_queues())) == []
+    if ending != "none":
+        if ending != "killed":
+            stop(slave)
+        image = image.image("again")
+        if ending == "without queues":
+            image.disk.remove_tree(str(image.root / "consumequeue"))
+        slave = image.open()
+        slave.start()
+    assert bodies(slave) == bodies(master) == ([b"new"] if made_again else [])
+    for queue_id in (0, 1):
+        assert slave.bounds("Old", queue_id) == master.bounds("Old", queue_id)
+        assert bodies(slave, "Kept", queue_id) == bodies(master, "Kept", queue_id)
+    assert (image.root / "consumequeue" / "Old" / "0").exists() is made_again
+    assert not (image.root / "consumequeue" / "Old" / "1").exists()
+    # As a master it goes on with the same numbers.
+    assert [row[1] for row in slave.append([message("Old", n) for n in (0, 1)])] == [3 + made_again, 3]
+
+
+def test_messages_that_come_while_a_slave_removes_stay(bench: Bench, make: Make) -> None:
+    master, image, slave = followed(bench, make, made_again=False)
+    image.worker.at_once = False
+    removal = slave.follow_removals(master.removed_queues())
+    image.worker.step()
+    slave.append([message("Old", 0, b"new")])
+    turns(image.clock, 3)
+    image.worker.at_once = True
+    image.worker.work()
+    assert result(removal) == ["Old"]
+    assert (bodies(slave), bodies(slave, queue_id=1)) == ([b"new"], [])
+    image.worker.at_once = True
+    stop(slave)
+    assert bodies(image.image("again").open()) == [b"new"]
+
+
+def test_messages_that_come_while_empty_queues_are_removed_stay(bench: Bench) -> None:
+    store = filled(bench)
+    result(store.remove_topics(["Old"]))
+    queue = store._queues.open(b"Old", 0)
+    queue.skip_to(4)
+    queue.begin_at(4)
+    queue.number_from(4)
+    bench.worker.at_once = False
+    removal = store.remove_empty_queues()
+    store.append([message("Old", 0, b"new")])
+    turns(bench.clock, 3)
+    bench.worker.at_once = True
+    bench.worker.work()
+    assert result(removal) == []
+    assert bodies(store) == [b"new"]
+
+
+def test_a_slave_that_cannot_write_removes_later(bench: Bench, make: Make) -> None:
+    master, image, slave = followed(bench, make, made_again=True)
+    image.disk.faults.write_error = errno.ENOSPC
+    with pytest.raises(OSError, match="No space"):
+        result(slave.follow_removals(master.removed_queues()))
+    # It hides them all the same, and the next removal writes it.
+    assert bodies(slave) == [b"new"]
+    image.disk.faults.write_error = None
+    result(slave.follow_removals(master.removed_queues()))
+    assert bodies(image.image("again").open()) == [b"new"]
+
+
+def test_notes_of_the_system_and_those_of_nothing_remove_nothing(bench: Bench, make: Make) -> None:
+    _, _, slave = followed(bench, make, made_again=True)
+    notes = {("Old", 0): Removed(0, 0), (SCHEDULE_TOPIC, 0): Removed(1, 1)}
+    assert result(slave.follow_removals(notes)) == []
+    assert bodies(slave, SCHEDULE_TOPIC) == [b"0", b"2", b"4"]
+    assert bodies(slave) == [b"0", b"2", b"4", b"new"]
+
+
+def test_topics_of_a_java_master_begin_at_0_again(bench: Bench, make: Make) -> None:
+    _, image, slave = followed(bench, make, made_again=False)
+    assert result(slave.renumber_topics(["Old", "Never"])) == ["Old"]
+    assert slave.bounds("Old", 0) == (0, 0)
+    assert slave.append([message("Old", 0, b"new")])[0][1] == 0
+    turns(image.clock, 3)
+    assert bodies(slave) == [b"new"]
+    stop(slave)
+    again = image.image("again").open()
+    assert bodies(again) == [b"new"]

@@ -18,11 +18,16 @@ from mqbroker.remoting.handlers import Call, answers
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire import headers as h
 from mqbroker.wire.admin_bodies import QueryConsumeTimeSpanBody, TopicStatsTable
-from mqbroker.wire.bodies import QUEUES_MAX, TopicConfig, TopicList
+from mqbroker.wire.bodies import QUEUES_MAX, RemovedQueue, TopicConfig, TopicList, TopicsForSlave
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.names import check_topic
 
 log = Logger()
+
+#: Field of a request for all topics, by which a slave also gets the queues that were removed.
+WITH_REMOVED_QUEUES = "withRemovedQueues"
+#: Removed queues that are looked at in one step, a ms or less.
+ROWS_A_STEP = 1000
 
 
 @attrs.frozen
@@ -97,7 +102,15 @@ class TopicRequests:
 
     @answers(RequestCode.GET_ALL_TOPIC_CONFIG, bounded=True)
     async def all_topics(self, call: Call[None]) -> bytes:
-        return await self.tasks.written(self.topics.snapshot())
+        topics = self.topics.snapshot()
+        if WITH_REMOVED_QUEUES not in call.request.ext_fields:
+            return await self.tasks.written(topics)
+        removed: list[RemovedQueue] = []
+        for key, note in list(self.store.removed_queues().items()):
+            if not len(removed) % ROWS_A_STEP:
+                await self.tasks.step()
+            removed.append(RemovedQueue(*key, *note))
+        return await self.tasks.written(TopicsForSlave(topics.topic_config_table, topics.data_version, removed))
 
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def system_topics(self, call: Call[None]) -> TopicList:

@@ -170,8 +170,8 @@ MISTAKES = [
     Mutation(
         "remove a topic without a note",
         "store/topic_removal.py",
-        "        await self._note(queues)\n",
-        "",
+        "        former = await self._note(queues)\n",
+        "        former = {}\n",
         (
             "tests/store/test_topic_removal.py::test_a_removal_is_finished_also_where_the_last_message_of_the_log_goes_with_it",
         ),

@@ -11,6 +11,41 @@ _PAIR = "tests/broker/service/test_slave.py"
 
 MISTAKES = [
     Mutation(
+        "serve messages of a removed topic on a slave, where it was created again",
+        "store/topic_removal.py",
+        "                    queue.begin_at(note.next_offset)\n",
+        "",
+        ("tests/broker/service/test_slave_removals.py",),
+    ),
+    Mutation(
+        "remove a slave's queues before it has the messages from before the removal",
+        "broker/slave_synchronize.py",
+        "if note.until <= end}",
+        "if True}",
+        ("tests/broker/service/test_slave_removals.py",),
+    ),
+    Mutation(
+        "remove a queue that got a message while its removal was recorded",
+        "store/topic_removal.py",
+        "                if not is_meant(queue):  # it got messages since\n",
+        "                if False:\n",
+        ("tests/store/test_topic_removal.py",),
+    ),
+    Mutation(
+        "keep offsets on a slave that its master has removed",
+        "broker/offset_table.py",
+        "for key in before.keys() & self._offsets.keys() - master.keys():",
+        "for key in ():",
+        ("tests/broker/service/test_slave_removals.py",),
+    ),
+    Mutation(
+        "take what a Java master lacks after a start for removed",
+        "broker/slave_synchronize.py",
+        "self._booted, self._before, self._left = booted, {}, set()",
+        "self._booted, self._before = booted, {}",
+        ("tests/broker/service/test_slave_removals.py",),
+    ),
+    Mutation(
         "copy a small piece of a master's log to pages that may have left memory",
         "store/commitlog.py",
         "        if stop > self._readied_to or now >= self._readied_until:\n",
@@ -279,7 +314,7 @@ MISTAKES = [
     Mutation(
         "take offsets over before the messages below them",
         "broker/slave_synchronize.py",
-        "if self._waiting is None or self._flushed() < self._waiting[2]:",
+        "if self._waiting is None or self._store.flushed < self._waiting[2]:",
         "if self._waiting is None:",
         (_PAIR,),
     ),
@@ -384,7 +419,7 @@ MISTAKES = [
     Mutation(
         "take offsets that a master lost with its power for moved back",
         "broker/slave_synchronize.py",
-        "            self._booted, self._before = booted, {}\n",
+        "            self._booted, self._before, self._left = booted, {}, set()\n",
         "            self._booted = booted\n",
         ("tests/broker/service/test_group_runs.py::test_what_once_failed",),
     ),

@@ -178,6 +178,7 @@ class Assembly:
         for code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
             table.register_batch(code, self.send.handler(code))
         serve_plain_sends(table, store, self.rules, self.send, live, store_host)
+        table.charge = store.charge
         self.subscriptions = SubscriptionResolver(self.consumers, self.filters, rate_limit, live)
         moved = OffsetMovedEvents(store, self.settings.broker_name, store_host, clock)
         pull = PullRequests(

@@ -24,6 +24,7 @@ cdef enum:
     ENTRY = 20                  # of a consume queue, and of an index file
     INDEX_HEADER = 40
     RECORDS_MAX = 4096          # in one call
+    HASHES_MAX = 16400          # of one record: as many keys as 32 kB of properties have
     QUEUES_MAX = 256            # in one call, a power of two
     LEVELS_MAX = 64
 
@@ -395,7 +396,7 @@ def index_keys(
     cdef IndexFile file
     cdef Record r
     cdef Properties properties
-    cdef uint32_t hashes[32]
+    cdef uint32_t hashes[HASHES_MAX]
     cdef int64_t last = -1, last_ms = -1
     cdef int n, i
     check_range(data, at, stop)
@@ -412,7 +413,7 @@ def index_keys(
         while read_record(p + at, stop - at, offset + at, False, &r) and r.physical_offset != resumed:
             if r.sys_flag & ROLLBACK != ROLLBACK:
                 read_properties(r.properties, &properties)
-                n = hash_keys(&r, &properties, hashes, 32)
+                n = hash_keys(&r, &properties, hashes, HASHES_MAX)
                 if n < 0 or file.number + n > file.number_max:
                     break
                 for i in range(n):

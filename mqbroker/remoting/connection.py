@@ -322,6 +322,7 @@ class RemotingProtocol(Peer, Protocol):
                 settle(taken, [self])
             else:
                 write_each([self], taken[1])
+            self._charge()
             if at == len(joined) or self._must_stop(until):
                 break
         self._scheduler.spent(address, self._clock.seconds() - began)
@@ -335,6 +336,7 @@ class RemotingProtocol(Peer, Protocol):
         began, address = self.last_active, self.from_address
         until = self._scheduler.until(address, began)
         handled = self._handle(frames, until) if until > began and self._may_go_on() else 0
+        self._charge()
         self._scheduler.spent(address, self._clock.seconds() - began)
         if handled < len(frames) and not self.closed:
             self._queue_frames(frames[handled:])
@@ -350,6 +352,7 @@ class RemotingProtocol(Peer, Protocol):
         """Handle queued frames until the given time on the clock; called by the scheduler, which has others wait."""
         try:
             del self._waiting[: self._handle(self._waiting, until)]
+            self._charge()
         except Exception as error:
             if not isinstance(error, BadFrame):
                 log.failure("unexpected error of a connection, which is closed")
@@ -360,6 +363,10 @@ class RemotingProtocol(Peer, Protocol):
             self._pace()
         self._has_entered = bool(self._waiting) and self._may_go_on()
         return self._has_entered
+
+    def _charge(self) -> None:
+        if self._table.charge is not None:
+            self._table.charge()
 
     def _may_go_on(self) -> bool:
         """Whether the peer reads its responses and the requests in flight are below the limit."""

@@ -168,6 +168,9 @@ class HandlerTable:
     _runs_max: dict[int, int] = attrs.field(factory=dict)
     #: By code, what takes plain requests before they are split into frames.
     plain: dict[int, PlainHandler] = attrs.field(factory=dict)
+    #: Called when requests of one read were handled, in the time that is counted against who sent them: does what they
+    #: have caused, if that is much.
+    charge: Callable[[], None] | None = None
 
     def protect(self, guard: IGuard) -> None:
         """Check all requests with `guard`. Raises ValueError if handlers are registered already."""

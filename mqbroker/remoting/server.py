@@ -125,6 +125,8 @@ class RemotingServerFactory(ServerFactory):
             reads = [reads[number] for number in chosen]
             sizes = {address: size for address, size in sizes.items() if address not in late}
         left = compiled.serve_plain(reads, self._table.take_plain, len(plain), write_left, settle)
+        if self._table.charge is not None:
+            self._table.charge()
         seconds, total = self._clock.seconds() - now, sum(sizes.values())
         for address, size in sizes.items():
             scheduler.spent(address, seconds * size / total)

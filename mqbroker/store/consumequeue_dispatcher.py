@@ -16,6 +16,7 @@ from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_entry import ENTRY, ENTRY_BYTES
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
 from mqbroker.store.consumequeues import ConsumeQueues
+from mqbroker.store.index import never
 from mqbroker.store.logscan import Damage, ILogView, Row, Run, Scanned, scan_at
 from mqbroker.store.multi_dispatch import MultiQueues
 from mqbroker.store.tags_codes import TagsCodes
@@ -34,11 +35,13 @@ def extend_entries(
     entries: bytearray,
     unextended: set[tuple[ConsumeQueue, int]],
     bit_map: BitMap | None = None,
-) -> None:
+    is_over: Callable[[], bool] = never,
+) -> bool:
     """Write a unit for each entry, and replace its tags code by the unit's address. Entries with an address keep it;
     one that does not fit into the extension, or whose physical offset is in `unextended`, keeps its code.
 
-    Raises OSError; the next call continues where it stopped.
+    Returns False if bit maps took so long that time `is_over`. Raises OSError; the next call continues where it
+    stopped.
     """
     for at in range(0, len(entries), ENTRY_BYTES):
         physical_offset, size, code = ENTRY.unpack_from(entries, at)
@@ -51,9 +54,15 @@ def extend_entries(
             address = ext.put(code, timestamp_ms, bits)
             if address is not None:
                 ENTRY.pack_into(entries, at, physical_offset, size, address)
+            if bits and is_over():
+                return False
+    return True
 
 
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
+#: Records that are looked at without a look at the time, where the compiled module does not do it: one may be in
+#: thousands of queues, which takes some ms.
+ROWS_AT_ONCE = 8
 #: topic, queue id, next queue offset, tags code (None if the messages differ), store timestamp (ms).
 DispatchListener = Callable[[str, int, int, "int | None", int], None]
 
@@ -139,25 +148,34 @@ class ConsumeQueueDispatcher:
         """Whether there are entries to be written."""
         return bool(self._pending)
 
-    def dispatch_run(self, run: Run) -> None:
-        """Turn messages into pending entries of their queues. Those that their queue has already are skipped. Hot.
-        Raises OSError: call again with the same arguments to continue."""
-        at = run.start
+    def dispatch_run(self, run: Run, is_over: Callable[[], bool] = never) -> tuple[int, int]:
+        """Turn messages into pending entries of their queues, some at least and until `is_over`. Those that their queue
+        has already are skipped. Returns where it stopped, and how many it took. Hot.
+
+        Raises OSError: call again with the same arguments to continue.
+        """
+        at, count = run.start, 0
         while at < run.end:
+            if count and is_over():
+                return at, count
             if self._plain is None or run.data is None:
-                self._dispatch_rows(run.rows)
-                break
+                rows = run.rows
+                self._dispatch_rows(rows[count : count + ROWS_AT_ONCE])
+                count = min(count + ROWS_AT_ONCE, len(rows))
+                at = rows[count][3] if count < len(rows) else run.end
+                continue
             data = run.data
-            taken, _, found = self._plain.take(data, at - run.start, run.end - run.start, run.start)
+            taken, plain_count, found = self._plain.take(data, at - run.start, run.end - run.start, run.start)
             for queue, *entries in found:
                 self._pending_of(queue).add(*entries)
-            at = run.start + taken
+            at, count = run.start + taken, count + plain_count
             if at < run.end:
                 item = scan_at(memoryview(data), taken, at)
                 assert isinstance(item, Scanned)
                 self._dispatch_rows([item])
-                at += item.size
+                at, count = at + item.size, count + 1
         self.last_timestamp_ms = max(self.last_timestamp_ms, run.newest_ms)
+        return at, count
 
     def _open(self, topic: bytes, queue_id: int) -> tuple[ConsumeQueue, int, bool]:
         queue = self._queues.open(topic, queue_id)
@@ -257,11 +275,14 @@ class ConsumeQueueDispatcher:
             return next(((offset, code) for other, offset in named if other is queue), None)
         return None
 
-    def write(self) -> None:
-        """Write the pending entries and notify the listeners. Raises OSError: what was not written is written by the
-        next call."""
-        dirty = self._queues.dirty
+    def write(self, is_over: Callable[[], bool] = never) -> bool:
+        """Write the pending entries and notify the listeners, of one queue at least and until `is_over`; returns
+        whether all are written. Raises OSError: what was not written is written by the next call."""
+        dirty, is_first = self._queues.dirty, True
         while self._pending:
+            if not is_first and is_over():
+                return False
+            is_first = False
             queue, pending = self._pending.popitem()
             if queue.is_removed:
                 continue
@@ -271,7 +292,11 @@ class ConsumeQueueDispatcher:
                     queue.read_end()
                 if queue.ext is not None:
                     bit_map = self._bit_map_of(queue.topic) if self._bit_map_of is not None else None
-                    extend_entries(self._log_view, queue, queue.ext, pending.entries, self._unextended, bit_map)
+                    if not extend_entries(
+                        self._log_view, queue, queue.ext, pending.entries, self._unextended, bit_map, is_over
+                    ):
+                        self._pending[queue] = pending
+                        return False
                 queue.write(pending.entries)
             except OSError:
                 self._pending[queue] = pending
@@ -285,6 +310,7 @@ class ConsumeQueueDispatcher:
             self._note_entered(queue, pending.count, pending.message_bytes)
             if self.listeners:
                 self._tell(queue, None if pending.is_mixed else pending.code, pending.newest_ms)
+        return True
 
     def _note_entered(self, queue: ConsumeQueue, count: int, message_bytes: int) -> None:
         counts = self.entered.get(queue)

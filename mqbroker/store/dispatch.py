@@ -7,8 +7,11 @@ it exceeded its bound.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -17,7 +20,7 @@ from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.dispatch_queue import DispatchQueue, read_back
-from mqbroker.store.index import Index, KeyHasher
+from mqbroker.store.index import Index, KeyHasher, never
 from mqbroker.store.logscan import Damage, Row, Run, scan
 from mqbroker.store.statistics import StoreStatistics
 
@@ -29,6 +32,7 @@ MOMENT_S = 0.5
 _LOOKS_MAX = 1000
 
 
+T = TypeVar("T")
 LeaveOut = Callable[[Row, Failure], None]
 
 
@@ -40,13 +44,12 @@ class Failures:
         # Where the run begins that failed last, and how often it failed.
         self._start, self._count = -1, 0
 
-    def put_each(self, run: Run, put: Callable[[Run], None], leave_out: LeaveOut) -> None:
-        """Call `put` with a run, which must ignore what it was called with before. `leave_out` is called with a message
-        that cannot be put. Raises as `put`."""
+    def put_each(self, run: Run, put: Callable[[Run], T], leave_out: LeaveOut) -> T | None:
+        """Call `put` with a run, which must ignore what it was called with before; returns its result. `leave_out` is
+        called with a message that cannot be put, and the result is None. Raises as `put`."""
         try:
             if self._start != run.start or self._count < TRIES_MAX:
-                put(run)
-                return
+                return put(run)
         except (OSError, MemoryError):
             raise
         except Exception:
@@ -55,8 +58,9 @@ class Failures:
             raise
         self._put_rows(run, put, leave_out)
         self._start, self._count = -1, 0
+        return None
 
-    def _put_rows(self, run: Run, put: Callable[[Run], None], leave_out: LeaveOut) -> None:
+    def _put_rows(self, run: Run, put: Callable[[Run], object], leave_out: LeaveOut) -> None:
         failed: list[tuple[Row, Failure]] = []
         for row in run.rows:
             try:
@@ -96,8 +100,8 @@ class IndexDispatcher:
         """Queue a run that is next to enter consume queues."""
         self._waiting.put(run)
 
-    def index(self, end: int, count: int) -> None:
-        """Index about `count` messages. Raises OSError."""
+    def index(self, end: int, count: int, is_over: Callable[[], bool] = never) -> None:
+        """Index about `count` messages, some at least and until `is_over`. Raises OSError."""
         index = self._index
         now = self._now()
         if not self._looked <= now < self._looked + MOMENT_S:
@@ -105,8 +109,13 @@ class IndexDispatcher:
             self._looked = now
         for found in read_back(self._commit_log, self._waiting, index.offset, end, count):
             if isinstance(found, Run):
-                self._failures.put_each(found, index.add, self._leave_out)
+                is_whole = self._failures.put_each(found, partial(index.add, is_over=is_over), self._leave_out)
+                if is_whole is False:
+                    self._waiting.put_back(found.split(index.offset, 0)[1])
+                    break
             index.offset = found.end
+            if is_over():
+                break
         index.write_header()
 
     def _leave_out(self, row: Row, failure: Failure) -> None:
@@ -117,11 +126,14 @@ class IndexDispatcher:
         while self.is_dirty(end):
             self.index(end, count)
 
-    def index_queued(self, end: int, count: int) -> None:
+    def index_queued(self, end: int, count: int, is_over: Callable[[], bool] = never) -> bool:
         """Index what waits here, about `count` messages at a time, unless older ones must be indexed from the log
-        first. Raises OSError."""
+        first, until `is_over`; False if that was the reason to stop. Raises OSError."""
         while self._waiting and self._waiting.begin <= self._index.offset < end:
-            self.index(end, count)
+            self.index(end, count, is_over)
+            if is_over():
+                break
+        return not (self._waiting and self._waiting.begin <= self._index.offset < end)
 
 
 def has_keys_between(log: CommitLog, before: int, end: int, known: int | None = None) -> bool:
@@ -139,6 +151,15 @@ def has_keys_between(log: CommitLog, before: int, end: int, known: int | None = 
 
 #: Messages that are dispatched to consume queues (and then indexed) in one turn.
 TURN_MESSAGES = 1000
+#: Seconds of one turn for consume queues, and for the index; then others are served.
+TURN_S = 0.01
+#: Bytes of the log that may wait for dispatch when a request is done; the work for more is done in the time of those
+#: who send, so that nobody causes more than is his to cause.
+UNCHARGED_BYTES_MAX = 256 * 1024
+#: Bytes that requests must have appended for that: who sends a little does not work for who sends much.
+CHARGED_BYTES_MIN = 4 * 1024
+#: Delay of the next turn where the last one left something, seconds: others come first.
+LATE_S = 0.005
 #: One in so many puts that are dispatched alone is timed.
 TIMED_EVERY = 7
 #: Delay of the next attempt after the disk refused a write, seconds.
@@ -199,6 +220,12 @@ class Dispatcher:
         self._idle_s = IDLE_S
         #: Whether the next turn waits for more, and when it is due (clock time).
         self._is_put_off, self._due = False, 0.0
+        #: Whether the last turn left something, because its time was over.
+        self._is_late = False
+        #: Where the log ended when `charge` was called last.
+        self._charged = start
+        #: Whether it has failed, and is repeated by a timer alone.
+        self._has_failed = False
 
     # Turns
 
@@ -261,38 +288,59 @@ class Dispatcher:
         return True
 
     def _turn(self) -> None:
-        self._call, self._is_put_off = None, False
+        self._call, self._is_put_off, self._has_failed = None, False, False
         now = self._clock.seconds()
         if not self._busy_since <= now < self._busy_since + BUSY_S:
             self._busy_since, self._busy_count = now, 0
         passed_s, self._turn_began = now - self._turn_began, now
         before, taken = self._busy_count, self._taken
+        is_over = self._over_after(TURN_S)
         try:
-            self.dispatch(TURN_MESSAGES)
+            self.dispatch(TURN_MESSAGES, is_over)
             # The queue has what came since the last turn. If each turn left some of it, it would exceed its bound one
             # day, and all be read from the log again, at several times the cost.
-            while self._is_next_queued:
-                self.dispatch(TURN_MESSAGES)
+            while self._is_next_queued and not is_over():
+                self.dispatch(TURN_MESSAGES, is_over)
             part = max((self._busy_count - before) / IDLE_MESSAGES, (self._taken - taken) / IDLE_BYTES)
             self._idle_s = min(IDLE_S, max(BUSY_S, passed_s / part)) if part else IDLE_S
-            if self._index_dispatcher is not None:
-                self._index_dispatcher.index(self.offset, TURN_MESSAGES)
-                self._index_dispatcher.index_queued(self.offset, TURN_MESSAGES)
+            if self._index_dispatcher is not None and self.offset == self._taken:
+                is_over = self._over_after(TURN_S)
+                self._index_dispatcher.index(self.offset, TURN_MESSAGES, is_over)
+                if not is_over():
+                    self._index_dispatcher.index_queued(self.offset, TURN_MESSAGES, is_over)
         except OSError as error:
             # Messages that are in no consume queue cannot be got: refuse more of them.
             why = f"a consume queue or the index cannot be written: {self._why_not(error)}"
             if self._commit_log.refuse(Refusal.NOT_DISPATCHED, why):
                 self.log.error("dispatch waits for the disk, and messages are refused: {error}", error=error)
+            self._has_failed = True
             self._schedule(RETRY_S)
             return
         except Exception:
             self.log.failure("unexpected error in the dispatch, which goes on in {seconds} s", seconds=RETRY_S)
+            self._has_failed = True
             self._schedule(RETRY_S)
             return
         if self._commit_log.allow(Refusal.NOT_DISPATCHED):
             self.log.info("dispatch goes on, messages are accepted again")
-        if self.offset < self._commit_log.readable_end or self._is_index_behind:
-            self._schedule()
+        self._is_late = self.offset < self._commit_log.readable_end or self._is_index_behind
+        if self._is_late:
+            self._schedule(LATE_S if is_over() else 0)
+
+    def _over_after(self, seconds: float) -> Callable[[], bool]:
+        """Whether so many seconds have passed, from now on."""
+        end, now = self._clock.seconds() + seconds, self._clock.seconds
+        return lambda: now() >= end
+
+    def charge(self) -> None:
+        """Called in the time of those who sent what was appended: work now for what waits, if it is much, or if turns
+        alone do not get it done, and these have sent a part of it. Hot."""
+        end = self._commit_log.readable_end
+        came, self._charged = end - self._charged, end
+        is_much = self._is_late or end - self._taken > UNCHARGED_BYTES_MAX
+        if is_much and came >= CHARGED_BYTES_MIN and self._call is not None and not self._has_failed:
+            self._call.cancel()
+            self._turn()
 
     @property
     def _is_next_queued(self) -> bool:
@@ -333,25 +381,42 @@ class Dispatcher:
         if self._index_dispatcher is not None:
             self._index_dispatcher.index_queued(self.offset, TURN_MESSAGES)
 
+    async def index_in_turns(self) -> None:
+        """As `index_queued`, of what waits now, with turns of the clock in between."""
+        end, index = self.offset, self._index_dispatcher
+        if end < self._taken:  # entries wait for the disk
+            return
+        while index is not None and not index.index_queued(end, TURN_MESSAGES, self._over_after(TURN_S)):
+            await deferLater(self._clock, 0)
+
     # Consume queues
 
-    def dispatch(self, count: int) -> None:
-        """Write about `count` messages to their consume queues and notify the listeners. Raises OSError: the messages
-        stay pending, and are written by the next call."""
+    def dispatch(self, count: int, is_over: Callable[[], bool] = never) -> None:
+        """Write about `count` messages to their consume queues and notify the listeners, some at least and until
+        `is_over`. Raises OSError. Messages that stay pending are written by the next call."""
         commit_log = self._commit_log
-        if self._cq_dispatcher.has_pending:
-            self._write_pending()
+        if self._cq_dispatcher.has_pending and not self._write_pending(is_over):
+            return
         for found in read_back(commit_log, commit_log.dispatch_queue, self._taken, commit_log.readable_end, count):
             if isinstance(found, Run):
-                self._dispatch_run(found)
+                self._dispatch_run(found, is_over)
             else:
                 self._on_damage(found)
-            self._taken = found.end
-        self._write_pending()
+                self._taken = found.end
+            if self._taken < found.end or is_over():
+                break
+        self._write_pending(is_over)
 
-    def _dispatch_run(self, run: Run) -> None:
+    def _dispatch_run(self, run: Run, is_over: Callable[[], bool]) -> None:
+        put = partial(self._cq_dispatcher.dispatch_run, is_over=is_over)
+        stopped, count = self._failures.put_each(run, put, self._leave_out) or (run.end, run.count)
+        if stopped < run.end:
+            appended_ms = run.appended_ms
+            run, rest = run.split(stopped, count)
+            run.appended_ms = rest.appended_ms = appended_ms
+            self._commit_log.dispatch_queue.put_back(rest)
         self._busy_count += run.count
-        self._failures.put_each(run, self._cq_dispatcher.dispatch_run, self._leave_out)
+        self._taken = run.end
         if self._index_dispatcher is not None:
             self._index_dispatcher.keep(run)
         if run.appended_ms and (run.count > 1 or not run.start % TIMED_EVERY):
@@ -363,6 +428,8 @@ class Dispatcher:
         why = "it cannot be put into its queue: the log of the broker has the error"
         self._on_damage(Damage(self._commit_log.path_of(start), start, end, why))
 
-    def _write_pending(self) -> None:
-        self._cq_dispatcher.write()
-        self.offset = self._taken
+    def _write_pending(self, is_over: Callable[[], bool]) -> bool:
+        is_all = self._cq_dispatcher.write(is_over)
+        if is_all:
+            self.offset = self._taken
+        return is_all

@@ -17,6 +17,8 @@ Appended = tuple[int, int, int, int]
 QUEUED_BYTES_MAX = 16 * 1024 * 1024
 #: Runs of at most so many bytes are joined.
 JOINED_BYTES_MAX = 32 * 1024
+#: About as many bytes are joined: what is left of them when time is over is copied.
+TAKEN_BYTES_MAX = 1024 * 1024
 
 
 class DispatchQueue(deque[Run]):
@@ -33,6 +35,10 @@ class DispatchQueue(deque[Run]):
             self.clear()
         self.append(run)
 
+    def put_back(self, run: Run) -> None:
+        """Add the rest of a run that was taken, before all others."""
+        self.appendleft(run)
+
     def take(self, start: int, count: int) -> Run | None:
         """Remove and return the run that begins at `start`, joined with those that follow it up to about `count`
         records; None if there is none. Runs before `start` are removed, too."""
@@ -42,7 +48,8 @@ class DispatchQueue(deque[Run]):
             return None
         taken = [last := self.popleft()]
         records = last.count
-        while self and records < count and self.begin == last.end and _can_join(last) and _can_join(self[0]):
+        stop = start + TAKEN_BYTES_MAX
+        while self and records < count and self.begin == last.end < stop and _can_join(last) and _can_join(self[0]):
             taken.append(last := self.popleft())
             records += last.count
         return taken[0] if len(taken) == 1 else _joined(taken, records)

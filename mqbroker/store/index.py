@@ -31,8 +31,18 @@ _PAIR_FACTOR = 31**2
 _HEADS_BYTES_MAX = 4 * 1024 * 1024
 #: Entries for which an index file gets blocks at a time.
 INDEXED_AT_ONCE = 10_000
+#: More keys than a message has: of 32 kB of properties.
+RECORD_KEYS_MAX = 16_400
+#: Bytes of properties whose keys are indexed without a look at the time, where the compiled module does not do it: a
+#: few ms where there is a key in each two.
+PROPERTIES_AT_ONCE = 4096
 _PAIRS_MAX = 4096
 _FILE_NAME = re.compile(r"\d{17}")
+
+
+def never() -> bool:
+    """That time is not over."""
+    return False
 
 
 @functools.lru_cache(1024)
@@ -157,27 +167,45 @@ class Index:
                 self._disk.remove(os.path.join(self._directory, name))
                 self._has_new_name = True
 
-    def add(self, run: Run) -> None:
-        """Index the keys of a run's records above `offset`, up to which all are indexed. Raises OSError; see `offset`
-        for how far it came."""
+    def add(self, run: Run, is_over: Callable[[], bool] = never) -> bool:
+        """Index the keys of a run's records above `offset`, up to which all are indexed, some at least and until
+        `is_over`; returns whether that were all. Raises OSError; see `offset` for how far it came."""
         self.offset = max(self.offset, run.start)
         while self.offset < run.end:
             if compiled is None or run.data is None:
-                self._add_rows([row for row in run.rows if row[3] >= self.offset], run.end)
-                return
-            self._add_plain(run, run.data)
-            if self.offset < run.end:
-                row = scan_at(memoryview(run.data), self.offset - run.start, self.offset)
-                assert isinstance(row, Scanned)
-                self._add_rows([row], row.physical_offset + row.size)
+                self._add_some([row for row in run.rows if row[3] >= self.offset], run.end)
+            else:
+                self._add_plain(run, run.data)
+            if is_over():
+                break
+        return self.offset >= run.end
+
+    def _add_some(self, rows: Sequence[Row], end: int) -> None:
+        """Index the first rows, as many as take little time; the last of all ends at `end`."""
+        count, size = 0, 0
+        while count < len(rows) and size < PROPERTIES_AT_ONCE:
+            size += len(rows[count][7])
+            count += 1
+        self._add_rows(rows[:count], rows[count][3] if count < len(rows) else end)
 
     def _add_plain(self, run: Run, data: bytes) -> None:
-        """Index the records of a run that are plain, up to the first that is not."""
+        """Index some of the next records of a run: those that are plain, or else one."""
+        start = self.offset
+        for entries in (min(INDEXED_AT_ONCE, 2 * run.count), RECORD_KEYS_MAX):
+            self._add_compiled(run, data, entries)
+            if self.offset > start:
+                return
+        row = scan_at(memoryview(data), start - run.start, start)
+        assert isinstance(row, Scanned)
+        self._add_rows([row], row.physical_offset + row.size)
+
+    def _add_compiled(self, run: Run, data: bytes, entries: int) -> None:
+        """Index the records of a run that are plain, of about `entries` keys, up to the first that is not."""
         assert compiled is not None
         file = self.files[-1] if self.files else None
         if file is None or not file.has_entries:
             return
-        at, number = self.offset - run.start, file.make_room(min(INDEXED_AT_ONCE, 2 * run.count))
+        at, number = self.offset - run.start, file.make_room(entries)
         at, count, slots_used, last, last_ms = compiled.index_keys(
             data, at, run.end - run.start, run.start, file.file.buffer, self._slots, file.count, number,
             file.begin_ms, file.slots_used, self.resumed[0],

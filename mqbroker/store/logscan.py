@@ -119,6 +119,18 @@ class Run:
         last, size = rows[-1][3:5]
         return cls(start, last + size, len(rows), last, max(0, *[row[6] for row in rows]), data, rows)
 
+    def split(self, at: int, count: int) -> tuple[Run, Run]:
+        """What is before and behind a record's beginning `at`; `count` of the records are before it."""
+        cut, rows, data = at - self.start, self._rows, self.data
+        before = behind = None
+        if rows is not None:
+            before, behind = [row for row in rows if row[3] < at], [row for row in rows if row[3] >= at]
+        left = max(1, self.count - count)
+        return (
+            Run(self.start, at, count, self.start, self.newest_ms, data and data[:cut], before, has_nul=self.has_nul),
+            Run(at, self.end, left, self.last, self.newest_ms, data and data[cut:], behind, has_nul=self.has_nul),
+        )
+
     @property
     def rows(self) -> Sequence[Row]:
         """What dispatch needs of each record."""

@@ -115,6 +115,8 @@ class MessageStore:
         self._append = parts.append
         #: Hot: whose messages somebody waits for, and what is told of theirs, where `append` was not called.
         self.awaited, self.appended = dispatcher.awaited, dispatcher.appended
+        #: Hot: called when requests were handled that may have appended, in the time of those who sent them.
+        self.charge = dispatcher.charge
         if parts.transient is not None:
             parts.transient.on_commit.append(dispatcher.appended)
         #: Hot: where records that are encoded already are appended, and the queues that number them.
@@ -297,12 +299,9 @@ class MessageStore:
     async def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> ByKey:
         """Records of a topic by unique key or key, stored between two times: see `Queries.by_key`."""
         self.dispatch_put_off()
-        self._index_queued()
-        return await self.queries.by_key(topic, key, max_count, begin_ms, end_ms)
-
-    def _index_queued(self) -> None:
         with contextlib.suppress(OSError):  # on a full disk messages that wait to be indexed are not found
-            self._dispatcher.index_queued()
+            await self._dispatcher.index_in_turns()
+        return await self.queries.by_key(topic, key, max_count, begin_ms, end_ms)
 
     async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """See `Queries.offset_by_time`."""

@@ -6,9 +6,10 @@ import pytest
 from twisted.internet.address import IPv6Address
 
 from mqbroker.broker.system_topics import COPY_ROOM
+from mqbroker.store.dispatch import UNCHARGED_BYTES_MAX
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import VERSION, ResponseCode
-from mqbroker.wire.command import ONEWAY_FLAG, ROCKETMQ, RemotingCommand
+from mqbroker.wire.command import ONEWAY_FLAG, ROCKETMQ, RemotingCommand, encode_command
 from mqbroker.wire.ids import parse_offset_message_id
 from tests.broker.bench import (
     BODY_MAX,
@@ -211,3 +212,18 @@ def test_one_bad_send_does_not_fail_its_neighbours(bench: Bench, client: Client)
     assert [answer.code for answer in answers] == [0, 0, ResponseCode.SYSTEM_ERROR, 0, 0]
     assert "<h>" in (answers[2].remark or "")
     assert [record.body for record in bench.records("T")][1:] == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_who_sends_much_works_for_its_dispatch(make_bench: Callable[..., Bench], plain: bool) -> None:
+    bench = make_bench("much", store={"mapped_file_size_commit_log": 4 << 20})
+    client = bench.client()
+    client.send()
+    if not plain:
+        bench.table.plain.clear()
+    dispatcher = bench.store._dispatcher
+    bodies = [bytes(60_000)] * (UNCHARGED_BYTES_MAX // 60_000 + 1)
+    for body in bodies:
+        client.peer.transport.write(encode_command(send_command(body=body, queue_id=0)))
+        client.link.pump()  # the reactor does not turn
+    assert dispatcher.offset == bench.store.log_end

@@ -12,7 +12,7 @@ from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.wire.command import RemotingCommand
-from tests.remoting.link import Link, Peer, serve
+from tests.remoting.link import Link, Peer, raw_link, serve
 from tests.remoting.logs import Logged
 from tests.remoting.requests import BATCH, ECHO, LATER, echo, request
 
@@ -247,3 +247,17 @@ def test_frames_that_wait_count_as_what_is_kept(clock: WorkingClock, table: Hand
     greedy_link.pump()
     assert (greedy.lost, modest.lost) == (True, False)
     assert factory.load.kept_bytes == 39_000
+
+
+@pytest.mark.parametrize("code", [ECHO, BATCH])
+def test_the_time_of_what_requests_cause_is_counted_against_who_sent_them(clock: WorkingClock, code: int) -> None:
+    table = HandlerTable()
+    table.register(ECHO, echo)
+    table.register_batch(BATCH, lambda run, connection: b"")
+    table.charge = lambda: clock.work(2 * AT_ONCE_S)
+    peer, link = raw_link(factory := serve(clock, table))
+    (connection,) = factory.connections
+    assert factory.scheduler.has_time(connection.from_address)
+    peer.transport.write(request(code, 1, x="y"))
+    link.pump()
+    assert not factory.scheduler.has_time(connection.from_address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gzip
 import json
@@ -173,7 +174,8 @@ class now:  # noqa: N801
         return run_now(self._queries.record(physical_offset, size))
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
-        self._store._index_queued()
+        with contextlib.suppress(OSError):
+            self._store._dispatcher.index_queued()
         return run_now(self._queries.by_key(topic, key, max_count, begin_ms, end_ms)).records
 
 

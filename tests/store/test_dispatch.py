@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import pytest
@@ -449,10 +450,10 @@ def test_after_an_unexpected_error_dispatch_goes_on_by_itself(bench: Bench, monk
     dispatch_run = store._cq_dispatcher.dispatch_run
     fails = [True]
 
-    def failing(run: Run) -> None:
+    def failing(run: Run, is_over: Callable[[], bool]) -> tuple[int, int]:
         if fails:
             raise MemoryError
-        dispatch_run(run)
+        return dispatch_run(run, is_over)
 
     monkeypatch.setattr(store._cq_dispatcher, "dispatch_run", failing)
     store.append([message()])
@@ -479,14 +480,14 @@ def test_where_the_dispatcher_cannot_be_notified_the_next_append_does(bench: Ben
     assert store._queues.open(b"T", 0).next_offset == 2
 
 
-def fail_with(error: Exception, bad: bytes, put: Callable[[Run], None], tries: list[int]) -> Callable[[Run], None]:
+def fail_with(error: Exception, bad: bytes, put: Callable[..., Any], tries: list[int]) -> Callable[..., Any]:
     """`put`, which fails as long as the message with these properties is among those of the run."""
 
-    def put_or_fail(run: Run) -> None:
+    def put_or_fail(run: Run, is_over: Callable[[], bool]) -> Any:
         tries.append(run.count)
         if any(row[7] == bad for row in run.rows):
             raise error
-        put(run)
+        return put(run, is_over)
 
     return put_or_fail
 

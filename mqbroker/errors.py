@@ -93,7 +93,7 @@ class StoreLocked(StoreError):
         self.why = why
 
     def __str__(self) -> str:
-        return f"{self.path} is locked: {self.why}; stop that first, or use another directory"
+        return f"{self.path} is locked: {self.why}; stop that first: each broker has a directory of its own"
 
 
 class StoreUnknown(StoreError):

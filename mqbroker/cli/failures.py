@@ -9,6 +9,7 @@ import click
 
 from mqbroker.cli.lines import escape_controls
 from mqbroker.errors import MQError
+from mqbroker.wire.names import split_address
 
 FAILED = 1
 INTERRUPTED = 130
@@ -17,6 +18,9 @@ ACCOUNT_HINT = (
     "The account is that of --account-file, or of MQ_ACCESS_KEY and MQ_SECRET_KEY; the broker's plain_acl.yml says what"
     " it may do"
 )
+
+
+_HERE = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class Failure(click.ClickException):
@@ -58,7 +62,9 @@ def failure_of(error: MQError) -> Failure:
 
     text = str(error) or type(error).__name__
     if isinstance(error, NameServerUnreachable):
-        return NoAnswer(f"{text}. `mq dev` starts one here; -n HOST:PORT or NAMESRV_ADDR names another")
+        is_here = all(split_address(addr)[0] in _HERE for addr, _ in error.tried)
+        start = "`mq dev` starts one here; " if is_here else ""
+        return NoAnswer(f"{text}. {start}-n HOST:PORT or NAMESRV_ADDR names another")
     if isinstance(error, SendFailed):
         causes = [cause for _, _, cause in error.attempts]
         for cause in causes:

@@ -77,7 +77,7 @@ class _Server:
         except (VerificationError, CertificateError):
             raise not_trusted(self.addr, self.tls, OTHER_NAME) from None
 
-    def why(self, reason: Failure, verify_code: int) -> TlsFailed:
+    def why(self, reason: Failure, verify_code: int) -> MQError:
         """Explain a failed handshake; `verify_code` is OpenSSL's, 0 for a certificate that passed."""
         if verify_code:
             return not_trusted(self.addr, self.tls, verify_code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from enum import Enum
 
 from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
 from mqbroker.wire.bodies import MessageQueue
@@ -63,27 +64,40 @@ def is_about_account(error: BaseException) -> bool:
     return isinstance(error, Refused) and _ACL_REMARK in error.remark
 
 
+class Creates(Enum):
+    """Whether the brokers that a name server knows create topics."""
+
+    PERHAPS = "nobody asked"
+    NO = "there are brokers, and none does"
+    NO_BROKER = "there are no brokers"
+
+
 class TopicNotFound(ClientError):
     """The name servers answer, but none knows `topic`."""
 
     retriable = True
 
-    def __init__(self, topic: str, name_servers: Sequence[str], why: str) -> None:
-        super().__init__(topic, name_servers, why)
+    def __init__(self, topic: str, name_servers: Sequence[str], why: str, creates: Creates = Creates.PERHAPS) -> None:
+        """`creates`: whether brokers create topics."""
+        super().__init__(topic, name_servers, why, creates)
         self.topic = topic
         self.name_servers = name_servers
         self.why = why
+        self.creates = creates
 
     def describe(self) -> str:
         return f"No route info of this topic: {self.topic}, asked {', '.join(self.name_servers)}: {self.why}"
 
     @property
     def hint(self) -> str:  # type: ignore[override]
-        return (
-            "Set autoCreateTopicEnable=true on a broker, or create it with the mqadmin of a Java RocketMQ, which is not"
-            f" part of this package (`mqadmin updateTopic -t {self.topic} -c CLUSTER -n {self.name_servers[0]}`); where"
-            " it should exist, check that its broker runs and names the same name servers"
-        )
+        if self.creates is Creates.NO_BROKER:
+            return "Check that a broker runs, and that its namesrvAddr names the same name servers"
+        command = f"mqadmin updateTopic -t {self.topic} -c CLUSTER -n {self.name_servers[0]}"
+        create = f"create it with the mqadmin of a Java RocketMQ, which is not part of this package (`{command}`)"
+        exists = "where it should exist, check that its broker runs and names the same name servers"
+        if self.creates is Creates.NO:
+            return f"{create[0].upper()}{create[1:]}, or set autoCreateTopicEnable=true on a broker; {exists}"
+        return f"The first send to it creates it where brokers have autoCreateTopicEnable=true; else {create}; {exists}"
 
 
 class NoBrokerForTopic(ClientError):
@@ -142,13 +156,18 @@ class SendFailed(ClientError):
         if not self.attempts:
             return ""
         _, addr, error = self.attempts[-1]
+        if isinstance(error, TlsFailed):
+            return ""  # it has said what to do
         if isinstance(error, Refused):
             return refusal_hint(error)
         if isinstance(error, ConnectionClosed):
             return f"{addr} was reached: look into the log of the broker there"
         if isinstance(error, RequestTimedOut):
             return f"{addr} was reached or is silent: look whether the broker there is overloaded, and into its log"
-        return f"The address is what the broker told the name server (brokerIP1): check that {addr} answers from here"
+        return (
+            "The broker may be down, or the address, which is what it told the name server (brokerIP1), may be wrong:"
+            f" check that {addr} answers from here"
+        )
 
 
 def refusal_hint(error: Refused) -> str:
@@ -165,7 +184,10 @@ _REFUSAL_HINTS: dict[int, str] = {
         " stopping, or a slave"
     ),
     ResponseCode.NO_PERMISSION: "The broker answers: the topic or the broker (brokerPermission) may not be written to",
-    ResponseCode.TOPIC_NOT_EXIST: "The broker answers: create the topic there, or set autoCreateTopicEnable=true",
+    ResponseCode.TOPIC_NOT_EXIST: (
+        "The broker answers and does not have the topic: create it there; a send does so only where"
+        " autoCreateTopicEnable=true"
+    ),
 }
 
 

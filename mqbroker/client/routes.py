@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from mqbroker.client.errors import NameServerUnreachable, NoBrokerForTopic, TlsFailed, TopicNotFound
+from mqbroker.client.errors import Creates, NameServerUnreachable, NoBrokerForTopic, TlsFailed, TopicNotFound
 from mqbroker.client.net import Lock, Net
 from mqbroker.errors import MQError, Refused
-from mqbroker.wire.bodies import BrokerData, MessageQueue, TopicRouteData
+from mqbroker.wire.bodies import BrokerData, ClusterInfo, MessageQueue, TopicRouteData
 from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX, BadBody
 from mqbroker.wire.codes import AUTO_CREATE_TOPIC, MASTER_ID, Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
@@ -218,10 +218,21 @@ class Routes:
             raise TopicNotFound(topic, self._name_servers, "they do not know it")
         data = await self._ask(AUTO_CREATE_TOPIC)
         if data is None:
-            raise TopicNotFound(
-                topic, self._name_servers, "they do not know it, and no broker creates topics on a send"
-            )
+            if await self._knows_no_broker():
+                why, creates = "they do not know it, nor any broker", Creates.NO_BROKER
+            else:
+                why, creates = "they do not know it, and no broker creates topics on a send", Creates.NO
+            raise TopicNotFound(topic, self._name_servers, why, creates)
         return default_topic_route(topic, data, self._default_topic_queues)
+
+    async def _knows_no_broker(self) -> bool:
+        """Whether the name server that answered last has no broker registered."""
+        request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        try:
+            answer = await self._net.invoke(self._name_servers[self._first], request, self._timeout_ms)
+            return answer.code == ResponseCode.SUCCESS and not ClusterInfo.from_json(answer.body).broker_addr_table
+        except MQError:
+            return False
 
     async def _ask(self, topic: str) -> TopicRouteData | None:
         """Ask the name servers in turn; None if those that respond do not know the topic."""

@@ -125,12 +125,16 @@ def _check_readable(path: str) -> None:
 # --- what went wrong
 
 
+#: Parts of the alerts that servers send where they want another certificate, or one at all.
+_ABOUT_CERTIFICATES = ("certificate", "handshake failure", "unknown ca", "access denied")
+
+
 def is_alert(error: OSError) -> bool:
     """Whether it is an alert of the peer, which closes the connection."""
     return isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")
 
 
-def ssl_failed(addr: str, tls: ClientTls, error: OSError) -> TlsFailed:
+def ssl_failed(addr: str, tls: ClientTls, error: OSError) -> MQError:
     """Explain an error of the standard library, in a handshake or after it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return not_trusted(addr, tls, error.verify_code)
@@ -139,15 +143,23 @@ def ssl_failed(addr: str, tls: ClientTls, error: OSError) -> TlsFailed:
     return tls_failed(addr, tls, "")
 
 
-def tls_failed(addr: str, tls: ClientTls, reason: str) -> TlsFailed:
+def tls_failed(addr: str, tls: ClientTls, reason: str) -> MQError:
     """Explain OpenSSL's `reason`, in lower case; empty if the server closed the connection."""
+    if not reason or "unexpected eof" in reason:
+        # A server that stops does so, too: trying again can help, and unencrypted is not what was asked for.
+        return ConnectionClosed(
+            f"the connection to {addr} was closed during the TLS handshake: the server may be stopping, or may not"
+            " accept TLS (tls.server.mode=disabled)"
+        )
     _, is_alert, alert = reason.partition("alert ")
     if not is_alert:
         return TlsFailed(
             addr,
-            "it does not speak TLS" + (f" ({reason})" if reason else ": it closed the connection"),
-            "Leave TLS out, or have the server take it (tls.server.mode=permissive or enforcing)",
+            f"it does not speak TLS ({reason})",
+            "Have the server accept it (tls.server.mode=permissive or enforcing), or check the address and port",
         )
+    if not any(word in alert for word in _ABOUT_CERTIFICATES):
+        return TlsFailed(addr, f"it refuses the connection ({alert})", "Look for the reason in the server's log")
     if tls.cert_file:
         return TlsFailed(
             addr, f"it refuses this client's certificate ({alert})", "Show one whose authority the server trusts"

@@ -34,6 +34,13 @@ class Loss(Enum):
     NOT_DENSE = "the broker left messages out, or gave others than were asked for"
 
 
+#: What may bring the messages back: a query that starts again then reads them.
+_CHECK_FIRST = {
+    Loss.CUT_SHORT: "They may be on the former master, or in a backup: look there first. ",
+    Loss.NOT_DENSE: "Check that the name server names the right broker, and the broker's store (`mq store check`). ",
+}
+
+
 @attrs.define
 class DataLoss(MQError):
     """Messages of `queue` that must be read are lost; `details` names the offsets."""
@@ -46,8 +53,8 @@ class DataLoss(MQError):
         q = self.queue
         return (
             f"ROCKETMQ_DATA_LOSS.{self.loss.name}: topic {q.topic}, broker {q.broker_name}, queue {q.queue_id}: "
-            f"{self.loss.value} ({self.details}). To go on without them start a query with startingOffsets set, "
-            "a stream with a new checkpoint too"
+            f"{self.loss.value} ({self.details}). {_CHECK_FIRST.get(self.loss, '')}To go on without them start a query "
+            "with startingOffsets set, a stream with a new checkpoint too"
         )
 
 

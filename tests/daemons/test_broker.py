@@ -109,7 +109,8 @@ def test_a_locked_store_is_one_line(broker: Callable[..., Process], tmp_path: Pa
     assert second.wait() == 1
     lock = tmp_path / "store" / "lock"
     assert second.err == (
-        f"mqbroker: {lock} is locked: process {holder.pid} has it open; stop that first, or use another directory\n"
+        f"mqbroker: {lock} is locked: process {holder.pid} has it open; stop that first:"
+        " each broker has a directory of its own\n"
     )
     assert sorted(tmp_path.glob("store/**/*")) == before
     assert holder.stop() == 0

@@ -245,7 +245,7 @@ def test_a_store_that_another_process_has_open(check: Callable[..., tuple[int | 
     for shards, root in ((1, tmp_path / "store"), (2, tmp_path / "store" / "shard-1")):
         lock = lock_file(str(root / "lock"))
         code, out = check(BrokerConsoleOptions, shards=shards)
-        held = f"process {os.getpid()} has it open; stop that first, or use another directory"
+        held = f"process {os.getpid()} has it open; stop that first: each broker has a directory of its own"
         assert (code, out) == (f"{root}/lock is locked: {held}", "")
         lock.release()
         assert check(BrokerConsoleOptions, shards=shards) == (0, "the settings are good\n")

@@ -200,7 +200,7 @@ def test_reloading_gives_settings_to_what_is_served(make_life: Callable[..., Any
         ),
         (
             StoreLocked("/d/lock", "process 5 has it open"),
-            "/d/lock is locked: process 5 has it open; stop that first, or use another directory",
+            "/d/lock is locked: process 5 has it open; stop that first: each broker has a directory of its own",
         ),
         (
             CannotListenError("192.0.2.1", 9876, OSError(99, "Cannot assign requested address")),

@@ -134,7 +134,8 @@ def test_a_locked_store_ends_it_in_the_background_too(background: Background, tm
     holder = (background.folder / "mqbroker.pid").read_text()
     second = background.start("--pidfile=second.pid", "-l", "second.log", "mqbroker", *settings(tmp_path))
     assert second.returncode == 1
-    why = f"{tmp_path}/store/lock is locked: process {holder} has it open; stop that first, or use another directory"
+    has_it = f"process {holder} has it open; stop that first: each broker has a directory of its own"
+    why = f"{tmp_path}/store/lock is locked: {has_it}"
     assert second.stderr == f"{why}\n"
     assert "Traceback" not in (background.folder / "second.log").read_text()
     wait_for(lambda: not (background.folder / "second.pid").exists(), "end of the second")

@@ -4,6 +4,20 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "say of a server that closes during the handshake that it does not speak TLS",
+        "client/tls.py",
+        '    if not reason or "unexpected eof" in reason:\n',
+        "    if False:\n",
+        ("tests/client/test_hints.py",),
+    ),
+    Mutation(
+        "advise a setting of brokers where no broker is registered",
+        "client/routes.py",
+        "            if await self._knows_no_broker():\n",
+        "            if False:\n",
+        ("tests/client/test_hints.py",),
+    ),
+    Mutation(
         "send a blocking producer's heartbeat over one of its connections alone",
         "client/blocking_net.py",
         "        return self.heartbeats is not None and now - connection.beat_at >= self.heartbeats.heartbeat_s\n",

@@ -1,0 +1,103 @@
+"""What errors advise: nothing that does harm where the cause is another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mqbroker.cli.failures import failure_of
+from mqbroker.client import Message, NameServerUnreachable, SendFailed, TopicNotFound
+from mqbroker.client.errors import TlsFailed
+from mqbroker.client.tls import ClientTls, tls_failed
+from mqbroker.errors import ConnectionClosed, Unreachable
+from mqbroker.spark.errors import DataLoss, Loss
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import RequestCode
+from tests.client.test_producer import make
+from tests.client.world import World
+
+TLS = ClientTls(insecure=True)
+
+
+@pytest.mark.parametrize("reason", ["", "unexpected eof while reading"])
+def test_a_server_that_closes_in_the_handshake_is_tried_again_and_none_is_told_to_leave_tls_out(reason: str) -> None:
+    error = tls_failed("h:1", TLS, reason)
+    assert isinstance(error, ConnectionClosed)
+    assert error.retriable
+    assert "the server may be stopping" in str(error)
+    assert "Leave" not in str(error)
+
+
+def test_a_server_that_answers_something_else_than_tls_does_not_speak_it() -> None:
+    error = tls_failed("h:1", TLS, "wrong version number")
+    assert isinstance(error, TlsFailed)
+    assert str(error).startswith(
+        "no encrypted connection to h:1: it does not speak TLS (wrong version number). Have the"
+    )
+
+
+@pytest.mark.parametrize(
+    ("alert", "hint"),
+    [
+        ("tlsv13 alert certificate required", "Show one: cert_file"),
+        ("sslv3 alert handshake failure", "Show one: cert_file"),
+        ("tlsv1 alert protocol version", "Look for the reason in the server's log"),
+        ("tlsv1 alert internal error", "Look for the reason in the server's log"),
+    ],
+)
+def test_a_certificate_is_asked_for_where_the_alert_is_about_one(alert: str, hint: str) -> None:
+    assert hint in str(tls_failed("h:1", TLS, alert))
+
+
+def why_not_found(world: World, name_server: str) -> TopicNotFound:
+    with pytest.raises(TopicNotFound) as caught:
+        world.result(make(world, name_server).send(Message("none", b"x")))
+    return caught.value
+
+
+def test_where_no_broker_is_registered_no_setting_of_brokers_is_advised(world: World, name_server: str) -> None:
+    for name in ("a", "b"):
+        world.cluster.unregister(name)
+    error = why_not_found(world, name_server)
+    assert error.why == "they do not know it, nor any broker"
+    assert error.hint == "Check that a broker runs, and that its namesrvAddr names the same name servers"
+
+
+def test_where_brokers_create_no_topics_both_ways_to_have_one_are_told(world: World, name_server: str) -> None:
+    world.cluster.create_no_topics()
+    hint = why_not_found(world, name_server).hint
+    assert hint.startswith("Create it with the mqadmin")
+    assert "or set autoCreateTopicEnable=true on a broker" in hint
+
+
+def test_where_the_name_server_does_not_say_both_are_told(world: World, name_server: str) -> None:
+    world.cluster.create_no_topics()
+    world.faults.refuse[None, RequestCode.GET_BROKER_CLUSTER_INFO] = (1, "no")
+    assert "autoCreateTopicEnable" in why_not_found(world, name_server).hint
+
+
+def test_a_consumer_is_not_told_to_change_a_setting_that_may_be_right() -> None:
+    hint = TopicNotFound("T", ["h:1"], "they do not know it").hint
+    assert hint.startswith("The first send to it creates it where brokers have autoCreateTopicEnable=true; else create")
+
+
+def test_a_send_that_failed_for_tls_has_one_hint() -> None:
+    cause = TlsFailed("h:1", "its certificate has expired", "Renew it, or check the clocks")
+    assert str(SendFailed("T", [("a", "h:1", cause)])).endswith("Renew it, or check the clocks")
+    away: Any = SendFailed("T", [("a", "h:1", Unreachable("connect to h:1 failed"))])
+    assert away.hint.startswith("The broker may be down")
+
+
+@pytest.mark.parametrize(
+    ("addr", "is_told"), [("127.0.0.1:9876", True), ("localhost:9876", True), ("mq.prod:9876", False)]
+)
+def test_a_name_server_elsewhere_is_not_replaced_by_one_of_development(addr: str, is_told: bool) -> None:
+    assert ("`mq dev` starts one" in str(failure_of(NameServerUnreachable([(addr, "refused")])))) is is_told
+
+
+@pytest.mark.parametrize("loss", Loss)
+def test_what_may_come_back_is_looked_for_before_it_is_given_up(loss: Loss) -> None:
+    text = str(DataLoss(loss, MessageQueue("T", "a", 0), "5 is asked for"))
+    assert ("first. To go on" in text) is (loss is Loss.CUT_SHORT)
+    assert ("`mq store check`" in text) is (loss is Loss.NOT_DENSE)

@@ -55,6 +55,10 @@ SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 PLAIN_QUEUES_MAX = 1024
 
 
+def _topic_flags(topic: TopicConfig) -> int:
+    return SysFlag.MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
+
+
 class SendRules:
     """Checks sends against topics, groups and limits; creates topics if that is allowed.
 
@@ -116,6 +120,8 @@ class SendRules:
         checked = self._check(header, code, body, connection, new)
         for topic in new:
             self._topics.create(topic)
+        if new and new[0].topic_name == header.topic:
+            self._take_plainly(new[0])
         return checked
 
     def _check(
@@ -253,11 +259,17 @@ class SendRules:
                 f"request queueId[{header.queue_id}] is illegal, {describe_topic(topic)} "
                 f"Producer: {connection.remote_addr}",
             )
-        flags = SysFlag.MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
-        if not new and not name.startswith((RETRY_PREFIX, LMQ_PREFIX)) and self._topics.saved() is None:
-            self.plain_targets[name.encode()] = queues, flags, [None] * min(queues, PLAIN_QUEUES_MAX)
+        if not new:
+            self._take_plainly(topic)
         queue_id = header.queue_id if header.queue_id >= 0 else self._rng.randrange(max(1, topic.write_queue_nums))
-        return name, queue_id, flags
+        return name, queue_id, _topic_flags(topic)
+
+    def _take_plainly(self, topic: TopicConfig) -> None:
+        """Let the compiled path take sends to a topic that passed all rules and is saved."""
+        name = topic.topic_name
+        if not name.startswith((RETRY_PREFIX, LMQ_PREFIX)) and self._topics.saved() is None:
+            queues = max(topic.write_queue_nums, topic.read_queue_nums)
+            self.plain_targets[name.encode()] = queues, _topic_flags(topic), [None] * min(queues, PLAIN_QUEUES_MAX)
 
     def _dead_letter(
         self, header: SendHeader, properties: dict[str, str], name: str, queue_id: int, new: list[TopicConfig]

@@ -73,7 +73,7 @@ def load(name: str, calls: Calls) -> Any:
             setattr(module, each, value)
     module.__dict__["open"] = calls.open_file
     if name != _SYSTEM and hasattr(module, "open_new"):
-        module.open_new = load(_SYSTEM, calls).open_new
+        module.__dict__["open_new"] = load(_SYSTEM, calls).__dict__["open_new"]
     return module
 
 

@@ -349,8 +349,11 @@ class GroupMember(Service):
 
     async def _look(self) -> None:
         """Read the group's keys, and do what they ask for."""
+        lease = self._lease
         found = await self._etcd.read(self._settings.prefix)
         self._heard()
+        if self._lease != lease:  # it has expired meanwhile: nothing may be written under it, nor without one
+            return
         self._watch_after(found.revision)
         own = found.items.get(self._member_key(self._settings.replica_id))
         if own is None or own.lease != self._lease:
@@ -381,10 +384,11 @@ class GroupMember(Service):
                 f"a broker at {other.address} runs with brokerId={other.replica_id}, or did until a moment ago; each "
                 "of the group needs an id of its own"
             )
-        key = self._member_key(self._settings.replica_id)
-        put = Put(key, self._member.to_json(), self._lease)
+        key, lease = self._member_key(self._settings.replica_id), self._lease
+        put = Put(key, self._member.to_json(), lease)
         if await self._etcd.txn([Compare(key, 0 if own is None else own.modified)], [put]) is None:
-            await self._renew_now(self._lease)  # it may have expired meanwhile
+            if self._lease == lease:
+                await self._renew_now(lease)  # it may have expired meanwhile
         else:
             self.wake()
 

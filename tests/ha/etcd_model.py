@@ -1,11 +1,12 @@
 """etcd as its documentation promises it, in memory, behind links that lose requests or answers.
 
 What a client is told: its request was done, was not done, or nothing: then it may have been done, or be done later
-still. Leases never expire early, and sometimes late; watches lag.
+still, after what was asked later. Leases never expire early, and sometimes late; watches lag.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -119,9 +120,23 @@ class ModelClient:
         self.model, self._clock, self._passes = model, clock, passes
         #: Requests take so long to etcd, seconds.
         self.out_s = 0.005
+        #: How long a request takes to etcd, and its answer back, by what is asked: one may overtake another.
+        self.delays_of: Callable[[str], tuple[float, float]] = lambda what: (self.out_s, 0.005)
+        #: How often each was asked.
+        self.count = Counter[str]()
 
-    def _ask(self, act: Callable[[], Any]) -> Deferred[Any]:
+    def be_uneven(self, rng: Random, longest_s: float) -> None:
+        """Let each request and each answer take a time of its own."""
+        times = [0.001, 0.005, 0.005, 0.05, 0.3 * longest_s, 0.6 * longest_s, longest_s]
+        self.delays_of = lambda what: (rng.choice(times), rng.choice(times))
+
+    def be_even(self) -> None:
+        self.out_s, self.delays_of = 0.005, lambda what: (self.out_s, 0.005)
+
+    def _ask(self, what: str, act: Callable[[], Any]) -> Deferred[Any]:
         answer: Deferred[Any] = Deferred()
+        out_s, back_s = self.delays_of(what)
+        self.count[what] += 1
 
         def arrive() -> None:
             if self.model.is_down or not self._passes("out"):
@@ -130,7 +145,7 @@ class ModelClient:
                 found = act()
             except EtcdError as error:
                 found = error
-            self.model.clock.callLater(0.005, back, found)
+            self.model.clock.callLater(back_s, back, found)
 
         def back(found: Any) -> None:
             # The broker's own clock runs it, so that one that is stopped hears nothing.
@@ -141,7 +156,7 @@ class ModelClient:
             if not answer.called:
                 (answer.errback if isinstance(found, EtcdError) else answer.callback)(found)
 
-        self.model.clock.callLater(self.out_s, arrive)
+        self.model.clock.callLater(out_s, arrive)
         timer = self._clock.callLater(TIMEOUT_SECONDS, end, EtcdError("no answer in time"))
 
         def ended(result: Any) -> Any:
@@ -152,23 +167,23 @@ class ModelClient:
         return answer.addBoth(ended)
 
     async def read(self, prefix: str) -> Snapshot:
-        found: Snapshot = await self._ask(lambda: self.model.read(prefix))
+        found: Snapshot = await self._ask("read", lambda: self.model.read(prefix))
         return found
 
     async def txn(self, compares: Sequence[Compare], puts: Sequence[Put]) -> int | None:
-        found: int | None = await self._ask(lambda: self.model.txn(compares, puts))
+        found: int | None = await self._ask("txn", lambda: self.model.txn(compares, puts))
         return found
 
     async def grant(self, ttl_s: int) -> tuple[int, int]:
-        found: tuple[int, int] = await self._ask(lambda: self.model.grant(ttl_s))
+        found: tuple[int, int] = await self._ask("grant", lambda: self.model.grant(ttl_s))
         return found
 
     async def keep_alive(self, lease: int) -> int:
-        found: int = await self._ask(lambda: self.model.keep_alive(lease))
+        found: int = await self._ask("keep_alive", lambda: self.model.keep_alive(lease))
         return found
 
     async def revoke(self, lease: int) -> None:
-        await self._ask(lambda: self.model.revoke(lease))
+        await self._ask("revoke", lambda: self.model.revoke(lease))
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -23,6 +23,7 @@ from mqbroker.ha.election import (
 )
 from mqbroker.ha.etcd import Compare, EtcdError, Put
 from tests.ha.etcd_model import EtcdModel, ModelClient
+from tests.remoting.logs import Logged
 
 PREFIX = "/mqbroker/C/B/"
 STATE = f"{PREFIX}state"
@@ -474,3 +475,167 @@ def test_states_and_members_are_read_as_written() -> None:
             Member.from_json(b'{"replica_id":1,"address":"a","ha_address":"b","remainder":%s}' % remainder.encode())
     with pytest.raises(GroupError):
         Member.from_json(b"{")
+
+
+# --- answers that overtake each other
+
+
+def check_keys(world: World) -> None:
+    """What holds at every moment, whatever arrives when."""
+    assert len(world.masters) <= 1
+    members = {key: item for key, item in world.etcd.items.items() if "/members/" in key}
+    assert all(item.lease for item in members.values()), "the key of a member goes with its lease"
+
+
+def epochs_of(world: World) -> dict[int, tuple[int, int]]:
+    """The master of each epoch, and its lease, of which each has one."""
+    found: dict[int, tuple[int, int]] = {}
+    for _, key, value in world.etcd.history:
+        if key == STATE:
+            state = json.loads(value)
+            who = state["master"], state["lease"]
+            assert found.setdefault(state["epoch"], who) == who
+    return found
+
+
+def starve(world: World, replica_id: int) -> None:
+    """Have a member's lease run out: its renewals do not arrive."""
+    client = world.clients[replica_id]
+    before = client.delays_of
+    client.delays_of = lambda what: (100.0, 0.005) if what == "keep_alive" else before(what)
+
+
+@pytest.mark.parametrize("slow", ["read", "txn", "grant", "keep_alive"])
+@pytest.mark.parametrize("replica_id", [1, 2])
+def test_a_lease_that_ends_while_an_answer_is_on_its_way_is_replaced(
+    logged: Logged, slow: str, replica_id: int
+) -> None:
+    world = group(1, 2, 3)
+    for offset in range(25):
+        world.turn(3 + 0.05 * offset)
+        lease = world.etcd.items[f"{PREFIX}members/{replica_id}"].lease
+        starve(world, replica_id)
+        while lease in world.etcd.leases:
+            world.turn(0.05)
+            check_keys(world)
+        world.clients[replica_id].delays_of = lambda what: (0.005, 0.8 if what == slow else 0.005)
+        for _ in range(100):
+            world.turn(0.05)
+            check_keys(world)
+        assert world.etcd.items[f"{PREFIX}members/{replica_id}"].lease in world.etcd.leases
+        assert world.masters
+        assert [member.why_not for member in world.members.values()] == ["", "", ""]
+    epochs_of(world)
+    assert not [line for line in logged.lines if "runs with brokerId" in line], "nobody else has its id"
+
+
+@pytest.mark.parametrize("what", ["grant", "keep_alive"])
+def test_a_lease_counts_from_the_request_for_it_however_late_the_answer_is(what: str) -> None:
+    world = group(1)
+    client, member = world.clients[1], world.members[1]
+    for _ in range(3):
+        client.delays_of = lambda asked: (0.001, 0.9 if asked == what else 0.001)
+        world.turn(5)
+        if what == "grant":
+            world.etcd.revoke(world.state()["lease"])
+            while member.is_master:
+                world.turn(0.05)
+        while not member.is_master:
+            world.turn(0.05)
+        world.etcd.is_down = True  # nothing is renewed any more
+        since = world.now
+        while member.is_master:
+            world.turn(0.05)
+        assert world.etcd.clock.seconds() <= max(held.expires_at for held in world.etcd.leases.values()), since
+        world.etcd.is_down = False
+        client.be_even()
+        world.turn(8)
+
+
+def test_an_answer_about_a_former_lease_says_nothing_of_the_present_one(logged: Logged) -> None:
+    """The renewal of the former one is asked last, and answered when there is a new one."""
+    world = group(1, 2)
+    client, member = world.clients[2], world.members[2]
+    for _ in range(3):
+        former = member._lease
+        client.delays_of = lambda what: (0.001, 0.9 if what == "keep_alive" else 0.001)
+        renewals = client.count["keep_alive"]
+        world.etcd.revoke(former)
+        while client.count["keep_alive"] == renewals:
+            world.turn(0.05)
+        member._lose_lease("as where the lease was asked for by another way")
+        world.turn(0.2)
+        present = member._lease
+        assert present not in (0, former)
+        world.turn(3)
+        assert member._lease == present
+        client.be_even()
+        world.turn(3)
+
+
+def test_a_state_that_is_read_before_a_proposal_and_comes_after_it_is_old() -> None:
+    world = group(1, 2, 3)
+    client, member = world.clients[1], world.members[1]
+    told: list[frozenset[int]] = []
+    member.on_in_sync = told.append
+    for wanted in (frozenset([1]), frozenset([1, 2]), frozenset([1, 2, 3])):
+        client.delays_of = lambda what: (0.001, 0.8 if what == "read" else 0.001)
+        reads = client.count["read"]
+        while client.count["read"] == reads:
+            world.turn(0.05)
+        proposed = Deferred.fromCoroutine(member.propose(wanted))
+        world.turn(0.1)
+        assert proposed.result is True
+        world.turn(0.9)  # the answer to the read is here
+        assert member._state is not None
+        assert (member._state.in_sync, member.role.in_sync) == (wanted, wanted)
+        client.be_even()
+        world.turn(2)
+        assert (member._state.in_sync, world.state()["in_sync"]) == (wanted, sorted(wanted))
+    assert told == [], "each revision was known when it was read"
+
+
+def befall(world: World, rng: Random, replica_id: int) -> None:
+    """Let something happen to one of the members, or to etcd."""
+    match rng.choice(["starve", "feed", "freeze", "thaw", "propose", "wake", "down", "up"]):
+        case "starve":
+            starve(world, replica_id)
+        case "feed":
+            world.clients[replica_id].be_uneven(rng, rng.choice([0.2, 0.9, 1.5]))
+        case "freeze":
+            world.frozen.add(replica_id)
+        case "thaw":
+            world.frozen.clear()
+        case "propose":
+            for master in world.masters:
+                proposed = Deferred.fromCoroutine(world.members[master].propose(frozenset([master, replica_id])))
+                proposed.addErrback(lambda failure: failure.trap(EtcdError))
+        case "wake":
+            world.members[replica_id].wake()
+        case "down" | "up" as way:
+            world.etcd.is_down = way == "down"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_overtakes_what_there_is_one_master_and_at_last_all_take_part(logged: Logged, seed: int) -> None:
+    rng = Random(seed)
+    world = group(1, 2, 3)
+    for client in world.clients.values():
+        client.be_uneven(rng, rng.choice([0.2, 0.9, 1.5]))
+    for _ in range(12):
+        replica_id = rng.choice([1, 2, 3])
+        befall(world, rng, replica_id)
+        for _ in range(round(rng.choice([0.1, 0.5, 2, 4]) / 0.05)):
+            world.turn(0.05)
+            check_keys(world)
+    world.etcd.is_down = False
+    world.frozen.clear()
+    for client in world.clients.values():
+        client.be_even()
+    for _ in range(400):
+        world.turn(0.05)
+        check_keys(world)
+    assert world.masters
+    assert [member.why_not for member in world.members.values()] == ["", "", ""]
+    epochs_of(world)
+    assert not [line for line in logged.lines if "runs with brokerId" in line]

@@ -86,6 +86,8 @@ class Cluster:
         """Check what holds at every moment."""
         masters = self.group.masters
         require(len(masters) <= 1, "one master", f"{[each.replica_id for each in masters]}")
+        stays = [key for key, item in self.group.etcd.items.items() if "/members/" in key and not item.lease]
+        require(not stays, "the key of a member goes with its lease", f"{stays}")
         for client, bodies, power_cuts in self.clients:
             for answer in client.heard():
                 self.hear(client, answer, bodies.pop(answer.opaque), power_cuts == self.power_cuts)
@@ -298,6 +300,11 @@ class Cluster:
         for each in self.group.alive():
             each.etcd.out_s = self.rng.choice([0.005, 0.4, 1.5])
 
+    def uneven_etcd(self) -> None:
+        """Each request and each answer takes a time of its own: one overtakes another, or comes after a lease ended."""
+        for each in self.group.alive():
+            each.etcd.be_uneven(Random(self.rng.getrandbits(30)), self.rng.choice([0.2, 0.9, 1.5]))
+
     def slow_links(self) -> None:
         for _ in range(self.rng.randint(1, 6)):
             near, far = self.rng.sample([*HOSTS, *NAMESRVS], 2)
@@ -308,7 +315,7 @@ class Cluster:
         self.group.wires.delays.clear()
         self.group.etcd.is_down = False
         for replica in self.group.alive():
-            replica.etcd.out_s = 0.005
+            replica.etcd.be_even()
 
     def cut(self) -> None:
         near, far = self.rng.sample(HOSTS, 2)

@@ -17,7 +17,17 @@ from tests.store.simulation.shrink import Trials, without_chunks
 
 SHRINK_RUNS_MAX = 200
 #: What each long row of seeds must have met at least once.
-SOMETIMES = ("acknowledged", "epochs", "isolate", "power", "power for a moment", "power of all", "slow links", "stop")
+SOMETIMES = (
+    "acknowledged",
+    "epochs",
+    "isolate",
+    "power",
+    "power for a moment",
+    "power of all",
+    "slow links",
+    "stop",
+    "uneven etcd",
+)
 
 
 def run_steps(options: Options, steps: list[Step]) -> Outcome:

@@ -1,6 +1,7 @@
 """Delivery of delayed messages. Those of level n wait in queue n-1 of SCHEDULE_TOPIC_XXXX, in the order they are due.
 
-A due message is stored again in its real topic and queue, which its properties name. The next offset of each level is
+A message is due at the time that is the tags code of its queue entry: store time and delay as they were when it was
+stored. It is stored again in its real topic and queue, which its properties name. The next offset of each level is
 kept in config/delayOffset.json, written once a second and never ahead of the log's synced end: after a crash the last
 two seconds are delivered again, and nothing is lost. Source: ScheduleMessageService of 4.9.7, which polls ten times a
 second; here each level has one timer.
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import takewhile
-from typing import TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -21,14 +21,15 @@ from twisted.python.failure import Failure
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.system_topics import (
     NoRealTarget,
+    as_delivered,
     real_target,
     schedule_level,
     schedule_queue,
     stored_again,
     without,
-    without_delay,
 )
 from mqbroker.errors import MessageRefused, MultiDispatchRefused, StoreError
+from mqbroker.store.consumequeue_ext import is_address
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
@@ -36,14 +37,18 @@ from mqbroker.wire.body import Body
 from mqbroker.wire.codes import SCHEDULE_TOPIC, Prop
 from mqbroker.wire.record import BadRecord, NewMessage, RawRecord, decode_raw
 
-T = TypeVar("T")
-
 log = Logger()
 
 #: Messages of a level stored in one turn, at most.
 TURN_MESSAGES_MAX = 32
 #: Delay before a level is retried after the store failed.
 RETRY_SECONDS = 1.0
+#: So often a message is tried that the store neither takes nor refuses.
+TRIES_MAX = 10
+#: No message waits longer: an entry that says so is damaged.
+DELAY_MS_MAX = 400 * 86_400_000
+#: A timer's longest wait: the clock may be set meanwhile.
+SECONDS_MAX = 3600.0
 
 
 @attrs.frozen
@@ -80,11 +85,30 @@ class DelayService:
         #: By level: (queue offset, time in ms): messages below it with a store time in the future are due by then.
         self._ahead: dict[int, tuple[int, float]] = {}
         self._is_refused = False
+        #: By level: the message that the store failed for last, and how often.
+        self._tries: dict[int, tuple[int, int]] = {}
 
     def start(self) -> None:
         self._running = True
-        for level in range(1, len(self._delays_ms) + 1):
+        levels = len(self._delays_ms)
+        former = sorted(
+            schedule_level(queue_id)
+            for topic, queue_id in self._store.queues_by_name
+            if topic == SCHEDULE_TOPIC and schedule_level(queue_id) > levels
+        )
+        for level in (*range(1, levels + 1), *former):
             self._schedule(level, 0)
+        waiting = {level: count for level in former if (count := self._count_waiting(level)) > 0}
+        if waiting:
+            log.warn(
+                "messageDelayLevel has {levels} levels, and {n} messages wait for levels that are no more: {which}; "
+                "they are delivered at the times that they were stored for",
+                levels=levels, n=sum(waiting.values()), which=", ".join(map(str, waiting)),
+            )  # fmt: skip
+
+    def _count_waiting(self, level: int) -> int:
+        low, high = self._store.bounds(SCHEDULE_TOPIC, schedule_queue(level)) or (0, 0)
+        return high - max(low, self._offsets.get(level, 0))
 
     def stop(self) -> Deferred[bool]:
         """Stop delivering; fires when the delivered messages and the offsets are on the disk."""
@@ -135,50 +159,42 @@ class DelayService:
     def arrived(self, topic: str, queue_id: int) -> None:
         """Called when a queue has new messages; schedules its level if that is idle."""
         level = schedule_level(queue_id)
-        if topic != SCHEDULE_TOPIC or not self._running or level > len(self._delays_ms):
-            return
-        if level not in self._timers and level not in self._reading:
+        if topic == SCHEDULE_TOPIC and self._running and level not in self._timers and level not in self._reading:
             self._schedule(level, 0)
 
     def _schedule(self, level: int, seconds: float) -> None:
-        self._timers[level] = self._clock.callLater(seconds, self._turn, level)
+        self._timers[level] = self._clock.callLater(min(seconds, SECONDS_MAX), self._turn, level)
 
     def _turn(self, level: int) -> None:
         """Deliver the due messages of one level, and set its timer for the next."""
         del self._timers[level]
-        offset = self._offsets.get(level, 0)
-        try:
-            found = self._store.get(SCHEDULE_TOPIC, schedule_queue(level), offset, TURN_MESSAGES_MAX)
-        except StoreError as error:
-            self._read_failed(Failure(error), level)  # type: ignore[no-untyped-call]
-            return
+        self._reading.add(level)
+        Deferred.fromCoroutine(self._deliver_level(level)).addErrback(self._failed, level)
+
+    async def _deliver_level(self, level: int) -> None:
+        """Raises StoreError where the level cannot be read."""
+        queue_id, offset = schedule_queue(level), self._offsets.get(level, 0)
+        found = self._store.get(SCHEDULE_TOPIC, queue_id, offset, TURN_MESSAGES_MAX)
         if isinstance(found, Deferred):
-            self._reading.add(level)
-            found.addBoth(self._was_read, level)
-            found.addCallbacks(self._deliver_due, self._read_failed, callbackArgs=(level, offset), errbackArgs=(level,))
-            found.addErrback(lambda failure: log.failure("delay level {delay} stopped", failure, delay=level))
-        else:
-            self._deliver_due(found, level, offset)
-
-    def _was_read(self, result: T, level: int) -> T:
+            found = await found
+        records, codes = [], list[int]()
+        if found.status is GetMessageStatus.FOUND:
+            records = self._decode(level, offset, found)
+            count = records[-1].queue_offset + 1 - offset if records else 0
+            codes = await self._store.queries.tags_codes(SCHEDULE_TOPIC, queue_id, offset, count)
         self._reading.discard(level)
-        return result
-
-    def _read_failed(self, failure: Failure, level: int) -> None:
-        failure.trap(StoreError)  # type: ignore[no-untyped-call]
-        if self._running:
-            log.error("delay level {delay} cannot be read: {why}", delay=level, why=failure.getErrorMessage())
-            self._schedule(level, RETRY_SECONDS)
-
-    def _deliver_due(self, found: GetMessageResult, level: int, offset: int) -> None:
         if not self._running:
             return
         if found.status is not GetMessageStatus.FOUND:
             self._correct(level, offset, found.next_offset)
             return
-        records = self._decode(level, offset, found)
         now_ms = self._clock.seconds() * 1000
-        due = list(takewhile(lambda record: self._due_ms(record, level, now_ms) <= now_ms, records))
+        codes_of = dict(enumerate(codes, offset))
+
+        def due_ms(record: RawRecord) -> float:
+            return self._due_ms(record, codes_of.get(record.queue_offset), level, now_ms)
+
+        due = list(takewhile(lambda record: due_ms(record) <= now_ms, records))
         delivered = self._deliver(due, level)
         if delivered < len(due):
             if delivered:
@@ -189,10 +205,21 @@ class DelayService:
         if len(due) < len(records):
             if due:
                 self._move(level, records[len(due)].queue_offset)
-            self._schedule(level, max(0.0, self._due_ms(records[len(due)], level, now_ms) - now_ms) / 1000)
+            self._schedule(level, max(0.0, due_ms(records[len(due)]) - now_ms) / 1000)
         else:
             self._move(level, records[-1].queue_offset + 1 if records else offset + 1)
             self._schedule(level, 0)
+
+    def _failed(self, failure: Failure, level: int) -> None:
+        self._reading.discard(level)
+        if not self._running:
+            return
+        if failure.check(StoreError):  # type: ignore[no-untyped-call]
+            log.error("delay level {delay} cannot be read: {why}", delay=level, why=failure.getErrorMessage())
+        else:
+            log.failure("delay level {delay} waits {s} s", failure, delay=level, s=RETRY_SECONDS)
+        if level not in self._timers:
+            self._schedule(level, RETRY_SECONDS)
 
     def _decode(self, level: int, offset: int, found: GetMessageResult) -> list[RawRecord]:
         """Decode the messages found, up to the first damaged one. Returns none, and logs it, if that is the first."""
@@ -210,20 +237,24 @@ class DelayService:
                 )
         return records
 
-    def _due_ms(self, record: RawRecord, level: int, now_ms: float) -> float:
-        """When a message is due, in ms since the epoch.
+    def _due_ms(self, record: RawRecord, code: int | None, level: int, now_ms: float) -> float:
+        """When a message is due, in ms since the epoch: at the time that is its tags code, whatever the delay of its
+        level is now. A code that can be none, such as the address of a unit that is lost, counts as missing.
 
         A message with a store time in the future (the clock was set back) waits no longer than its delay from when
         that was detected, and so do the messages that were behind it then.
         """
-        delay_ms = self._delays_ms[level - 1]
-        if record.store_timestamp <= now_ms:
-            return record.store_timestamp + delay_ms
+        stored_ms = record.store_timestamp
+        if code is None or is_address(code) or code - stored_ms > DELAY_MS_MAX:
+            code = stored_ms + (self._delays_ms[level - 1] if level <= len(self._delays_ms) else 0)
+        if stored_ms <= now_ms:
+            return code
+        delay_ms = max(0, code - stored_ms)
         end, due_ms = self._ahead.get(level, (0, 0.0))
         if record.queue_offset >= end or due_ms > now_ms + delay_ms:
             end, due_ms = self._store.max_offset(SCHEDULE_TOPIC, schedule_queue(level)), now_ms + delay_ms
             self._ahead[level] = end, due_ms
-        return min(record.store_timestamp + delay_ms, due_ms)
+        return min(code, due_ms)
 
     def _correct(self, level: int, offset: int, next_offset: int) -> None:
         """Handle a read that found nothing at `offset`: wait there, or continue where the queue's messages are."""
@@ -242,17 +273,23 @@ class DelayService:
         try:
             if any(messages):
                 self._append([message for message in messages if message is not None], level)
-        except MessageRefused:
-            return self._deliver_each(messages, level)
-        except (StoreError, OSError) as error:
+        except StoreError as error:
+            if not isinstance(error, MessageRefused):
+                self._note_failure(error)
+                return 0
+            return self._deliver_each(records, messages, level)
+        except MemoryError as error:
             self._note_failure(error)
             return 0
+        except Exception:
+            log.failure("delayed messages are delivered one by one")
+            return self._deliver_each(records, messages, level)
         self._is_refused = False
         return len(records)
 
     def _note_failure(self, error: Exception) -> None:
         if not self._is_refused:
-            log.warn("delayed messages wait: {why}", why=str(error))
+            log.warn("delayed messages wait: {why}", why=str(error) or type(error).__name__)
         self._is_refused = True
 
     def _append(self, messages: list[NewMessage], level: int) -> None:
@@ -260,25 +297,35 @@ class DelayService:
         self._log_end = appended[-1][0] + appended[-1][2]
         self._stats.delivered(schedule_queue(level), len(appended), sum(size for _, _, size, _ in appended))
 
-    def _deliver_each(self, messages: list[NewMessage | None], level: int) -> int:
-        """As `_deliver`, one by one, since the store refuses one of them permanently.
+    def _deliver_each(self, records: list[RawRecord], messages: list[NewMessage | None], level: int) -> int:
+        """As `_deliver`, one by one, since one of them cannot be stored.
 
-        A message refused for its multi-dispatch queues is stored without them; other refused messages are dropped.
+        A message refused for its multi-dispatch queues is stored without them; other refused messages are dropped, and
+        so is, after some tries, one for which the store fails unexpectedly.
         """
-        for count, message in enumerate(messages):
+        for count, (record, message) in enumerate(zip(records, messages, strict=True)):
             if message is None:
                 continue
+            topic = message[0].decode()
             try:
                 try:
                     self._append([message], level)
                 except MultiDispatchRefused as error:
-                    log.error("a delayed message for {topic} goes there only: {why}", topic=message[0], why=str(error))
+                    log.error("a delayed message for {topic} goes there only: {why}", topic=topic, why=str(error))
                     self._append([(*message[:9], without(message[9], Prop.INNER_MULTI_DISPATCH))], level)
             except MessageRefused as error:
-                log.error("a delayed message for {topic} is left out: {why}", topic=message[0], why=str(error))
-            except (StoreError, OSError) as error:
+                log.error("a delayed message for {topic} is left out: {why}", topic=topic, why=str(error))
+            except (StoreError, MemoryError) as error:
                 self._note_failure(error)
                 return count
+            except Exception:
+                place, tries = self._tries.get(level, (-1, 0))
+                tries = tries + 1 if place == record.physical_offset else 1
+                self._tries[level] = record.physical_offset, tries
+                line = "the delayed message at {n} of the log cannot be delivered to {topic}: try {tries} of {max}"
+                log.failure(line, n=record.physical_offset, topic=topic, tries=tries, max=TRIES_MAX)
+                if tries < TRIES_MAX:
+                    return count
         self._is_refused = False
         return len(messages)
 
@@ -287,7 +334,11 @@ def _real_message(record: RawRecord) -> NewMessage | None:
     """The message for its real topic and queue; None, with a log line, if its properties do not name them."""
     try:
         topic, queue_id = real_target(record.properties)
+        return stored_again(record, topic, queue_id, as_delivered(record.properties))
     except NoRealTarget as error:
         log.error("delayed message at {n} is left out: {why}", n=record.physical_offset, why=str(error))
-        return None
-    return stored_again(record, topic, queue_id, without_delay(record.properties))
+    except MemoryError:
+        raise
+    except Exception:
+        log.failure("delayed message at {n} is left out", n=record.physical_offset)
+    return None

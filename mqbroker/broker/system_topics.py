@@ -7,6 +7,7 @@ SendMessageProcessor, ScheduleMessageService and TransactionalMessageBridge of 4
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from mqbroker.errors import MQError, Refused
@@ -25,13 +26,14 @@ COPY_ROOM = 1024
 _OFFSET_BYTES_MAX = 20
 #: Properties that copies have, and delayed and half messages from the beginning.
 _OVERWRITTEN = {Prop.REAL_TOPIC, Prop.REAL_QUEUE_ID, Prop.WAIT_STORE_MSG_OK}
-_RECONSUME_TIMES_MAX = 0x7FFFFFFF
+_INT_MAX = 0x7FFFFFFF
+_is_integer = re.compile(r"[+-]?\d{1,20}").fullmatch
+#: Delays that only brokers of 5.x know.
+_TIMERS = {Prop.TIMER_DELAY_SEC, Prop.TIMER_DELAY_MS, Prop.TIMER_DELIVER_MS}
 
 _REAL_TOPIC = f"{Prop.REAL_TOPIC}\x01".encode()
 _REAL_QUEUE_ID = f"{Prop.REAL_QUEUE_ID}\x01".encode()
-_DELAY = f"{Prop.DELAY_TIME_LEVEL}\x01".encode()
 _INNER_OFFSET = Prop.INNER_MULTI_QUEUE_OFFSET.encode()
-_PAIR_END = 2
 
 
 # --- whether a response waits for the disk
@@ -64,18 +66,39 @@ def half_target(properties: dict[str, str], group: str, topic: str, queue_id: in
     return TRANS_HALF_TOPIC, 0
 
 
-def delayed_target(properties: dict[str, str], topic: str, queue_id: int, level_max: int) -> tuple[str, int]:
-    """(topic, queue) where a message with these properties is stored. Adds the real topic and queue to the properties
-    of a delayed message. Raises Refused if the delay level is not a number."""
+def delay_level(properties: dict[str, str]) -> int:
+    """The delay level that a message asks for; 0 or less for none. Raises Refused if it is not a number of Java's."""
     text = properties.get(Prop.DELAY_TIME_LEVEL)
     if text is None:
-        return topic, queue_id
-    if not text.isdecimal() or len(text) > 9:
+        return 0
+    level = int(text) if _is_integer(text) else _INT_MAX + 1
+    if not -_INT_MAX - 1 <= level <= _INT_MAX:
         raise Refused(
             ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: delay level {text[:20]!r} is not a number"
         )
-    level = min(int(text), level_max)
-    if level == 0:
+    return level
+
+
+def refuse_timers(properties: dict[str, str]) -> None:
+    """Raise Refused, as a broker of 5.3 does whose timers are off, if a message asks for a delay that is no level. A
+    delay level counts instead of it, which is dropped."""
+    asked = _TIMERS & properties.keys()
+    if not asked:
+        return
+    if delay_level(properties) <= 0:
+        if Prop.TIMER_OUT_MS in properties:  # it was delayed so, by a broker that can do it
+            return
+        remark = "accurate timer message is not enabled, timerWheelEnable is false"
+        raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+    for name in asked:
+        del properties[name]
+
+
+def delayed_target(properties: dict[str, str], topic: str, queue_id: int, level_max: int) -> tuple[str, int]:
+    """(topic, queue) where a message with these properties is stored. Adds the real topic and queue to the properties
+    of a delayed message. Raises Refused if the delay level is not a number."""
+    level = min(delay_level(properties), level_max)
+    if level <= 0:
         return topic, queue_id
     properties[Prop.DELAY_TIME_LEVEL] = str(level)
     _keep_real_target(properties, topic, queue_id)
@@ -136,15 +159,10 @@ def _check(name: bytes) -> bytes:
 _checked = lru_cache(1024)(_check)
 
 
-def without_delay(properties: bytes) -> bytes:
-    """The properties without those that only applied while a delayed message waited. Hot path."""
-    at = properties.find(_DELAY)
-    is_plain = at == 0 or (at > 0 and properties[at - 1] == _PAIR_END)
-    if is_plain and properties.find(_DELAY, at + 1) < 0 and _INNER_OFFSET not in properties:
-        end = properties.find(b"\x02", at)
-        return properties[: max(0, at - 1)] if end < 0 else properties[:at] + properties[end + 1 :]
-    # The latter: its offsets while it waited.
-    return without(properties, Prop.DELAY_TIME_LEVEL, Prop.INNER_MULTI_QUEUE_OFFSET)
+def as_delivered(properties: bytes) -> bytes:
+    """The properties of a delayed message once it is delivered: as in Java all but its offsets in other queues while it
+    waited. Hot path."""
+    return without(properties, Prop.INNER_MULTI_QUEUE_OFFSET) if _INNER_OFFSET in properties else properties
 
 
 def without(properties: bytes, *names: str) -> bytes:
@@ -172,7 +190,7 @@ def stored_again(
         record.sys_flag if sys_flag is None else sys_flag,
         record.born_timestamp,
         host if isinstance(host, bytes) else encode_host(host),
-        min(record.reconsume_times + more_reconsumed, _RECONSUME_TIMES_MAX),
+        min(record.reconsume_times + more_reconsumed, _INT_MAX),
         prepared_offset,
         record.body,
         properties,

@@ -62,10 +62,12 @@ cdef Py_ssize_t unescape(Span s, uint8_t *to) noexcept nogil:
 
 
 cdef bint is_special(Span name) noexcept nogil:
-    """Whether the broker sets a property of this name itself."""
+    """Whether the broker sets a property of this name itself, or refuses it."""
     return (
         is_text(name, "CLUSTER", 7) or is_text(name, "REAL_TOPIC", 10) or is_text(name, "REAL_QID", 8)
         or is_text(name, "INNER_MULTI_DISPATCH", 20) or is_text(name, "INNER_MULTI_QUEUE_OFFSET", 24)
+        or is_text(name, "TIMER_DELAY_MS", 14) or is_text(name, "TIMER_DELAY_SEC", 15)
+        or is_text(name, "TIMER_DELIVER_MS", 16)
     )
 
 
@@ -443,7 +445,7 @@ cdef class Sends:
 
 cdef uint8_t *put_real_target(uint8_t *to, Asked *asked, Span topic, int64_t queue_id) noexcept nogil:
     """The properties that a message in a system topic has more."""
-    if asked.is_half and asked.has_wait:
+    if asked.has_wait:
         to = put(to, "\2WAIT\1true", 10) if asked.waits else put(to, "\2WAIT\1false", 11)
     to = put(to, "\2REAL_TOPIC\1", 12)
     to = put(to, <const char *> topic.p, topic.n)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
-from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY_BYTES, is_blank
+from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY, ENTRY_BYTES, is_blank
 from mqbroker.store.consumequeue_ext import UNIT_BYTES_MAX, ExtUnit, is_address
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.corrupt_ranges import CorruptRanges
@@ -156,6 +156,29 @@ class Queries:
             except OSError as error:
                 raise why_unread(file.path, at, error) from error
         return QueueEntry(*entry, is_address(entry[2]), unit)
+
+    async def tags_codes(self, topic: str, queue_id: int, offset: int, count: int) -> list[int]:
+        """The tags codes of up to `count` messages of a queue from `offset` on: of their units, if these are there,
+        else as in the entries."""
+        codes: list[int] = []
+        queue = self._queues.get((topic, queue_id))
+        while queue is not None and len(codes) < count:
+            at = offset + len(codes)
+            if not queue.min_offset <= at < queue.max_offset:
+                break
+            file, start, available = queue.place(at)
+            size = min(available, count - len(codes)) * ENTRY_BYTES
+            try:
+                await self._pages.ready(file, start, size)
+                found = [code for _, _, code in ENTRY.iter_unpack(file.view[start : start + size])]
+            except OSError as error:
+                raise why_unread(file.path, start, error) from error
+            for number, code in enumerate(found):
+                if is_address(code) and queue.ext is not None:
+                    entry = await self.queue_entry(topic, queue_id, at + number)
+                    code = entry.unit.tags_code if entry is not None and entry.unit is not None else code
+                codes.append(code)
+        return codes
 
     async def physical_offset(self, topic: str, queue_id: int, offset: int) -> int:
         """Log offset of the message at `offset` of a queue; -1 if there is none."""

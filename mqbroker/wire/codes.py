@@ -225,6 +225,11 @@ class Prop:
     TAGS: Final = "TAGS"
     WAIT_STORE_MSG_OK: Final = "WAIT"
     DELAY_TIME_LEVEL: Final = "DELAY"
+    #: Of clients of 5.x: delays that are no levels, and the mark of a message that was delayed so.
+    TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
+    TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
+    TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+    TIMER_OUT_MS: Final = "TIMER_OUT_MS"
     RETRY_TOPIC: Final = "RETRY_TOPIC"
     REAL_TOPIC: Final = "REAL_TOPIC"
     REAL_QUEUE_ID: Final = "REAL_QID"

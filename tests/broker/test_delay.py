@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
-from twisted.logger import capturedLogs
+from twisted.logger import capturedLogs, formatEvent
 
+from mqbroker.broker import delay as delay_module
+from mqbroker.broker import system_topics
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.delay import DelayService
 from mqbroker.errors import StoreUnwritable
+from mqbroker.store.consumequeue_entry import ENTRY
 from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.os_disk import OsDisk
+from mqbroker.store.tags_codes import parse_delay_levels
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.properties import decode_properties
 from mqbroker.wire.record import NewMessage, Record, decode_records
@@ -35,10 +39,10 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench.close()
 
 
-def service(bench: Bench, store: MessageStore) -> DelayService:
+def service(bench: Bench, store: MessageStore, levels_ms: Sequence[int] = LEVELS_MS) -> DelayService:
     file = JsonFile(str(bench.root / "config" / "delayOffset.json"), InlineWorker(), OsDisk())
     stats = BrokerStats(store, live_settings(), bench.clock.seconds)
-    delay = DelayService(store, file, bench.clock, LEVELS_MS, stats)
+    delay = DelayService(store, file, bench.clock, list(levels_ms), stats)
     store.on_dispatch.append(lambda topic, queue_id, *_: delay.arrived(topic, queue_id))
     return delay
 
@@ -74,7 +78,7 @@ def test_a_message_comes_at_its_time_to_its_real_queue(bench: Bench) -> None:
     wait(bench.clock, 0.2)
     (record,) = delivered(store)
     assert (record.topic, record.queue_id, record.body) == ("T", 3, b"one")
-    assert record.properties == {"KEYS": "k", "REAL_TOPIC": "T", "REAL_QID": "3"}
+    assert record.properties == {"KEYS": "k", "DELAY": "1", "REAL_TOPIC": "T", "REAL_QID": "3"}
     assert record.reconsume_times == 2
     assert record.born_timestamp == 1795255515190
 
@@ -308,7 +312,12 @@ def test_one_that_seems_older_than_the_one_before_it_waits_for_that(bench: Bench
         return found._replace(pieces=[memoryview(bytes(data))])
 
     times = list(numbers)
+
+    async def codes(*_: Any) -> list[int]:
+        return [each + LEVELS_MS[0] for each in times]
+
     store.get = with_other_times  # type: ignore[assignment]
+    store.queries.tags_codes = codes  # type: ignore[assignment]
     store.append([delayed_message(body) for body in (b"0", b"1", b"2")])
     wait(bench.clock, 1.2)
     assert delivered(store) == []
@@ -336,19 +345,150 @@ def test_a_clock_that_was_set_back_keeps_nobody_waiting_for_what_it_was(bench: B
 @pytest.mark.parametrize(
     ("properties", "left"),
     [
-        (b"DELAY\x011\x02%s\x02A\x01b", b"%s\x02A\x01b"),
-        (b"%s\x02DELAY\x011", b"%s"),
-        (b"XDELAY\x012\x02%s\x02DELAY\x011\x02A\x01b", b"XDELAY\x012\x02%s\x02A\x01b"),
-        (b"A\x01DELAY\x011\x02%s", b"A\x01DELAY\x011\x02%s"),
-        (b"DELAY\x011\x02%s\x02DELAY\x012", b"%s"),
-        (b"INNER_MULTI_QUEUE_OFFSET\x011\x02%s\x02DELAY\x012", b"%s"),
+        (b"DELAY\x011\x02%s\x02A\x01b", b"DELAY\x011\x02%s\x02A\x01b"),
+        (b"%s\x02WAIT\x01false\x02DELAY\x011", b"%s\x02WAIT\x01false\x02DELAY\x011"),
+        (b"INNER_MULTI_QUEUE_OFFSET\x011\x02%s\x02DELAY\x011", b"%s\x02DELAY\x011"),
     ],
 )
-def test_it_loses_what_it_had_for_its_wait_alone(bench: Bench, properties: bytes, left: bytes) -> None:
+def test_it_keeps_all_but_its_offsets_while_it_waited(bench: Bench, properties: bytes, left: bytes) -> None:
     real = b"REAL_TOPIC\x01T\x02REAL_QID\x013"
     store, _ = opened(bench)
     store.append([message("SCHEDULE_TOPIC_XXXX", 0, b"one", properties % real)])
     wait(bench.clock, 1.1)
     (record,) = delivered(store)
     assert dict(record.properties) == decode_properties(left % real)
-    assert "DELAY" not in record.properties
+
+
+def reopened(bench: Bench, levels: str) -> tuple[MessageStore, DelayService]:
+    """The store started again, with another messageDelayLevel."""
+    bench.changes["message_delay_level"] = levels
+    store = bench.open()
+    store.start()
+    delay = service(bench, store, parse_delay_levels(levels))
+    delay.start()
+    turns(bench.clock)
+    return store, delay
+
+
+def restarted(bench: Bench, before: str, after: str, levels: Sequence[int]) -> tuple[MessageStore, DelayService]:
+    """Messages of some `levels` of `before`, whose bodies are the levels, wait when `after` is set."""
+    store, delay = reopened(bench, before)
+    store.append([delayed_message(b"%d" % level, level) for level in levels])
+    turns(bench.clock)
+    delay.stop()
+    stop(store)
+    bench.opened.clear()
+    return reopened(bench, after)
+
+
+@pytest.mark.parametrize("ext", [False, True])
+@pytest.mark.parametrize("after", ["1s 60s", "1s 2s", "1s 1h"])
+def test_a_message_is_due_when_it_was_said_to_be_whatever_its_level_is_now(bench: Bench, after: str, ext: bool) -> None:
+    bench.changes["enable_consume_queue_ext"] = ext
+    store, _ = restarted(bench, "1s 10s", after, [2])
+    wait(bench.clock, 9.5)
+    assert delivered(store) == []
+    wait(bench.clock, 1)
+    assert [record.body for record in delivered(store)] == [b"2"]
+    store.append([delayed_message(b"new", 2)])
+    wait(bench.clock, parse_delay_levels(after)[1] / 1000 - 0.5)
+    assert len(delivered(store)) == 1
+    wait(bench.clock, 1)
+    assert [record.body for record in delivered(store)] == [b"2", b"new"]
+
+
+def test_messages_of_levels_that_went_are_delivered_when_they_were_due_and_told_of(bench: Bench) -> None:
+    with capturedLogs() as events:
+        store, delay = restarted(bench, "1s 2s 10s 20s", "1s", [4, 3, 3])
+    (line,) = [formatEvent(event) for event in events if event["log_level"].name == "warn"]
+    assert "3 messages wait for levels that are no more: 3, 4;" in line
+    wait(bench.clock, 9.5)
+    assert delivered(store) == []
+    wait(bench.clock, 1)
+    assert [record.body for record in delivered(store)] == [b"3", b"3"]
+    delay.stop()
+    stop(store)
+    bench.opened.clear()
+    with capturedLogs() as events:
+        store, delay = reopened(bench, "1s")
+    assert [formatEvent(event) for event in events if "1 messages" in formatEvent(event)]
+    wait(bench.clock, 10)
+    assert [record.body for record in delivered(store)] == [b"3", b"3", b"4"]
+    delay.stop()
+    stop(store)
+    bench.opened.clear()
+    with capturedLogs() as events:
+        reopened(bench, "1s")
+    assert [event for event in events if event["log_level"].name == "warn"] == []
+
+
+@pytest.mark.parametrize("code", [2**62, 0, -(2**62), 7])
+def test_an_entry_whose_time_is_damaged_holds_nobody_up(bench: Bench, code: int) -> None:
+    """One of the past is due at once, as in Java; one that can be none counts as missing."""
+    store, delay = opened(bench)
+    store.append([delayed_message(b"0", 2), delayed_message(b"1", 2)])
+    turns(bench.clock)
+    delay.stop()
+    queue = store._queues.by_name["SCHEDULE_TOPIC_XXXX", 1]
+    physical_offset, size, _ = queue.entry(0)
+    queue.rewrite(0, ENTRY.pack(physical_offset, size, code))
+    service(bench, store).start()
+    wait(bench.clock, 0.5)
+    assert len(delivered(store)) == (code in (0, 7))
+    wait(bench.clock, 5)
+    assert [record.body for record in delivered(store)] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("error", [ValueError("a mistake"), LookupError("a mistake"), MemoryError()])
+def test_a_message_that_the_store_fails_for_unexpectedly_is_tried_again_and_stops_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    store, _ = opened(bench)
+    append = store.append
+
+    def fail(messages: Sequence[NewMessage]) -> list[Appended]:
+        if any(each[8] == b"1" and each[0] == b"T" for each in messages):
+            raise error
+        return append(messages)
+
+    monkeypatch.setattr(store, "append", fail)
+    with capturedLogs() as events:
+        store.append([delayed_message(b"%d" % n) for n in range(3)])
+        store.append([delayed_message(b"other level", 2)])
+        wait(bench.clock, 5.5)
+        assert [record.body for record in delivered(store)] == ([b"0"] * (not isinstance(error, MemoryError))) + [
+            b"other level"
+        ]
+        for _ in range(10):
+            wait(bench.clock, 1)
+    found = [record.body for record in delivered(store)]
+    if isinstance(error, MemoryError):  # memory comes back
+        assert found == [b"other level"]
+        monkeypatch.setattr(store, "append", append)
+        wait(bench.clock, 1.5)
+        assert [record.body for record in delivered(store)] == [b"other level", b"0", b"1", b"2"]
+    else:
+        assert found == [b"0", b"other level", b"2"]
+        assert sum("try 10 of 10" in formatEvent(event) for event in events) == 1
+
+
+@pytest.mark.parametrize("error", [LookupError("a mistake"), MemoryError()])
+def test_a_message_that_cannot_be_copied_stops_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    store, _ = opened(bench)
+    real_target = system_topics.real_target
+
+    def fail(properties: bytes) -> tuple[bytes, int]:
+        if b"bad" in properties:
+            raise error
+        return real_target(properties)
+
+    with monkeypatch.context() as patch, capturedLogs() as events:
+        patch.setattr(delay_module, "real_target", fail)
+        store.append([delayed_message(b"0", real=b"REAL_TOPIC\x01bad\x02REAL_QID\x013"), delayed_message(b"1")])
+        wait(bench.clock, 3.5)
+        assert next(event["log_failure"].type for event in events if "log_failure" in event) is type(error)
+    wait(bench.clock, 1.5)
+    assert [record.body for record in delivered(store)] == [b"1"]
+    assert len(delivered(store, "bad")) == isinstance(error, MemoryError)

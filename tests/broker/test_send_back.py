@@ -40,6 +40,7 @@ def test_it_waits_for_its_next_try(bench: Bench, client: Client) -> None:
         "RETRY_TOPIC": "T",
         "ORIGIN_MESSAGE_ID": offset_message_id(record.store_host, record.physical_offset),
         "DELAY": "3",
+        "WAIT": "false",
         "REAL_TOPIC": "%RETRY%CG",
         "REAL_QID": "0",
     }
@@ -73,7 +74,7 @@ def test_after_the_last_try_it_is_a_dead_letter(bench: Bench, client: Client, ho
     assert send_back(client, record, **fields.get(how, {})).code == 0
     (dead,) = bench.records("%DLQ%CG")
     assert dead.body == b"body"
-    assert "DELAY" not in dead.properties
+    assert (dead.properties["DELAY"], dead.properties["WAIT"]) == ("0", "false")  # as in Java
     assert dead.properties["RETRY_TOPIC"] == "T"
     assert bench.topics.get("%DLQ%CG").write_queue_nums == 1
 

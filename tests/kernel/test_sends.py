@@ -268,6 +268,10 @@ def test_both_ways_have_the_same_outcome(tmp_path: Path, seed: int) -> None:
         ("CLUSTER\x01mine", False),
         ("DELAY\x011\x02REAL_TOPIC\x01T", False),
         ("DELAY\x011\x02REAL_QID\x011", False),
+        ("TIMER_DELAY_MS\x015000", False),
+        ("DELAY\x011\x02TIMER_DELAY_SEC\x015", False),
+        ("TRAN_MSG\x01true\x02PGROUP\x01PG\x02TIMER_DELIVER_MS\x015", False),
+        ("TIMER_OUT_MS\x015", True),
     ],
 )
 @pytest.mark.parametrize("rejects_halves", [False, True])

@@ -30,6 +30,15 @@ from mqbroker.wire.record import Record, decode_record
 
 log = Logger()
 
+#: Properties that a retry has not: it is for one group, and is not put again in the other queues that the message was
+#: put in; and its delay is a level, for which 5.3 drops its other delays.
+_DROPPED = (
+    Prop.INNER_MULTI_DISPATCH,
+    Prop.INNER_MULTI_QUEUE_OFFSET,
+    Prop.TIMER_DELAY_SEC,
+    Prop.TIMER_DELAY_MS,
+    Prop.TIMER_DELIVER_MS,
+)
 #: The delay level of the first retry: 10 s.
 FIRST_RETRY_LEVEL = 3
 
@@ -68,13 +77,12 @@ class SendBackRequests:
         self, record: Record, header: ConsumerSendMsgBackRequestHeader, group: SubscriptionGroupConfig
     ) -> None:
         delay_level_max = self.live.current.store.delay_level_count
-        # A retry is for one group: it is not put again in the other queues that the message was put in.
-        dropped = Prop.INNER_MULTI_DISPATCH, Prop.INNER_MULTI_QUEUE_OFFSET
-        former = {name: value for name, value in record.properties.items() if name not in dropped}
+        former = {name: value for name, value in record.properties.items() if name not in _DROPPED}
         added = {
             Prop.RETRY_TOPIC: record.topic,
             Prop.ORIGIN_MESSAGE_ID: offset_message_id(record.store_host, record.physical_offset),
         } | former
+        added[Prop.WAIT_STORE_MSG_OK] = "false"
         times_max = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
         try:
             if record.reconsume_times >= times_max or header.delay_level < 0:
@@ -108,13 +116,12 @@ class SendBackRequests:
     def _append_dead(
         self, record: Record, group: SubscriptionGroupConfig, former: dict[str, str], added: dict[str, str]
     ) -> None:
-        """Store a dead letter, with `added` properties or, if these are too many, the `former` ones, which always fit.
+        """Store a dead letter, with the `added` properties or, if these are too many, the `former` ones, which fit.
         Raises StoreError and Refused."""
         name = DLQ_PREFIX + group.group_name
         queue_id = self._choose_queue(name, DLQ_QUEUES, 0)
         stored = b""
-        for properties in (added, former):
-            properties = {key: value for key, value in properties.items() if key != Prop.DELAY_TIME_LEVEL}
+        for properties in (added | {Prop.DELAY_TIME_LEVEL: "0"}, former):
             stored = reencode_properties(properties)
             if len(stored) <= PROPERTIES_BYTES_MAX:
                 break

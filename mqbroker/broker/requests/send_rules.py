@@ -15,7 +15,14 @@ from twisted.internet.defer import Deferred
 
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.system_topics import copy_room, delayed_target, half_target, waits
+from mqbroker.broker.system_topics import (
+    copy_room,
+    delay_level,
+    delayed_target,
+    half_target,
+    refuse_timers,
+    waits,
+)
 from mqbroker.broker.topic_table import TopicTable, describe_topic
 from mqbroker.errors import LmqQueuesExceeded, MessageRefused, MultiDispatchRefused, Refused
 from mqbroker.remoting.handlers import IConnection
@@ -138,7 +145,7 @@ class SendRules:
             return self._batch(header, name, queue_id, sys_flag, body, properties, connection)
         stored_name, stored_queue = self._dead_letter(header, properties, name, queue_id, new)
         stored_name, stored_queue, sys_flag, wait = self._divert(
-            properties, header.producer_group, stored_name, stored_queue, sys_flag
+            properties, header.producer_group, stored_name, stored_queue, sys_flag, is_dead=stored_name != name
         )
         # What a Java consumer cannot send back it sends here itself, with more properties than it had.
         room = 0 if name.startswith(RETRY_PREFIX) else copy_room(properties)
@@ -160,20 +167,25 @@ class SendRules:
         return encoded
 
     def _divert(
-        self, properties: dict[str, str], group: str, name: str, queue_id: int, sys_flag: int
+        self, properties: dict[str, str], group: str, name: str, queue_id: int, sys_flag: int, *, is_dead: bool
     ) -> tuple[str, int, int, bool]:
         """(topic, queue, sys flag, whether the response waits) of a message, delayed and half ones in their system
-        topics. `properties` become those that are stored. Raises Refused."""
+        topics; a dead letter is not delayed. `properties` become those that are stored. Raises Refused."""
         is_half, wait = self._prepare(properties, sys_flag)
+        refuse_timers(properties)
+        is_delayed = delay_level(properties) > 0
+        if wait is not None and (is_half or is_delayed):  # the Java broker stores it in these, and in batches
+            properties[Prop.WAIT_STORE_MSG_OK] = wait
         if is_half:
             sys_flag &= ~SysFlag.TRANSACTION_MASK
             name, queue_id = half_target(properties, group, name, queue_id)
-        else:
+        elif is_delayed and not is_dead:
             name, queue_id = delayed_target(properties, name, queue_id, self.delay_level_max)
-        return name, queue_id, sys_flag, wait
+        return name, queue_id, sys_flag, waits(wait)
 
-    def _prepare(self, properties: dict[str, str], sys_flag: int, *, is_batch: bool = False) -> tuple[bool, bool]:
-        """(whether they are of a half message, whether the response waits). Raises Refused if it may not be one."""
+    def _prepare(self, properties: dict[str, str], sys_flag: int, *, is_batch: bool = False) -> tuple[bool, str | None]:
+        """(whether they are of a half message, the value of WAIT, which is taken out). Raises Refused if it may not be
+        one."""
         wait = properties.pop(Prop.WAIT_STORE_MSG_OK, None)
         properties[Prop.CLUSTER] = self._live.current.broker_cluster_name
         is_half = properties.get(Prop.TRANSACTION_PREPARED, "").lower() == "true"
@@ -182,9 +194,7 @@ class SendRules:
         ):
             remark = f"the broker[{self._live.current.broker_ip1}] sending transaction message is forbidden"
             raise Refused(ResponseCode.NO_PERMISSION, remark)
-        if wait is not None and (is_batch or is_half):  # the Java broker stores it in these
-            properties[Prop.WAIT_STORE_MSG_OK] = wait
-        return is_half, waits(wait)
+        return is_half, wait
 
     def _batch(
         self,
@@ -198,6 +208,8 @@ class SendRules:
     ) -> tuple[list[NewMessage], int, bool]:
         """The messages of a batch; `shared`, the properties of the batch itself, are added to those of each."""
         _, wait = self._prepare(shared, sys_flag, is_batch=True)
+        if wait is not None:
+            shared[Prop.WAIT_STORE_MSG_OK] = wait
         if name.startswith(RETRY_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch may not be sent to a retry topic")
         try:
@@ -208,9 +220,10 @@ class SendRules:
         size = 0
         for entry in entries:
             properties = decode_properties(entry.properties)
-            if Prop.DELAY_TIME_LEVEL in properties or Prop.DELAY_TIME_LEVEL in shared:
+            if delay_level(properties) > 0 or delay_level(shared) > 0:
                 raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a batch cannot be delayed")
             properties |= shared
+            refuse_timers(properties)
             stored = self._stored_properties(properties, len(entry.body), copy_room(properties))
             # As in Java the records have a bound, not what was sent: each gets the properties of the batch.
             size += RECORD_BYTES_MIN + len(name) + len(entry.body) + len(stored)
@@ -219,7 +232,7 @@ class SendRules:
             messages.append(_message(header, connection, name, queue_id, entry.flag, sys_flag, entry.body, stored))
         if not messages:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
-        return messages, queue_id, wait
+        return messages, queue_id, waits(wait)
 
     def _target(self, header: SendHeader, connection: IConnection, new: list[TopicConfig]) -> tuple[str, int, int]:
         """(topic, queue, flags) of a send, by the topic's rules; the topic is added to `new` if it may be created."""
@@ -285,7 +298,6 @@ class SendRules:
             if header.max_reconsume_times is not None:
                 times_max = header.max_reconsume_times
             if (header.reconsume_times or 0) >= times_max:
-                properties.pop(Prop.DELAY_TIME_LEVEL, None)
                 name = DLQ_PREFIX + group_name
                 dead_letters = self._topics.internal(name, DLQ_QUEUES)
                 if dead_letters is not self._topics.get(name):

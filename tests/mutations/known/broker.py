@@ -20,7 +20,7 @@ MISTAKES = [
     Mutation(
         "count retries beyond what a record holds",
         "broker/system_topics.py",
-        "        min(record.reconsume_times + more_reconsumed, _RECONSUME_TIMES_MAX),\n",
+        "        min(record.reconsume_times + more_reconsumed, _INT_MAX),\n",
         "        record.reconsume_times + more_reconsumed,\n",
         ("tests/broker/test_copies.py",),
     ),

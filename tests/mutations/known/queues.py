@@ -4,6 +4,34 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "deliver delayed messages by the present delay of their level",
+        "broker/delay.py",
+        "        if code is None or is_address(code) or code - stored_ms > DELAY_MS_MAX:\n",
+        "        if level <= len(self._delays_ms):\n",
+        ("tests/broker/test_delay.py",),
+    ),
+    Mutation(
+        "forget levels that messageDelayLevel has no more",
+        "broker/delay.py",
+        "        for level in (*range(1, levels + 1), *former):\n",
+        "        for level in range(1, levels + 1):\n",
+        ("tests/broker/test_delay.py",),
+    ),
+    Mutation(
+        "try a delayed message for ever that the store fails for",
+        "broker/delay.py",
+        "                if tries < TRIES_MAX:\n",
+        "                if tries:\n",
+        ("tests/broker/test_delay.py",),
+    ),
+    Mutation(
+        "take the delays of 5.x clients for none",
+        "broker/system_topics.py",
+        "    if delay_level(properties) <= 0:\n",
+        "    if delay_level(properties) < 0:\n",
+        ("tests/broker/test_send_retries.py",),
+    ),
+    Mutation(
         "look for a message that cannot be dispatched at the first failure, which may pass",
         "store/dispatch.py",
         "            if self._start != run.start or self._count < TRIES_MAX:\n",

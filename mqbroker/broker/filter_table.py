@@ -299,7 +299,12 @@ class FilterTable:
                     found.append(one)
         for one in found:
             self._put(one)
-        self._file.is_dirty = False
+        # When they died must be written: where no filter changes, the next start would have them die anew.
+        self._file.is_dirty = any(
+            not data.dead_time
+            for of_topic in loaded.filter_data_by_topic.values()
+            for data in of_topic.group_filter_data.values()
+        )
 
     def _loaded(self, data: ConsumerFilterData, bloom: BloomData) -> ConsumerFilter | None:
         is_read = True

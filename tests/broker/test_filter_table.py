@@ -296,3 +296,14 @@ def test_no_more_of_the_file_are_looked_at_than_are_kept(
     monkeypatch.setattr(sql92, "parse", lambda text: parsed.append(text) or parse(text))
     parsed: list[Any] = []
     assert len(open_table(path, clock).of_topic("T")) == len(parsed) == 2
+
+
+def test_a_filter_that_died_at_a_start_dies_once_however_often_a_broker_starts(path: str, clock: Clock) -> None:
+    table = open_table(path, clock)
+    table.register_group("CG", [sql()])
+    table.persist()
+    for _ in range(5):
+        clock.advance(CLEAN_MS / 4000)
+        table = open_table(path, clock)
+        table.persist()
+    assert seen(table) is None

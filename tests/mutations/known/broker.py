@@ -4,6 +4,13 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "forget at each start when the filters of consumers that are gone have died",
+        "broker/filter_table.py",
+        "            not data.dead_time\n            for of_topic",
+        "            False\n            for of_topic",
+        ("tests/broker/test_filter_table.py",),
+    ),
+    Mutation(
         "register again with a name server before the broker is unregistered there",
         "broker/name_servers.py",
         "dict.fromkeys(self._live.current.namesrv_addr) if at not in self._leaving]\n",

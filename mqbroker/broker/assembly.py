@@ -22,6 +22,7 @@ from mqbroker.broker.filter_table import CompileRateLimit, FilterTable
 from mqbroker.broker.group_table import GroupTable, UnusedGroupEviction
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.long_polling import HeldPulls
+from mqbroker.broker.members_file import SAVE_SECONDS, MembersFile
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.queue_locks import QueueLocks
 from mqbroker.broker.queue_stats import QueueStats
@@ -122,14 +123,10 @@ class Assembly:
         self.groups = GroupTable(open_file("subscriptionGroup.json"), now, live)
         lmq_offsets = open_file("lmqConsumerOffset.json") if settings.store.enable_lmq else None
         self.offsets = OffsetTable(open_file("consumerOffset.json"), live, lmq_offsets)
-        bloom = BloomFilter.for_consumers(
-            settings.expect_consumer_num_use_filter, settings.max_error_rate_of_bloom_filter
-        )
-        clean_after_ms = settings.filter_data_clean_time_span_ms
-        self.filters = FilterTable(open_file("consumerFilter.json"), now, bloom, clean_after_ms)
-        if settings.enable_calc_filter_bit_map:
-            store.make_bit_maps(self.filters.bit_maps_of)
+        self.filters = self._make_filters(open_file("consumerFilter.json"), now)
         self.consumers = ConsumerRegistry(self._steady, live, self.filters.group_gone)
+        members = open_file("consumerMembers.json")
+        self.members = MembersFile(members, self.consumers, now, self._steady.seconds)
         self.producers = ProducerRegistry(self._steady.seconds, live)
         UnusedGroupEviction(self.groups, self.topics, self.offsets, self.consumers, store)
         self.retry_topics = RetryTopics(self.topics, self.groups, self.offsets, store)
@@ -236,6 +233,16 @@ class Assembly:
         ):
             table.serve(family, tasks.bounded)
 
+    def _make_filters(self, file: JsonFile, now: Callable[[], float]) -> FilterTable:
+        settings = self.settings
+        bloom = BloomFilter.for_consumers(
+            settings.expect_consumer_num_use_filter, settings.max_error_rate_of_bloom_filter
+        )
+        filters = FilterTable(file, now, bloom, settings.filter_data_clean_time_span_ms)
+        if settings.enable_calc_filter_bit_map:
+            self._store.make_bit_maps(filters.bit_maps_of)
+        return filters
+
     def _follow_settings(self) -> None:
         """Follow the settings whose changes need action at once; other changeable ones are read at each use."""
         live = self.live
@@ -271,12 +278,24 @@ class Assembly:
             self.consumers.connection_closed(connection)
             self.producers.connection_closed(connection)
 
+    def saves(self) -> list[Callable[[], object]]:
+        """What writes the tables when the broker stops."""
+        return [
+            self.topics.persist, self.groups.persist, self.offsets.persist, self.filters.persist, self.members.save
+        ]  # fmt: skip
+
+    def stop_pulls(self) -> None:
+        """Answer the held pulls; from now on connections close because the broker stops."""
+        self.members.freeze()
+        self.held.stop()
+
     def periodic(self) -> list[tuple[float, Callable[[], object]]]:
         """Return the periodic tasks of a running broker, as (interval in seconds, function)."""
         watch = [(WATCH_SECONDS, self._acl.look)] if self._acl is not None else []
         return [
             *watch,
             (EXPIRY_CHECK_SECONDS, self.consumers.expire),
+            (SAVE_SECONDS, self.members.look),
             (EXPIRY_CHECK_SECONDS, self.producers.expire),
             (FILTERS_PERSIST_SECONDS, self.filters.persist),
             (self.settings.store.flush_delay_offset_interval_ms / 1000, self.delay.persist),

@@ -232,7 +232,7 @@ class BrokerService(Service):
             replication=self._replication(follower),
         )
         FastFailure(self._turns(), parts.live).watch(table)
-        self._stops += [parts.topics.persist, parts.groups.persist, parts.offsets.persist, parts.filters.persist]
+        self._stops += parts.saves()
         factory.on_event = parts.connection_event
         store.start()
         self._stops += [parts.delay.stop, parts.consumers.stop]
@@ -255,7 +255,7 @@ class BrokerService(Service):
         listening.resume()
         parts.held.start()
         self._stops += [
-            parts.held.stop,
+            parts.stop_pulls,
             lambda: table.refuse(codes_where(lambda request: request.new_work), STOPPING),
             listening.stop_accepting,
         ]

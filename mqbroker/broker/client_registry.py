@@ -128,9 +128,12 @@ class ConsumerGroup:
     subscriptions: dict[str, SubscriptionData] = attrs.field(factory=dict)
     #: Of the subscriptions' texts.
     text_bytes: int = 0
+    #: The ids of members of the run before, whose heartbeats are awaited.
+    expected: dict[str, None] = attrs.field(factory=dict)
 
     def client_ids(self) -> list[str]:
-        return list(dict.fromkeys(client.client_id for client in self.clients.values()))
+        """The ids of all members, with the expected ones."""
+        return list(dict.fromkeys([*(client.client_id for client in self.clients.values()), *self.expected]))
 
 
 class ConsumerRegistry:
@@ -152,9 +155,54 @@ class ConsumerRegistry:
         self._groups: dict[str, ConsumerGroup] = {}
         #: Called when a group's message model or subscriptions changed, or it is gone.
         self.on_change: list[Callable[[], None]] = []
+        #: Whether members came or went since somebody set it to False.
+        self.is_changed = False
+        self._is_frozen = False
 
     def group(self, name: str) -> ConsumerGroup | None:
+        """A group that is online; None if it has no connected client."""
+        group = self._groups.get(name)
+        return group if group is not None and group.clients else None
+
+    def known(self, name: str) -> ConsumerGroup | None:
+        """A group that is online, or whose members are expected."""
         return self._groups.get(name)
+
+    def members(self) -> Iterator[tuple[ConsumerData, list[str]]]:
+        """Each group, with the ids of its members."""
+        for name, group in self._groups.items():
+            subscriptions = list(group.subscriptions.values())
+            kind = group.consume_type, group.message_model, group.consume_from_where
+            yield ConsumerData(name, *kind, subscriptions), group.client_ids()
+
+    def expect(self, data: ConsumerData, client_ids: Iterable[str]) -> None:
+        """Count these clients as members until they come, or until `expect_no_more`."""
+        group = ConsumerGroup(data.consume_type, data.message_model, data.consume_from_where)
+        _update_subscriptions(group, data.subscription_data_set)
+        group.expected = dict.fromkeys(client_ids)
+        if group.expected:
+            self._groups[data.group_name] = group
+            group.text_bytes = sum(map(_text_bytes, data.subscription_data_set))
+            self._subscriptions += len(group.subscriptions)
+            self._text_bytes += group.text_bytes
+
+    def expect_no_more(self) -> None:
+        """Remove the clients that were expected and did not come."""
+        for name, group in list(self._groups.items()):
+            for client_id in list(group.expected):
+                log.info("consumer {client} of {group} has not come back", client=client_id, group=name)
+                self.leave_before_joining(client_id, name)
+
+    def leave_before_joining(self, client_id: str, group_name: str, notify: bool = True) -> None:
+        """Remove a client that is only expected."""
+        group = self._groups.get(group_name)
+        if group is not None and client_id in group.expected:
+            del group.expected[client_id]
+            self._left(group_name, group, notify)
+
+    def freeze(self) -> None:
+        """Keep the members as they are though connections close."""
+        self._is_frozen = True
 
     def find(self, group_name: str, client_id: str) -> tuple[IConnection, Client] | None:
         """The connection of one client of a group, and the client; None if it is not online.
@@ -170,7 +218,7 @@ class ConsumerRegistry:
 
     def names(self) -> list[str]:
         """The groups online."""
-        return list(self._groups)
+        return [name for name, group in self._groups.items() if group.clients]
 
     def groups_subscribed(self, topic: str) -> list[str]:
         """The groups online that subscribe to a topic."""
@@ -199,9 +247,12 @@ class ConsumerRegistry:
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
-        changed = connection not in group.clients
+        is_new = connection not in group.clients
         group.clients[connection] = Client(client_id, language, version, self._now())
-        if changed:
+        changed = is_new and client_id not in group.expected
+        group.expected.pop(client_id, None)
+        if is_new:
+            self.is_changed = True
             self._count += 1
             self._joined.setdefault(connection, set()).add(data.group_name)
             log.info("consumer {client} joins {group}", client=client_id, group=data.group_name)
@@ -211,6 +262,7 @@ class ConsumerRegistry:
         self._text_bytes += text_bytes - group.text_bytes
         group.text_bytes = text_bytes
         if before != (group.message_model, group.subscriptions):
+            self.is_changed = True
             self._tell_changed()
         if changed and notify:
             self._notify(data.group_name)
@@ -239,7 +291,12 @@ class ConsumerRegistry:
         self._count -= 1
         _leave(self._joined, connection, group_name)
         log.info("consumer {client} leaves {group}", client=client.client_id, group=group_name)
-        if not group.clients:
+        self._left(group_name, group, notify)
+
+    def _left(self, group_name: str, group: ConsumerGroup, notify: bool) -> None:
+        """A member has left; without any the group is gone."""
+        self.is_changed = True
+        if not group.clients and not group.expected:
             self._subscriptions -= len(group.subscriptions)
             self._text_bytes -= group.text_bytes
             del self._groups[group_name]
@@ -250,6 +307,8 @@ class ConsumerRegistry:
 
     def connection_closed(self, connection: IConnection) -> None:
         """Remove `connection` from all groups."""
+        if self._is_frozen:
+            return
         for name in list(self._joined.get(connection, ())):
             self.unregister(connection, name)
 

@@ -158,7 +158,7 @@ class UnusedGroupEviction:
                 name = next(self._names)
             if not self._groups.may_be_made_again(name) or self._offsets.has_group(name) or not is_wanted(name):
                 continue
-            if self._consumers.group(name) is None:
+            if self._consumers.known(name) is None:
                 return name
             online = online or name
         return online

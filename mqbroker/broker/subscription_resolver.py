@@ -172,7 +172,7 @@ class SubscriptionResolver:
             raise _not_parsed() from None
 
     def _registered(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> SubscriptionData:
-        live = self._consumers.group(header.consumer_group)
+        live = self._consumers.known(header.consumer_group)
         if live is None:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{FAQ}")
         if not group.consume_broadcast_enable and live.message_model == "BROADCASTING":

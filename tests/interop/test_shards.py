@@ -8,12 +8,12 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-from mqbroker.wire.bodies import KVTable
+from mqbroker.wire.bodies import GetConsumerListByGroupResponseBody, KVTable
 from mqbroker.wire.codes import RequestCode
 from tests.interop.fleet import HERE, Broker, Fleet, Namesrv
 from tests.interop.processes import eventually, free_ports
 from tests.interop.raw import Line
-from tests.interop.traffic import bodies, consumer, produce, stop_consumer
+from tests.interop.traffic import bodies, consumer, produce, stop_consumer, wait_assigned
 
 SHARDS = 3
 
@@ -90,6 +90,36 @@ def test_a_broker_that_gets_shards_keeps_its_messages_and_spreads_what_comes(fle
     taking = consumer(fleet, namesrv, topic, "grown")
     taking.wait_events("message", 40)
     assert bodies(stop_consumer(taking)) == bodies(first) + bodies(later)
+
+
+def member_counts(broker: Broker, group: str) -> list[int]:
+    """How many members each shard counts."""
+    host, _, port = broker.addr.rpartition(":")
+    counts = []
+    for shard in range(SHARDS):
+        with closing(Line(f"{host}:{int(port) + 10 * shard}")) as line:
+            answer = line.one(RequestCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
+            counts.append(len(GetConsumerListByGroupResponseBody.from_json(answer.body).consumer_id_list))
+    return counts
+
+
+def test_the_members_of_a_group_go_on_after_a_restart(fleet: Fleet, topic: str) -> None:
+    """Java's send their next heartbeat up to 30 s later: until then the broker expects them."""
+    namesrv = fleet.namesrv("ours")
+    broker = start(fleet, namesrv, topic)
+    members = [consumer(fleet, namesrv, topic, "group", instance=f"member{n}") for n in range(2)]
+    eventually("both members on all shards", lambda: member_counts(broker, "group") == [2] * SHARDS)
+    for member in members:
+        wait_assigned(member, SHARDS)
+    assert broker.process.stop() == 0
+    fleet.restart(broker)
+    assert member_counts(broker, "group") == [2] * SHARDS
+    sent = bodies(produce(fleet, namesrv, topic, count=60))
+    got = lambda: bodies(members[0].events("message")) + bodies(members[1].events("message"))  # noqa: E731
+    eventually("all messages", lambda: not sent - got())
+    assert got() == sent
+    for member in members:
+        stop_consumer(member)
 
 
 def test_a_shard_that_is_killed_under_load_loses_nothing(quick_fleet: Fleet, topic: str) -> None:

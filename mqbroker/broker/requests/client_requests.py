@@ -115,6 +115,7 @@ class ClientRequests:
             group = self.groups.get(header.consumer_group)
             notify = group is None or group.notify_consumer_ids_changed_enable
             self.consumers.unregister(call.connection, header.consumer_group, notify)
+            self.consumers.leave_before_joining(header.client_id or "", header.consumer_group, notify)
 
     @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def check_client(self, call: Call[None]) -> None:

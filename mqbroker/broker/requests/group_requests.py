@@ -67,7 +67,7 @@ class GroupRequests:
 
     @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def list_consumers(self, call: Call[h.GetConsumerListByGroupRequestHeader]) -> GetConsumerListByGroupResponseBody:
-        group = self.consumers.group(call.header.consumer_group)
+        group = self.consumers.known(call.header.consumer_group)
         if group is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {call.header.consumer_group}")
         return GetConsumerListByGroupResponseBody(group.client_ids())

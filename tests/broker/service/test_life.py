@@ -243,3 +243,28 @@ def test_changed_settings_that_cannot_be_kept(make: Callable[..., Running], tmp_
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark.startswith("changed until the next start only")
     assert [line for line in logged.lines if "broker.conf could not be written: " in line]
+
+
+def test_a_group_goes_on_after_a_restart_as_if_nothing_had_happened(make: Callable[..., Running]) -> None:
+    """The first member that comes back is not taken for the only one, and is given messages before its heartbeat."""
+    from tests.broker.test_client_requests import beat, consumer, consumer_ids, pushed
+
+    running = make().start()
+    first, second = running.client(), running.client()
+    beat(first, client_id="c1", consumers=[consumer("CG", "T")])
+    beat(second, client_id="c2", consumers=[consumer("CG", "T")])
+    first.send()
+    assert first.pull(sys_flag=0, sub_version=0).code == 0
+    assert result(running.stop()) is None
+    running = make().start()
+    first = running.client()
+    assert first.pull(sys_flag=0, sub_version=0).code == 0
+    assert consumer_ids(first) == ["c1", "c2"]
+    beat(first, client_id="c1", consumers=[consumer("CG", "T")])
+    ids = consumer_ids(first)
+    assert isinstance(ids, list)
+    assert sorted(ids) == ["c1", "c2"]
+    assert pushed(first) == []
+    running.turn(60)
+    assert [command.code for command in pushed(first)] == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED]
+    assert consumer_ids(first) == ["c1"]

@@ -11,6 +11,27 @@ MISTAKES = [
         ("tests/broker/test_filter_table.py",),
     ),
     Mutation(
+        "take the first member that comes back after a restart for the only one",
+        "broker/client_registry.py",
+        "client.client_id for client in self.clients.values()), *self.expected]))\n",
+        "client.client_id for client in self.clients.values())]))\n",
+        ("tests/broker/test_members_file.py",),
+    ),
+    Mutation(
+        "forget the members because their connections close at the stop",
+        "broker/client_registry.py",
+        "        if self._is_frozen:\n            return\n",
+        "",
+        ("tests/broker/service/test_life.py",),
+    ),
+    Mutation(
+        "expect those who do not come back for ever",
+        "broker/members_file.py",
+        "            self._registry.expect_no_more()\n",
+        "            pass\n",
+        ("tests/broker/test_members_file.py",),
+    ),
+    Mutation(
         "register again with a name server before the broker is unregistered there",
         "broker/name_servers.py",
         "dict.fromkeys(self._live.current.namesrv_addr) if at not in self._leaving]\n",

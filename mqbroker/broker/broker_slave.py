@@ -86,12 +86,16 @@ class BrokerSlave:
             self._comparison.master_addr = address
         if not self._ha_master_address:
             self._service.follow(ha_address, at_once=is_elected)
+        if is_new and self._fetching is not None:  # from the former master
+            self._fetching.cancel()
         if is_new or is_elected:
             self._fetch()
 
     def arrived(self, topic: str) -> None:
         """Called when a topic has new messages: the table may lack it still."""
-        if self._soon is None and topic not in self._unknown and self._topics.get(topic) is None:
+        if self._topics.get(topic) is not None:
+            self._unknown.discard(topic)  # it may be deleted and created again
+        elif self._soon is None and topic not in self._unknown:
             if len(self._unknown) >= UNKNOWN_MAX:
                 self._unknown.clear()
             self._unknown.add(topic)
@@ -99,6 +103,8 @@ class BrokerSlave:
 
     def _fetch_now(self) -> None:
         self._soon = None
+        if self._fetching is not None:  # what it brings may be older than the topic
+            self._soon = self._clock.callLater(FETCH_SOON_SECONDS, self._fetch_now)
         self._fetch()
 
     def _look(self) -> None:

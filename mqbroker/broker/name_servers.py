@@ -309,6 +309,8 @@ class NameServer:
     def _retry_now(self) -> None:
         if self._known is None:
             self.register_all(force=True)
+        else:  # what waited while another broker could have been master
+            self.register_changes()
 
     def _why(self, error: MQError) -> str:
         if isinstance(error, ConnectionClosed) and self.is_reachable is None:

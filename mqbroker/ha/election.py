@@ -349,11 +349,16 @@ class GroupMember(Service):
 
     async def _look(self) -> None:
         """Read the group's keys, and do what they ask for."""
-        lease = self._lease
+        lease, known = self._lease, self._state_revision
         found = await self._etcd.read(self._settings.prefix)
         self._heard()
         if self._lease != lease:  # it has expired meanwhile: nothing may be written under it, nor without one
             return
+        if found.revision < known:
+            raise GroupError(
+                f"etcd is at revision {found.revision}, after it was at {known}: it was restored from an old backup, "
+                "or is another one; restore etcd, or see the documentation of replication"
+            )
         self._watch_after(found.revision)
         own = found.items.get(self._member_key(self._settings.replica_id))
         if own is None or own.lease != self._lease:

@@ -288,7 +288,7 @@ class SlaveService(Service):
             self._wake()
         if not address or address == self.address:
             return
-        self.address, self._attempts = address, 0
+        self.address, self._attempts, self.master_end = address, 0, None
         if self._connection is not None:
             self._connection.close(f"the master's address is {address} now")
         self._wake()

@@ -43,7 +43,7 @@ class RateLimitedLog:
 
     def look(self) -> None:
         """Log the number of suppressed lines once their minute is over; to be called periodically."""
-        if self._now() - self._minute < MINUTE:
+        if 0 <= self._now() - self._minute < MINUTE:  # the clock may be set back
             return
         untold, self._untold, self._lines = self._untold, 0, 0
         level, self._untold_level = self._untold_level, LogLevel.debug

@@ -89,9 +89,11 @@ def topics() -> FakeTopics:
 
 @pytest.fixture
 def make(network: FakeClient, topics: FakeTopics, clock: Clock, tmp_path: Path) -> Callable[..., Registration]:
-    def make(addresses: Sequence[str] = (A, B), **changes: int) -> Registration:
+    def make(
+        addresses: Sequence[str] = (A, B), may_register: Callable[[], bool] = lambda: True, **changes: int
+    ) -> Registration:
         live = live_settings(tmp_path, namesrv_addr=tuple(addresses), **changes)
-        return Registration(cast(Any, network), IDENTITY, cast(Any, topics), live, clock)
+        return Registration(cast(Any, network), IDENTITY, cast(Any, topics), live, clock, may_register=may_register)
 
     return make
 
@@ -723,3 +725,23 @@ def test_a_stop_waits_for_those_that_are_left_and_registers_no_more(
     set_addresses(registration, C)
     clock.advance(60)
     assert network.told == []
+
+
+def test_a_change_that_waited_for_another_master_is_registered_soon_each_time(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
+) -> None:
+    may = [True]
+    registration = make([A], may_register=lambda: may[0])
+    registration.start()
+    network.answer()
+    for number in range(3):
+        may[0] = False
+        topics.put(f"new{number}")
+        registration.changed(f"new{number}")
+        clock.advance(1)
+        assert network.told == []
+        may[0] = True
+        clock.advance(RETRY_SECONDS)
+        [(_, command, _, _)] = network.requests
+        assert f"new{number}" in told_topics(command)
+        network.answer()

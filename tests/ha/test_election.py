@@ -367,6 +367,25 @@ def test_an_etcd_from_an_old_backup_elects_nobody_who_knows_better() -> None:
     assert "restored from an old backup" in world.members[2].why_not
 
 
+def test_an_etcd_that_goes_back_while_the_group_runs_elects_nobody_until_it_is_restored() -> None:
+    world = group(1, 2, 3)
+    kept = [(key, item) for key, item in world.etcd.items.items()], world.etcd.revision
+    for _ in range(3):
+        world.members[1].wake()
+        proposed = Deferred.fromCoroutine(world.members[1].propose(frozenset([1, 2])))
+        world.turn(1)
+        assert proposed.result is True
+        present = dict(world.etcd.items), world.etcd.revision
+        world.etcd.items, world.etcd.revision = dict(kept[0]), kept[1]
+        world.turn(1.5)
+        assert all("restored from an old backup" in member.why_not for member in world.members.values())
+        assert world.state()["in_sync"] == [1, 2, 3], "whoever is elected by this may lack what was acknowledged"
+        world.etcd.items, world.etcd.revision = present
+        world.turn(3)
+        assert [member.why_not for member in world.members.values()] == ["", "", ""]
+        assert world.masters == [1]
+
+
 def test_a_proposal_of_a_former_master_changes_nothing() -> None:
     world = group(1, 2)
     world.frozen.add(1)

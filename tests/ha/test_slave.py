@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 from mqbroker.errors import DiskFull, FlushTimedOut, MQError, StoreBusy
 from mqbroker.ha.divergence import Diverged
 from mqbroker.ha.link import HEADER, PIECE_BYTES_MAX, REPORT
-from mqbroker.ha.slave import CONNECT_SECONDS_MAX, MasterStatus, SlaveService, SlaveSettings
+from mqbroker.ha.slave import CONNECT_SECONDS_MAX, RETRY_SECONDS, MasterStatus, SlaveService, SlaveSettings
 from mqbroker.wire.record import BadRecord
 from tests.remoting.logs import Logged
 
@@ -204,6 +204,36 @@ def test_after_a_connection_that_followed_the_next_attempt_is_soon(world: World)
     world.lose(connection)
     world.wait(1.5)
     assert world.times[-1] - before == 1
+
+
+def test_each_outage_has_its_own_attempts_and_its_own_line(world: World, logged: Logged) -> None:
+    for outage in range(1, 4):
+        waits = []
+        for _ in range(3):
+            world.attempts[-1][3].errback(ConnectionRefusedError("nobody there"))
+            count, before = len(world.attempts), world.clock.seconds()
+            while len(world.attempts) == count:
+                world.wait(0.25)
+            waits.append(world.clock.seconds() - before)
+        # After a connection was lost the first attempt has failed its second after that.
+        assert waits == list(RETRY_SECONDS[:3] if outage == 1 else RETRY_SECONDS[1:4])
+        assert len([line for line in logged.lines if "is not followed: no connection" in line]) == outage
+        assert "no connection" in world.service.status.why_not
+        connection, _ = world.accept()
+        assert world.service.status.why_not == ""
+        world.wait(3)
+        world.lose(connection)
+        assert len([line for line in logged.lines if "followed: Connection was refused" in line]) == outage
+        world.wait(RETRY_SECONDS[0])
+
+
+def test_how_far_a_slave_is_behind_its_former_master_is_forgotten_with_it(world: World) -> None:
+    for host in (7, 8, 9):
+        world.service.master_end = 1000
+        assert world.service.status.behind == 1000
+        world.service.follow(f"10.0.0.{host}:10912")
+        assert world.service.status.behind is None
+        world.wait(2)
 
 
 def test_an_unreachable_master_is_told_of_once(world: World, logged: Logged) -> None:

@@ -142,6 +142,15 @@ def test_a_rate_limited_log_begins_anew_each_minute(clock: Clock, logged: Logged
     assert logged.lines == ["in 0", "in 0", one, "in 1", "in 1", one]
 
 
+def test_a_rate_limited_log_goes_on_after_the_clock_was_set_back(logged: Logged) -> None:
+    now = [1000.0]
+    limited = RateLimitedLog("things", lambda: now[0], 1)
+    for at in (1000.0, 500.0, 400.0, 430.0, 10.0):
+        now[0] = at
+        limited.say(LogLevel.warn, "at {at:.0f}", at=at)
+    assert logged.lines == ["at 1000", "at 500", "at 400", "things: 1 more within a minute", "at 10"]
+
+
 def test_what_a_rate_limited_log_counts_has_the_level_of_what_it_suppressed(clock: Clock, logged: Logged) -> None:
     limited = RateLimitedLog("things", clock.seconds, 1)
     for levels in ("info info info", "warn info info", "info warn info error info", "error info"):

@@ -203,6 +203,20 @@ def test_a_topic_of_a_new_message_is_there_within_a_second(pair: Pair) -> None:
     assert slave.parts.topics.get("T") is not None
 
 
+def test_a_topic_that_is_created_again_is_there_within_a_second_each_time(pair: Pair) -> None:
+    master, slave = pair.master(), pair.slave()
+    pair.turn(12)
+    for number in range(1, 4):
+        fill(master, number)
+        pair.turn(1.5)
+        assert slave.parts.topics.get("T") is not None
+        fill(master, number)
+        pair.turn(1)
+        for member in (master, slave):
+            member.parts.topics.remove("T")
+        pair.turn(1)
+
+
 def test_groups_that_a_slave_makes_do_not_make_its_tables_newer(pair: Pair) -> None:
     master, slave = pair.master(), pair.slave()
     pair.turn(12)

@@ -1,0 +1,119 @@
+"""When a slave fetches its master's tables: each time that it must, however often that was before."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import attrs
+import pytest
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
+
+from mqbroker.broker.broker_slave import FETCH_SECONDS, FETCH_SOON_SECONDS, BrokerSlave
+from mqbroker.ha.slave import MasterStatus
+
+A, B = "10.0.0.1:10911", "10.0.0.2:10911"
+
+
+@attrs.define
+class Comparison:
+    master_addr: str = A
+
+
+class Service:
+    """Follows whom it is told, and knows nothing else."""
+
+    master_end: int | None = None
+    status = MasterStatus("", 0, None, "")
+
+    def follow(self, address: str, *, at_once: bool = False) -> None:
+        """It is at another address now."""
+
+    def startService(self) -> None:
+        """It runs."""
+
+    def stopService(self) -> Deferred[None]:
+        return succeed(None)
+
+
+class Tables:
+    """`fetches`: from whom tables are being fetched, with what a test answers."""
+
+    def __init__(self) -> None:
+        self.fetches: list[tuple[str, Deferred[int | None]]] = []
+
+    async def fetch(self, address: str) -> int | None:
+        self.fetches.append((address, Deferred()))
+        return await self.fetches[-1][1]
+
+    def look(self) -> None:
+        """Nothing waits."""
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock, self.service, self.tables = Clock(), Service(), Tables()
+        self.topics = dict[str, object]()
+        parts = self.service, Comparison(), self.tables, self.topics, "", lambda: None
+        self.slave = BrokerSlave(self.clock, *cast(Any, parts))
+        self.slave.start()
+
+    def arrived(self, topic: str) -> None:
+        """A new message of a topic has come."""
+        self.slave.arrived(topic)
+
+    def answer(self, end: int = 0) -> None:
+        self.tables.fetches[-1][1].callback(end)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_topic_that_comes_while_tables_are_fetched_is_fetched_soon_after_them(world: World) -> None:
+    for number in range(1, 4):
+        world.clock.advance(FETCH_SECONDS - world.clock.seconds() % FETCH_SECONDS)
+        count = len(world.tables.fetches)
+        assert not world.tables.fetches[-1][1].called
+        world.arrived(f"new{number}")
+        world.clock.advance(FETCH_SOON_SECONDS)
+        assert len(world.tables.fetches) == count
+        world.answer()  # as the tables were before the topic
+        world.clock.advance(FETCH_SOON_SECONDS)
+        assert len(world.tables.fetches) == count + 1
+        world.answer()
+
+
+def test_a_topic_is_fetched_soon_each_time_that_it_is_new(world: World) -> None:
+    for number in range(1, 4):
+        world.topics.pop("T", None)
+        world.arrived("T")
+        world.arrived("T")
+        world.clock.advance(FETCH_SOON_SECONDS)
+        assert len(world.tables.fetches) == number
+        world.topics["T"] = object()
+        world.answer()
+        world.arrived("T")
+
+
+def test_a_topic_that_the_master_does_not_have_either_is_fetched_soon_once(world: World) -> None:
+    for _ in range(3):
+        world.arrived("gone")
+        world.clock.advance(FETCH_SOON_SECONDS)
+        for _, fetch in world.tables.fetches:
+            if not fetch.called:
+                fetch.callback(0)
+    assert len(world.tables.fetches) == 1
+
+
+def test_tables_of_a_former_master_are_not_waited_for(world: World) -> None:
+    world.clock.advance(FETCH_SECONDS)
+    for master in (B, A, B):
+        former = world.tables.fetches[-1][1]
+        world.slave.on_master("", master, is_elected=True)
+        address, fetch = world.tables.fetches[-1]
+        assert (address, fetch is former) == (master, False)
+        assert world.service.master_end is None
+    world.answer(7)
+    assert world.service.master_end == 7

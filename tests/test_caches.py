@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 from mqbroker.access import guard
+from mqbroker.broker import filter_table
 from mqbroker.broker.requests import pull_plans
 from mqbroker.broker.transactions import half_message
 from mqbroker.filter import sql92
@@ -30,6 +31,7 @@ CACHES: Final = {
     "access/addresses.py: matches()": 1024 * NAMED,
     "access/addresses.py: lru_cache(maxsize=1024)": 1024 * NAMED,
     "access/guard.py: Guard._told": guard._PEERS_MAX * NAMED,
+    "broker/filter_table.py: FilterTable._told": filter_table.FILTERS_MAX * NAMED,
     "access/guard.py: Guard._plain_rights": guard._RIGHTS_BYTES_MAX,
     "broker/requests/pull_plans.py: PullPlans.by_key": pull_plans.PLANS_MAX * (pull_plans.KEY_BYTES_MAX + 700),
     # Tags of 256 characters together, each of one and its hash.
@@ -70,6 +72,11 @@ TABLES: Final = {
     "broker/queue_locks.py: QueueLocks._groups": "LOCKS_MAX",
     "broker/requests/send_rules.py: SendRules.plain_targets": "topicsMax",
     "broker/slave_synchronize.py: SlaveSynchronize._before": "the frame of the master's answer",
+    "broker/slave_synchronize.py: SlaveSynchronize._left": "the frame of the master's answer",
+    "broker/slave_synchronize.py: SlaveSynchronize._names": "the frame of the master's answer",
+    "broker/slave_synchronize.py: SlaveSynchronize._removed": "queues on the disk",
+    "broker/transactions/transaction_checks.py: TransactionChecks._given_up": "groups of a round of checks",
+    "broker/transactions/transaction_checks.py: TransactionChecks._unasked": "groups of a round of checks",
     "broker/versioned_table.py: VersionedTable._values": "topicsMax, groupsMax",
     "namesrv/route_table.py: RouteTable._brokers": "BROKERS_MAX; names of NAME_LENGTH_MAX",
     "namesrv/route_table.py: RouteTable._clusters": "BROKERS_MAX",
@@ -109,6 +116,10 @@ OWN: Final = {
     "client/routes.py: Routes._entries": "topics that the program uses",
     "client/running_info.py: ConsumerStats._topics": "topics that the program subscribes to",
     "client/send.py: Rotation._turns": "topics that the program sends to",
+    "broker/name_servers.py: Registration._leaving": "addresses of the settings",
+    "daemons/logs.py: LogRateLimiter._levels": "lines in the source, for a minute",
+    "daemons/supervisor.py: _Shard.untold": "UNTOLD_MAX",
+    "namesrv/route_requests.py: ProductEnvironment._silent": "addresses of the settings",
     "daemons/logs.py: LogRateLimiter._counts": "lines in the source, for a minute",
     "filter/conditions.py: Writer.objects": "one expression, while it is compiled",
     "filter/conditions.py: Writer._variables": "one expression, while it is compiled",

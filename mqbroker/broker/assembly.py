@@ -37,6 +37,7 @@ from mqbroker.broker.requests.client_requests import (
 )
 from mqbroker.broker.requests.end_transaction import EndTransactionRequests
 from mqbroker.broker.requests.group_requests import ConsumeStatsRequests, GroupRequests
+from mqbroker.broker.requests.long_requests import LongRequests
 from mqbroker.broker.requests.offset_requests import OffsetAdminRequests, OffsetRequests
 from mqbroker.broker.requests.plain_pulls import serve_plain_pulls
 from mqbroker.broker.requests.plain_sends import serve_plain_sends
@@ -216,10 +217,13 @@ class Assembly:
         own_addr = join_address(*decode_host(store_host))
         own = self._replication
         info = RuntimeInfo(store, stats, self.delay, live, clock.seconds, self.slaves, own.follower, own.group_info)
+        long = LongRequests(clock)
         for family in (
-            ClientRequests(consumers, producers, groups, topics, self.filters, self._rate_limit, live, self.rights),
+            ClientRequests(
+                consumers, producers, groups, topics, self.filters, self._rate_limit, live, self.rights, long
+            ),
             ConnectionRequests(consumers, producers, tasks, clock.seconds),
-            LockRequests(QueueLocks(self._steady.seconds)),
+            LockRequests(QueueLocks(self._steady.seconds), long),
             ForwardedRequests(consumers, calls, store, settings.broker_name),
             TopicRequests(topics, store, queues, stats, tasks),
             GroupRequests(groups, offsets, consumers, stats, tasks),

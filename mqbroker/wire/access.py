@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import IntFlag, StrEnum
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
 from mqbroker.errors import Refused
 from mqbroker.wire.batch import decode_batch
 from mqbroker.wire.bodies import HeartbeatData, LockBatchRequestBody
+from mqbroker.wire.body import BadBody
 from mqbroker.wire.codes import (
     CLIENT_INNER_PRODUCER_GROUP,
     DLQ_PREFIX,
@@ -26,6 +27,7 @@ from mqbroker.wire.codes import (
     ResponseCode,
 )
 from mqbroker.wire.headers import is_short_send_header, read_send_header, send_topic_key
+from mqbroker.wire.long_bodies import parse_long_body
 from mqbroker.wire.properties import DISPATCH_MARK, dispatch_names
 
 
@@ -162,20 +164,33 @@ def _group_if_named(code: int, fields: _Fields, body: bytes) -> list[Need]:
 
 
 def _lock(code: int, fields: _Fields, body: bytes) -> list[Need]:
-    return [Need(LockBatchRequestBody.from_json(body).consumer_group, SUB, True)]
+    return [Need(_text_of(parse_long_body(body, LockBatchRequestBody), "consumerGroup"), SUB, True)]
 
 
 def _heartbeat(code: int, fields: _Fields, body: bytes) -> list[Need]:
-    data = HeartbeatData.from_json(body)
-    needs = [
-        Need(producer.group_name, PUB, True)
-        for producer in data.producer_data_set
-        if not is_group_of_clients_themselves(producer.group_name)
-    ]
-    for consumer in data.consumer_data_set:
-        needs.append(Need(consumer.group_name, SUB, True))
-        needs += [Need.of_topic(subscription.topic, SUB) for subscription in consumer.subscription_data_set]
+    """Of its names alone: there may be thousands, and all else is looked at by who handles it, in steps."""
+    data = parse_long_body(body, HeartbeatData)
+    producers = [_text_of(producer, "groupName") for producer in _list_of(data, "producerDataSet")]
+    needs = [Need(group, PUB, True) for group in producers if not is_group_of_clients_themselves(group)]
+    for consumer in _list_of(data, "consumerDataSet"):
+        needs.append(Need(_text_of(consumer, "groupName"), SUB, True))
+        topics = {_text_of(each, "topic"): None for each in _list_of(consumer, "subscriptionDataSet")}
+        needs += [Need.of_topic(topic, SUB) for topic in topics]
     return needs
+
+
+def _list_of(value: Any, key: str) -> list[Any]:
+    found = value.get(key) if isinstance(value, dict) else None
+    if found is not None and not isinstance(found, list):
+        raise BadBody(f"{key} must be an array")
+    return found or []
+
+
+def _text_of(value: Any, key: str) -> str:
+    found = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(found, str):
+        raise BadBody(f"{key} must be text")
+    return found
 
 
 def is_group_of_clients_themselves(producer_group: str) -> bool:

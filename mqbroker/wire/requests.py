@@ -36,6 +36,7 @@ from mqbroker.wire.access import (
 from mqbroker.wire.codes import RequestCode as Code
 from mqbroker.wire.command import FRAME_BYTES_MAX
 from mqbroker.wire.headers import Header
+from mqbroker.wire.long_bodies import LONG_BODY_BYTES_MAX
 
 #: The longest body of most requests, in bytes: many have none, the others lists of settings.
 BODY_BYTES_MAX: Final = 64 * 1024
@@ -58,9 +59,8 @@ class Request:
     :param demand: what the sender needs; None if no server answers it.
     :param read_only: it changes nothing but, with a pull, a committed offset. No client of 4.9 sends it oneway; if one
         does, nothing is done, as no response is wanted.
-    :param body_bytes_max: maximum body in bytes. Bodies below FRAME_BYTES_MAX take some 30 ms to decode: a subscription
-        is 100 to 200 bytes of a heartbeat, a queue 60 of a lock. The others are messages, are decoded in steps, or come
-        from a broker.
+    :param body_bytes_max: maximum body in bytes. Bodies below LONG_BODY_BYTES_MAX take some 30 ms to decode. The others
+        are messages, are decoded in steps, or come from a broker.
     :param wait_queue: None if it may wait without bound.
     :param new_work: it is refused by a stopping broker; commits, unregistrations and queries are served to the end.
     :param to_clients: brokers send it to clients.
@@ -105,7 +105,7 @@ _ROWS: dict[Code, Request] = {
     Code.GET_MIN_OFFSET: Request(h.GetMinOffsetRequestHeader, TOPIC, read_only=True),
     Code.GET_EARLIEST_MSG_STORETIME: Request(h.GetEarliestMsgStoretimeRequestHeader, TOPIC, read_only=True),
     Code.VIEW_MESSAGE_BY_ID: Request(h.ViewMessageRequestHeader, STORED_MESSAGE, read_only=True),
-    Code.HEART_BEAT: Request(None, HEARTBEAT, body_bytes_max=512 * 1024, wait_queue=WaitQueue.HEARTBEAT),
+    Code.HEART_BEAT: Request(None, HEARTBEAT, body_bytes_max=LONG_BODY_BYTES_MAX, wait_queue=WaitQueue.HEARTBEAT),
     Code.UNREGISTER_CLIENT: Request(h.UnregisterClientRequestHeader, GROUP_IF_NAMED),
     Code.CONSUMER_SEND_MSG_BACK: Request(
         h.ConsumerSendMsgBackRequestHeader, SEND_BACK, wait_queue=WaitQueue.SEND, new_work=True
@@ -114,8 +114,8 @@ _ROWS: dict[Code, Request] = {
     Code.GET_CONSUMER_LIST_BY_GROUP: Request(h.GetConsumerListByGroupRequestHeader, GROUP, read_only=True),
     Code.CHECK_TRANSACTION_STATE: _to_clients(h.CheckTransactionStateRequestHeader, body_bytes_max=FRAME_BYTES_MAX),
     Code.NOTIFY_CONSUMER_IDS_CHANGED: _to_clients(h.NotifyConsumerIdsChangedRequestHeader),
-    Code.LOCK_BATCH_MQ: Request(None, LOCK, body_bytes_max=256 * 1024),
-    Code.UNLOCK_BATCH_MQ: Request(None, LOCK, body_bytes_max=256 * 1024),
+    Code.LOCK_BATCH_MQ: Request(None, LOCK, body_bytes_max=LONG_BODY_BYTES_MAX),
+    Code.UNLOCK_BATCH_MQ: Request(None, LOCK, body_bytes_max=LONG_BODY_BYTES_MAX),
     Code.GET_ALL_CONSUMER_OFFSET: Request(None, PEER, read_only=True),
     Code.GET_ALL_DELAY_OFFSET: Request(None, PEER, read_only=True),
     Code.CHECK_CLIENT_CONFIG: Request(None, ACCOUNT, read_only=True, body_bytes_max=256 * 1024),

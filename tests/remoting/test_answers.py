@@ -12,6 +12,7 @@ from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import UNEXPECTED_ERROR, HandlerTable, IConnection
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import FRAME_BYTES_MAX, JSON, ONEWAY_FLAG, ROCKETMQ, RemotingCommand
+from mqbroker.wire.long_bodies import LONG_BODY_BYTES_MAX
 from mqbroker.wire.requests import REQUESTS
 from tests.remoting.link import raw_link, serve
 from tests.remoting.logs import Logged
@@ -222,7 +223,7 @@ def test_every_code_has_a_bound_for_its_body(clock: Clock, logged: Logged) -> No
         table.register(code, lambda asked, connection, seen=seen: seen.append(asked) or RemotingCommand.response(asked))  # type: ignore[misc]
         peer, link = raw_link(serve(clock, table))
         most = REQUESTS[code].body_bytes_max
-        assert most == FRAME_BYTES_MAX or most <= 512 * 1024
+        assert most in (FRAME_BYTES_MAX, LONG_BODY_BYTES_MAX) or most <= 256 * 1024
         if most == FRAME_BYTES_MAX:
             continue
         peer.transport.write(request(code, 1, bytes(most)) + request(code, 2, bytes(most + 1)))

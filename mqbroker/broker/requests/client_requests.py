@@ -5,9 +5,11 @@ Codes 34, 35, 41, 42, 46, 203, 204, 307, 309 and 328.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 import attrs
+from twisted.internet.defer import Deferred
 
 from mqbroker.access.accounts import IAccessControl
 from mqbroker.broker.client_registry import Client, ConsumerRegistry, ProducerRegistry, check_client_id
@@ -15,6 +17,7 @@ from mqbroker.broker.filter_table import TAG_KINDS, CompileRateLimit, FilterTabl
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.queue_locks import QueueLocks
+from mqbroker.broker.requests.long_requests import LongRequests
 from mqbroker.broker.subscription_resolver import ALL, TAGS_MAX, not_supported, parse_subscription
 from mqbroker.broker.system_topics import QUEUE_ID_MAX
 from mqbroker.broker.topic_table import TopicTable
@@ -32,6 +35,7 @@ from mqbroker.wire.bodies import (
     HeartbeatData,
     LockBatchRequestBody,
     LockBatchResponseBody,
+    MessageQueue,
     ProducerConnection,
     SubscriptionData,
 )
@@ -46,7 +50,9 @@ from mqbroker.wire.codes import (
 )
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.ids import parse_offset_message_id
+from mqbroker.wire.long_bodies import STEP_ENTRIES, read_heartbeat, read_lock_request
 from mqbroker.wire.names import TOPIC_LENGTH_MAX, check_group, check_topic
+from mqbroker.wire.registration import Steps
 
 #: Subscriptions of one group in one heartbeat.
 SUBSCRIPTIONS_MAX = 10_000
@@ -77,12 +83,28 @@ class ClientRequests:
     rate_limit: CompileRateLimit
     live: LiveSettings
     rights: IAccessControl
+    long: LongRequests
+    #: The heartbeats of connections that are being handled in steps.
+    _in_steps: dict[IConnection, set[object]] = attrs.field(init=False, factory=dict)
 
     @answers(RequestCode.HEART_BEAT)
-    def heartbeat(self, call: Call[None]) -> None:
+    def heartbeat(self, call: Call[None]) -> Deferred[None] | None:
         """All groups of one client. Nothing is registered if any name is illegal."""
+        return self.long.run(call, self._heartbeat(call))
+
+    def _heartbeat(self, call: Call[None]) -> Steps[None]:
+        marks, mark = self._in_steps.setdefault(call.connection, set()), object()
+        marks.add(mark)
+        try:
+            data = yield from read_heartbeat(call.request.body)
+            yield from self._register(data, call, marks)
+        finally:
+            marks.discard(mark)
+            if not marks and self._in_steps.get(call.connection) is marks:
+                del self._in_steps[call.connection]
+
+    def _register(self, data: HeartbeatData, call: Call[None], marks: set[object]) -> Steps[None]:
         request, connection = call.request, call.connection
-        data = HeartbeatData.from_json(request.body)
         client_id = check_client_id(data.client_id)
         count = max(len(data.producer_data_set), len(data.consumer_data_set))
         if count > GROUPS_OF_CLIENT_MAX:
@@ -90,9 +112,16 @@ class ClientRequests:
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         for producer in data.producer_data_set:
             check_group(producer.group_name)
-        consumers = [_checked(consumer) for consumer in data.consumer_data_set]
+        consumers = []
+        for consumer in data.consumer_data_set:
+            consumers.append((yield from _checked(consumer)))
         language, version = request.language, request.version
         for consumer in consumers:
+            if len(consumer.subscription_data_set) > STEP_ENTRIES:
+                yield
+            # After the end of the connection, or when the client has left, it would be registered for good.
+            if connection.closed or self._in_steps.get(connection) is not marks:
+                return
             group = self.groups.find(consumer.group_name)
             retry_topic = RETRY_PREFIX + consumer.group_name
             if group is not None and len(retry_topic) <= TOPIC_LENGTH_MAX:
@@ -109,6 +138,7 @@ class ClientRequests:
     @answers(RequestCode.UNREGISTER_CLIENT)
     def unregister(self, call: Call[h.UnregisterClientRequestHeader]) -> None:
         header = call.header
+        self._in_steps.pop(call.connection, None)
         if header.producer_group is not None:
             self.producers.unregister(call.connection, header.producer_group)
         if header.consumer_group is not None:
@@ -132,15 +162,19 @@ class ClientRequests:
             raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(why)) from None
 
 
-def _checked(consumer: ConsumerData) -> ConsumerData:
-    """`consumer` with checked names, and with the hashes of its tags, which not every client sends."""
+def _checked(consumer: ConsumerData) -> Steps[ConsumerData]:
+    """`consumer` with checked names, and with the hashes of its tags, which not every client sends; in steps."""
     check_group(consumer.group_name)
     if len(consumer.subscription_data_set) > SUBSCRIPTIONS_MAX:
         remark = f"{len(consumer.subscription_data_set)} subscriptions of one group: {SUBSCRIPTIONS_MAX} at most"
         raise Refused(ResponseCode.SYSTEM_ERROR, remark)
     for word in (consumer.consume_type, consumer.message_model, consumer.consume_from_where):
         _check_word(word)
-    subscriptions = [_with_codes(subscription) for subscription in consumer.subscription_data_set]
+    given, subscriptions = consumer.subscription_data_set, list[SubscriptionData]()
+    for at in range(0, len(given), STEP_ENTRIES):
+        subscriptions += map(_with_codes, given[at : at + STEP_ENTRIES])
+        if at:
+            yield
     return attrs.evolve(consumer, subscription_data_set=subscriptions)
 
 
@@ -228,25 +262,52 @@ class LockRequests:
     """Locks queues for consumers that consume in order."""
 
     locks: QueueLocks
+    long: LongRequests
 
     @answers(RequestCode.LOCK_BATCH_MQ)
-    def lock(self, call: Call[None]) -> LockBatchResponseBody:
+    def lock(self, call: Call[None]) -> bytes | Deferred[bytes]:
         """Lock queues for one client of a group; the response lists the requested queues it now holds."""
-        asked = _checked_lock(call.request.body)
-        return LockBatchResponseBody(self.locks.lock(asked.consumer_group, asked.client_id, asked.mq_set))
+        return self.long.run(call, self._lock(call.request.body))
+
+    def _lock(self, body: bytes) -> Steps[bytes]:
+        asked = yield from _checked_lock(body)
+        held: set[MessageQueue] = set()
+        for some in in_parts(asked.mq_set):
+            held |= self.locks.lock(asked.consumer_group, asked.client_id, some)
+            yield
+        parts = []
+        for number, piece in enumerate(LockBatchResponseBody(frozenset(held)).json_pieces(), 1):
+            parts.append(piece)
+            if not number % STEP_ENTRIES:
+                yield
+        return b"".join(parts)
 
     @answers(RequestCode.UNLOCK_BATCH_MQ)
-    def unlock(self, call: Call[None]) -> None:
-        asked = _checked_lock(call.request.body)
-        self.locks.unlock(asked.consumer_group, asked.client_id, asked.mq_set)
+    def unlock(self, call: Call[None]) -> Deferred[None] | None:
+        return self.long.run(call, self._unlock(call.request.body))
+
+    def _unlock(self, body: bytes) -> Steps[None]:
+        asked = yield from _checked_lock(body)
+        for some in in_parts(asked.mq_set):
+            self.locks.unlock(asked.consumer_group, asked.client_id, some)
+            yield
 
 
-def _checked_lock(body: bytes) -> LockBatchRequestBody:
-    """The queues to lock or unlock, with checked names."""
-    asked = LockBatchRequestBody.from_json(body)
+def in_parts(queues: Iterable[MessageQueue]) -> Iterator[list[MessageQueue]]:
+    """So many that they take a ms or two."""
+    left = iter(queues)
+    while part := list(islice(left, STEP_ENTRIES)):
+        yield part
+
+
+def _checked_lock(body: bytes) -> Steps[LockBatchRequestBody]:
+    """The queues to lock or unlock, with checked names; in steps."""
+    asked = yield from read_lock_request(body)
     check_group(asked.consumer_group)
     check_client_id(asked.client_id)
-    for queue in asked.mq_set:
+    for number, queue in enumerate(asked.mq_set, 1):
+        if not number % STEP_ENTRIES:
+            yield
         check_topic(queue.topic)
         if not 0 <= queue.queue_id <= QUEUE_ID_MAX:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no topic has a queue {queue.queue_id}")

@@ -60,4 +60,18 @@ MISTAKES = [
         "and self._call is not None:\n",
         ("tests/store/test_dispatch_steps.py::test_on_a_full_disk_nobody_repeats_what_has_failed",),
     ),
+    Mutation(
+        "register a client that has left while its heartbeat was read",
+        "broker/requests/client_requests.py",
+        "            if connection.closed or self._in_steps.get(connection) is not marks:\n",
+        "            if False:\n",
+        ("tests/broker/test_largest_requests.py::test_who_leaves_meanwhile_is_not_registered",),
+    ),
+    Mutation(
+        "parse a heartbeat of a million empty lists",
+        "wire/long_bodies.py",
+        """ and (count := data.count(b"{") + data.count(b"[")) > CONTAINERS_MAX:""",
+        """ and (count := data.count(b"{") + data.count(b"[")) > 2**40:""",
+        ("tests/broker/test_largest_requests.py::test_what_takes_long_to_parse_is_refused_unread",),
+    ),
 ]

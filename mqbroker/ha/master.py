@@ -414,8 +414,10 @@ class MasterFactory(ServerFactory):
         if connection.link.sent is not None:
             log.info("slave {peer} disconnected: {why}", peer=connection.peer, why=why)
         self._on_disconnected()
-        if not self.slaves.links and self._gone is not None:
-            self._gone.callback(None)
+        if not self.slaves.links:
+            gone, self._gone = self._gone, None
+            if gone is not None:
+                gone.callback(None)
 
     def close(self) -> Deferred[None]:
         """Close all connections; fires when they are closed."""

@@ -9,7 +9,9 @@ import attrs
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import ConnectionLost
 from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.python.failure import Failure
 
 from mqbroker.config import BrokerRole
 from mqbroker.errors import StoreBusy, StoreError
@@ -408,3 +410,28 @@ def test_when_a_slave_had_all_that_there_was(reactor: MemoryReactorClock, source
         connection.link.sent = source.end
         connection.dataReceived(REPORT.pack(10_500 + 1000 * step))
     assert reactor.seconds() - 1 <= connection.caught_up_at < reactor.seconds()
+
+
+def test_slaves_come_and_go_as_often_as_they_like(
+    reactor: MemoryReactorClock, master: MasterService, source: Log, slave: Any
+) -> None:
+    for _ in range(3):
+        end = source.end
+        connection, transport = slave(end)
+        source.grow(b"more")
+        reactor.advance(1)
+        assert [piece for piece in transport.received() if piece[1]] == [(end, b"more")]
+        assert len(source.on_growth) == 1
+        connection.connectionLost(Failure(ConnectionLost()))
+        assert (source.on_growth, master.factory.slaves.links) == ([], [])
+
+
+def test_links_that_end_after_all_were_closed_are_no_error(master: MasterService, slave: Any) -> None:
+    for _ in range(3):
+        connection, _ = slave(0)
+        closed = master.factory.close()
+        assert not closed.called
+        connection.connectionLost(Failure(ConnectionLost()))
+        assert closed.called
+        late, _ = slave(0)  # accepted before the port was closed
+        late.connectionLost(Failure(ConnectionLost()))

@@ -368,3 +368,18 @@ def test_what_is_no_address_is_refused(client: RemotingClient, address: str) -> 
     with pytest.raises(MQError, match="is not an address"):
         split_address(address)
     assert "is not an address" in str(result(client.invoke_sync(address, echo(), 1000)))
+
+
+def test_a_connection_is_lost_made_again_and_watched_as_often_as_it_must_be(
+    client: RemotingClient, network: Network, clock: Clock, closed: list[Any]
+) -> None:
+    for number in range(1, 4):
+        asked = client.invoke_sync(A, echo(b"x"), 1000)
+        network.pump()
+        assert result(asked).body == b"x"
+        assert len(network.attempts) == number
+        for _ in range(40):  # by its own watch: nothing is sent
+            clock.advance(5)
+            network.pump()
+        assert closed == [A] * number
+        assert (client._connections, client._watch._loop.running) == ({}, False)

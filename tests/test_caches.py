@@ -59,6 +59,7 @@ TABLES: Final = {
     "broker/broker_stats.py: BrokerStats._sent_together": "topicsMax",
     "broker/client_registry.py: Notifications._changed": "clientsMax",
     "broker/client_registry.py: ConsumerGroup.subscriptions": "SUBSCRIPTIONS_PER_CLIENT, SUBSCRIPTION_BYTES_MAX",
+    "broker/client_registry.py: ConsumerGroup.expected": "those online before the restart: clientsMax",
     "broker/client_registry.py: ConsumerRegistry._groups": "clientsMax",
     "broker/client_registry.py: ProducerRegistry._groups": "clientsMax",
     "broker/client_registry.py: ProducerRegistry._holders": "clientsMax",

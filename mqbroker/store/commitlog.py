@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from struct import error as struct_error
 
+from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
 from mqbroker.errors import DiskFull, MessageRefused, RecordTooLarge, StoreBusy, StoreUnwritable
@@ -473,6 +474,14 @@ class CommitLog(LogTail):
         """End of the log for readers, dispatch and flush: `end` without what waits in the transient store to be
         committed."""
         return self.end if self._transient is None else self._transient.committed
+
+    def make_readable(self, offset: int) -> Deferred[None] | None:
+        """Have the transient store commit a record that it has, so that readers find it; None if it has none at
+        `offset`. Fires in any case."""
+        if self._transient is None or not self._transient.committed <= offset < self.end:
+            return None
+        committed: Deferred[None] = self._transient.commit_to(offset + 1)
+        return committed
 
     @property
     def readable_ms(self) -> int:

@@ -298,6 +298,11 @@ class MessageStore:
 
     async def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> ByKey:
         """Records of a topic by unique key or key, stored between two times: see `Queries.by_key`."""
+        committed = self._commit_log.make_readable(self._commit_log.end - 1)
+        if committed is not None:
+            await committed
+            with contextlib.suppress(OSError):  # as when they are not indexed
+                self.dispatch_now()
         self.dispatch_put_off()
         with contextlib.suppress(OSError):  # on a full disk messages that wait to be indexed are not found
             await self._dispatcher.index_in_turns()

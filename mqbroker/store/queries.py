@@ -82,7 +82,11 @@ class Queries:
     # By offset
 
     async def record(self, physical_offset: int, size: int | None = None) -> bytes | None:
-        """The record at an offset of the log, checked; None if there is none, or one of another size."""
+        """The record at an offset of the log, checked; None if there is none, or one of another size. What was appended
+        is found at once, even if it waits in the transient store."""
+        committed = self._log.make_readable(physical_offset)
+        if committed is not None:
+            await committed
         found = await self._scanned(physical_offset, size)
         if found is None:
             return None

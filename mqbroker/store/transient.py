@@ -106,6 +106,8 @@ class TransientStore:
         self._call: IDelayedCall | None = None
         self._is_urgent = False
         self._has_failed = False
+        #: By the end that they wait for, in order of their calls.
+        self._waiting: list[tuple[int, Deferred[None]]] = []
         #: Whether the lack of memory for a buffer was logged.
         self._is_short = False
 
@@ -188,12 +190,27 @@ class TransientStore:
         self._end_ms = timestamp_ms
         if self._running is not None or self._is_urgent or self._has_failed:
             return
-        if end - self.committed >= self._rules.least_bytes:
+        if end - self.committed >= self._rules.least_bytes or self._waiting:
             self._is_urgent = True
             self._schedule(0)
         elif self._call is None:
             since = self._clock.seconds() - self._committed_at
             self._schedule(max(self._rules.interval_s, self._rules.thorough_s - since))
+
+    def commit_to(self, end: int) -> Deferred[None]:
+        """Commit what is appended below `end`, for somebody who looks for it. Fires when that is done or has failed."""
+        if self.committed >= end or self._has_failed:
+            return succeed(None)
+        waiter: Deferred[None] = Deferred()
+        self._waiting.append((end, waiter))
+        self.appended(self._end, self._end_ms)
+        return waiter
+
+    def _wake(self) -> None:
+        ready = [waiter for end, waiter in self._waiting if end <= self.committed or self._has_failed]
+        self._waiting = [each for each in self._waiting if each[0] > self.committed and not self._has_failed]
+        for waiter in ready:
+            waiter.callback(None)
 
     def _schedule(self, delay_s: float) -> None:
         if self._call is not None:
@@ -235,6 +252,7 @@ class TransientStore:
                 self._free.append(sheet.buffer)
         for told in self.on_commit:
             told()
+        self._wake()
         if self._end > end:
             self.appended(self._end, self._end_ms)
 
@@ -248,6 +266,7 @@ class TransientStore:
         self.log.critical("{why}", why=why)
         for failed in self.on_failure:
             failed(why)
+        self._wake()
 
     def stop(self) -> Deferred[None]:
         """Commit the rest; fires when that is done or has failed."""

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 
 from mqbroker.errors import StoreBusy, StoreUnwritable
 from mqbroker.store import MessageStore
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.dispatch import BUSY_S
 from mqbroker.store.get_message_result import GetMessageStatus
-from mqbroker.wire.record import decode_records
+from mqbroker.wire.record import decode_record, decode_records
 from tests.store.harness import Bench, make_bench, message, now, stop, turns
 
 SEGMENT = 64 * 1024
@@ -54,7 +55,7 @@ def test_what_waits_in_memory_is_neither_read_nor_in_the_file(pool: Pool) -> Non
     turns(pool.bench.clock)
     assert pool.store.log_end == 0
     assert pool.store.max_offset("T", 0) == 0
-    assert now(pool.store).record(0) is None
+    assert now(pool.store).get("T", 0, 0, 1).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
     assert not any((pool.bench.root / "commitlog" / f"{0:020d}").read_bytes())
 
 
@@ -264,3 +265,77 @@ def test_the_pool_is_not_used_where_someone_counts_on_the_disk(tmp_path: Path, c
     pool.append(b"first")
     pool.bench.clock.advance(0)
     assert pool.bodies() == [b"first"]
+
+
+def looked_for(pool: Pool, offset: int) -> list[bytes | None]:
+    """What a query by offset finds, once it is answered."""
+    found: list[bytes | None] = []
+    Deferred.fromCoroutine(pool.store.queries.record(offset)).addBoth(found.append)
+    return found
+
+
+def test_what_is_looked_for_is_committed_at_once_and_found(pool: Pool) -> None:
+    """Each time again: it was acknowledged."""
+    for number in range(3):
+        place = pool.store._commit_log.end
+        pool.append(b"%d" % number, b"behind it")
+        found = [looked_for(pool, place) for _ in range(2)]
+        assert found == [[], []]
+        pool.bench.clock.advance(0)
+        assert [[decode_record(record or b"").body for record in each] for each in found] == [[b"%d" % number]] * 2
+        # What nobody looks for waits as before.
+        pool.append(b"later")
+        pool.bench.clock.advance(0)
+        assert len(pool.bodies()) == 3 * number + 2
+        turns(pool.bench.clock, 0.5)
+
+
+def test_what_is_looked_for_during_a_commit_is_in_the_next(tmp_path: Path) -> None:
+    pool = Pool(tmp_path / "store")
+    pool.bench.worker.at_once = False
+    pool.append(b"first")
+    first = looked_for(pool, 0)
+    pool.bench.clock.advance(0)
+    place = pool.store._commit_log.end
+    pool.append(b"second")
+    second = looked_for(pool, place)
+    assert (first, second) == ([], [])
+    while not first:
+        pool.bench.worker.step()
+    assert second == []
+    pool.bench.clock.advance(0)
+    while not second:
+        pool.bench.worker.step()
+    assert decode_record(second[0] or b"").body == b"second"
+    pool.bench.worker.at_once = True
+    pool.bench.worker.work()
+
+
+@pytest.mark.parametrize("offset", [1 << 40, -1])
+def test_what_is_not_there_is_not_waited_for(pool: Pool, offset: int) -> None:
+    pool.append(b"first")
+    assert looked_for(pool, offset) == [None]
+    assert looked_for(pool, pool.store._commit_log.end) == [None]
+    pool.bench.clock.advance(0)
+    assert pool.store.log_end == 0
+
+
+def test_a_query_ends_when_the_commit_that_it_waits_for_fails(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: IMappedFile, offset: int, data: memoryview) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    pool.append(b"first")
+    found = looked_for(pool, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.fakes.FaultyFile.write_at", fail)
+        pool.bench.clock.advance(0)
+    assert found == [None]
+    assert looked_for(pool, 0) == [None]
+    stop(pool.store)
+
+
+def test_a_query_ends_when_the_store_stops(pool: Pool) -> None:
+    pool.append(b"first")
+    found = looked_for(pool, 0)
+    stop(pool.store)
+    assert len(found) == 1

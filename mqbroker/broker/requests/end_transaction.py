@@ -190,12 +190,15 @@ class EndTransactionRequests:
 
     async def _find(self, end: _End) -> RawRecord:
         """The half message. Raises Refused if there is none, or it does not match; StoreError."""
+        # One that was just stored may wait in the transient store: what is there of the log can be found after this.
+        data = await self._store.queries.record(end.physical_offset)
+        if end.offset >= self._store.max_offset(TRANS_HALF_TOPIC, QUEUE_ID):
+            self._store.dispatch_now()
         queued = self._store.get(TRANS_HALF_TOPIC, QUEUE_ID, max(0, end.offset), 1)
         found = _first(await queued if isinstance(queued, Deferred) else queued)
         if found is not None and _mismatch(found, end) is None:
             return found
         # Errors refer to the message at that place of the log, as the Java broker's do.
-        data = await self._store.queries.record(end.physical_offset)
         if data is None or decode_record(data).topic != TRANS_HALF_TOPIC:
             raise Refused(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
         why = _mismatch(decode_raw(memoryview(data), 0), end)

@@ -4,6 +4,20 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "let a query wait for a commit that nobody makes",
+        "store/transient.py",
+        " or self._waiting:\n            self._is_urgent = True\n",
+        ":\n            self._is_urgent = True\n",
+        ("tests/store/test_transient.py",),
+    ),
+    Mutation(
+        "leave a query waiting whose commit failed",
+        "store/transient.py",
+        "            failed(why)\n        self._wake()\n",
+        "            failed(why)\n",
+        ("tests/store/test_transient.py",),
+    ),
+    Mutation(
         "acknowledge after a failed fsync",
         "store/flush.py",
         "        self._commit_log.refuse(Refusal.STOPPED, why)\n        self._on_failed()\n"

@@ -242,7 +242,7 @@ class PushConsumerCore:
             settled = await self._balance()
 
     async def _balance(self) -> bool:
-        """Assign and revoke queues; False if the share of some topic could not be computed."""
+        """Assign and revoke queues; False if the share of some topic could not be computed, or may soon be larger."""
         settled = True
         for topic in list(self._subscriptions):
             try:
@@ -256,6 +256,7 @@ class PushConsumerCore:
             if self._closed:
                 return True
             await self._change_to(topic, share)
+            settled = settled and not self._routes.has_left(topic)
         return settled
 
     async def _change_to(self, topic: str, share: Share) -> None:

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: A route marked as stale is requested again after this long at the earliest.
 _STALE_RETRY_S = 1.0
+#: A route that a broker has left is requested again after this long, for some time: one that restarts is back soon.
+_LEFT_RETRY_S, _LEFT_S = 3.0, 60.0
 #: Queues of one topic on all brokers, twice what one broker may have: a client makes an object for each, in 0.1 s.
 ROUTE_QUEUES_MAX = 131_072
 
@@ -96,6 +98,9 @@ class _Entry:
     is_stale: bool = False
     error: MQError | None = None
     asked: int = 0
+    #: Brokers that have left the route, the last of them at `left_at`.
+    left: frozenset[str] = frozenset()
+    left_at: float = 0.0
     #: Waiters in `get`; later callers must not overtake them, though the route is there by then.
     waiting: int = 0
 
@@ -154,6 +159,11 @@ class Routes:
         if topic in self._entries:
             self._entries[topic].is_stale = True
 
+    def has_left(self, topic: str) -> bool:
+        """Whether a broker has left the route lately, and is not back."""
+        entry = self._entries.get(topic)
+        return entry is not None and bool(entry.left) and self._net.steady() - entry.left_at < _LEFT_S
+
     def brokers(self) -> dict[str, Mapping[int, str]]:
         """All brokers of all routes in use."""
         routes = [entry.route for entry in self._entries.values() if entry.route is not None]
@@ -178,6 +188,8 @@ class Routes:
         age = self._net.steady() - entry.checked_at
         if entry.is_stale:
             return age < _STALE_RETRY_S
+        if entry.left and age >= _LEFT_RETRY_S and self.has_left(entry.route.topic):
+            return False
         return self._age_s is None or age < self._age_s
 
     def _entry(self, topic: str) -> _Entry:
@@ -198,7 +210,11 @@ class Routes:
 
     async def _ask_for(self, entry: _Entry, topic: str, create: bool) -> None:
         try:
-            entry.route, entry.error = await self._fetch(topic, create=create), None
+            former, entry.route, entry.error = entry.route, await self._fetch(topic, create=create), None
+            gone = (former or entry.route).brokers.keys() - entry.route.brokers.keys()
+            entry.left = (entry.left | gone) - entry.route.brokers.keys()
+            if gone:
+                entry.left_at = self._net.steady()
         except MQError as error:
             if entry.route is not None:
                 # Warn once: the next success may be many attempts away.

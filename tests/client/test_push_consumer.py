@@ -466,3 +466,24 @@ def test_a_broker_that_is_down_does_not_hold_back_commits_to_others(world: World
         world.faults.down = {down}
         world.clock.advance(5)
         assert [queue for queue in (Q, other) if committed(world, queue) == 1] == [reached]
+
+
+def test_a_broker_that_was_missing_in_the_route_is_consumed_again_soon(world: World, name_server: str) -> None:
+    """One that restarts is out of the route for some seconds; each member that looked then stayed away for a minute."""
+    world.cluster.add_topic("T", 1, brokers=["a", "b"])
+    member = Member(world, name_server).start()
+
+    def consumed() -> set[str]:
+        return {queue.broker_name for queue in member.core.assigned if queue.topic == "T"}
+
+    for _ in range(2):
+        assert consumed() == {"a", "b"}
+        world.cluster.unregister("b")
+        member.core._routes.mark_stale("T")  # as after a pull that failed
+        world.clock.pump([1] * 2)
+        member.core.ids_changed("g")
+        world.cluster.settle()
+        world.clock.advance(0.3)
+        assert consumed() == {"a"}
+        world.cluster.register_again("b", "T")
+        world.clock.pump([1] * 7)

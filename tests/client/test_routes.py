@@ -61,6 +61,46 @@ def test_a_doubted_route_is_asked_for_again_after_a_second(world: World, name_se
     assert len(world.faults.asked(ROUTE)) == 2
 
 
+def test_a_route_that_a_broker_has_left_is_asked_for_again_soon_until_it_is_back(
+    world: World, name_server: str
+) -> None:
+    world.cluster.add_topic("T", 1, brokers=["a", "b"])
+    routes = make(world, name_server, age_s=None)
+    assert set(world.result(routes.get("T")).brokers) == {"a", "b"}
+    for _ in range(2):
+        world.cluster.unregister("b")
+        routes.mark_stale("T")
+        world.clock.advance(1)
+        assert set(world.result(routes.get("T")).brokers) == {"a"}
+        assert routes.has_left("T")
+        world.clock.advance(2)
+        asked = len(world.faults.asked(ROUTE))
+        world.result(routes.get("T"))
+        assert len(world.faults.asked(ROUTE)) == asked
+        world.cluster.register_again("b", "T")
+        world.clock.advance(1)
+        assert set(world.result(routes.get("T")).brokers) == {"a", "b"}
+        assert not routes.has_left("T")
+        asked = len(world.faults.asked(ROUTE))
+        world.clock.advance(100)
+        world.result(routes.get("T"))
+        assert len(world.faults.asked(ROUTE)) == asked
+
+
+def test_a_broker_that_has_left_for_good_is_asked_for_during_a_minute(world: World, name_server: str) -> None:
+    world.cluster.add_topic("T", 1, brokers=["a", "b"])
+    world.cluster.register("another", "10.0.0.9:10911", 0, [TopicConfig("T", 1, 1, 6)])
+    routes = make(world, name_server, age_s=None)
+    world.result(routes.get("T"))
+    world.cluster.unregister("another", "10.0.0.9:10911")
+    routes.mark_stale("T")
+    for _ in range(100):
+        world.clock.advance(3)
+        world.result(routes.get("T"))
+    assert len(world.faults.asked(ROUTE)) == 1 + 1 + 19
+    assert not routes.has_left("T")
+
+
 def test_the_next_name_server_is_asked_and_then_kept(world: World, name_server: str) -> None:
     world.cluster.add_topic("T")
     routes = make(world, "10.0.0.8:9876", name_server, age_s=0.0)

@@ -4,6 +4,13 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "take a route that a broker has left for good until the next regular look",
+        "client/push_consumer.py",
+        "            settled = settled and not self._routes.has_left(topic)\n",
+        "",
+        ("tests/client/test_push_consumer.py",),
+    ),
+    Mutation(
         "say of a server that closes during the handshake that it does not speak TLS",
         "client/tls.py",
         '    if not reason or "unexpected eof" in reason:\n',

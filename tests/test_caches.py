@@ -60,7 +60,6 @@ TABLES: Final = {
     "broker/client_registry.py: Notifications._changed": "clientsMax",
     "broker/client_registry.py: ConsumerGroup.expected": "clientsMax of the run before, BYTES_MAX of the file",
     "broker/client_registry.py: ConsumerGroup.subscriptions": "SUBSCRIPTIONS_PER_CLIENT, SUBSCRIPTION_BYTES_MAX",
-    "broker/client_registry.py: ConsumerGroup.expected": "those online before the restart: clientsMax",
     "broker/client_registry.py: ConsumerRegistry._groups": "clientsMax",
     "broker/client_registry.py: ProducerRegistry._groups": "clientsMax",
     "broker/client_registry.py: ProducerRegistry._holders": "clientsMax",

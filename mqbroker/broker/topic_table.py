@@ -98,6 +98,8 @@ class TopicTable(VersionedTable[TopicConfig]):
         super().__init__(file, now, live, "topic")
         #: Each returns a Deferred that fires when name servers have the changes so far, or did not answer in time.
         self.announcers: list[Callable[[], Deferred[None]]] = []
+        #: Called with each topic that became ordered, or is no longer; `on_change` is not: name servers know.
+        self.on_order: list[Callable[[str], None]] = []
         #: Called with each topic that a send created.
         self.on_created: list[Callable[[TopicConfig], None]] = []
         self._values = {topic.topic_name: topic for topic in system_topics(live.current)}
@@ -165,6 +167,9 @@ class TopicTable(VersionedTable[TopicConfig]):
             log.info("ordered topics are now: {names}", names=sorted(names & self._values.keys()))
             self._values |= changed
             self.mark_changed()
+            for callback in self.on_order:
+                for name in changed:
+                    callback(name)
 
     def for_send(self, name: str, default_name: str, queues_wanted: int, sys_flag: int = 0) -> TopicConfig | None:
         """The topic `name` as a send is to create it, from the template topic that the producer names; None if it may
@@ -182,6 +187,7 @@ class TopicTable(VersionedTable[TopicConfig]):
             write_queue_nums=queues,
             perm=template.perm & ~Perm.INHERIT,
             topic_sys_flag=sys_flag,
+            order=False,
         )
 
     def internal(self, name: str, queues: int, sys_flag: int = 0) -> TopicConfig:

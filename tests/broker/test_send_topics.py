@@ -244,3 +244,23 @@ def test_a_negative_queue_id_is_any_queue(bench: Bench, client: Client) -> None:
     for queue_id in range(4):
         count = len(bench.records("T", queue_id))
         assert count == sum(answer.ext_fields["queueId"] == str(queue_id) for answer in answers)
+
+
+def test_a_drained_broker_refuses_ordered_messages_of_a_topic_that_was_not_ordered_before(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench()
+    client = bench.client()
+    bench.parts.live.change({"brokerPermission": "4"})
+    for ordered, code in [((), 0), (("T",), ResponseCode.NO_PERMISSION), (("U",), 0), (("T", "U"), 16)]:
+        bench.topics.set_order_topics(frozenset(ordered))
+        assert [one(client.send("T")).code for _ in range(3)] == [code] * 3
+
+
+def test_a_topic_that_a_send_creates_is_not_ordered_as_its_template_is(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
+    bench.topics.set_order_topics(frozenset(("TBW102",)))
+    bench.parts.live.change({"brokerPermission": "4"})
+    client = bench.client()
+    assert [one(client.send("New")).code for _ in range(3)] == [0, 0, 0]
+    assert not bench.topics.get("New").order

@@ -95,6 +95,7 @@ class SendRules:
         #: Topics of the compiled path: encoded name -> (queues, sys flag bits, the queues that were sent to).
         self.plain_targets: dict[bytes, tuple[int, int, list[Any]]] = {}
         topics.on_change.append(self._topic_changed)
+        topics.on_order.append(self._topic_changed)
         live.follow(
             lambda _: self.forget_plain_topics(),
             *("brokerPermission", "rejectTransactionMessage", "startAcceptSendRequestTimeStamp"),

@@ -4,6 +4,13 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "take ordered messages at a broker that is drained, where the topic was not ordered before",
+        "broker/requests/send_rules.py",
+        "        topics.on_order.append(self._topic_changed)\n",
+        "",
+        ("tests/broker/test_send_topics.py",),
+    ),
+    Mutation(
         "forget at each start when the filters of consumers that are gone have died",
         "broker/filter_table.py",
         "            not data.dead_time\n            for of_topic",

@@ -54,7 +54,10 @@ class World:
     def __init__(self) -> None:
         self.clock, self.service, self.tables = Clock(), Service(), Tables()
         self.topics = dict[str, object]()
-        parts = self.service, Comparison(), self.tables, self.topics, "", lambda: None
+        #: When name servers were asked for the master.
+        self.asked: list[float] = []
+        ask = lambda: self.asked.append(self.clock.seconds())  # noqa: E731
+        parts = self.service, Comparison(), self.tables, self.topics, "", ask
         self.slave = BrokerSlave(self.clock, *cast(Any, parts))
         self.slave.start()
 
@@ -117,3 +120,15 @@ def test_tables_of_a_former_master_are_not_waited_for(world: World) -> None:
         assert world.service.master_end is None
     world.answer(7)
     assert world.service.master_end == 7
+
+
+def test_each_master_that_is_lost_is_looked_for_soon_at_first(world: World) -> None:
+    for _ in range(3):
+        world.service.status = MasterStatus("", 0, None, "no connection")
+        began = world.clock.seconds()
+        world.asked.clear()
+        for _ in range(40):
+            world.clock.advance(1)
+        assert [at - began for at in world.asked] == [1, 2, 4, 8, 16, 26, 36]
+        world.service.status = MasterStatus("", 0, None, "")
+        world.clock.advance(1)

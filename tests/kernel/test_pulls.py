@@ -21,6 +21,7 @@ import pytest
 from mqbroker.kernel import compiled
 from mqbroker.store import message_reader
 from mqbroker.store.consumequeue_entry import ENTRY
+from mqbroker.store.get_message_result import is_above
 from mqbroker.store.logscan import Damage
 from mqbroker.store.resident_pages import LOG_MOMENT_S
 from mqbroker.wire.bodies import (
@@ -33,7 +34,7 @@ from mqbroker.wire.bodies import (
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import FrameDecoder, encode_command, encode_frame
 from mqbroker.wire.names import java_hash
-from mqbroker.wire.record import decode_records
+from mqbroker.wire.record import MAGIC_BYTES, decode_records
 from tests.broker.bench import Bench, Client, pull_header, send_command
 from tests.commands import decode_commands, said
 from tests.kernel.test_sends import NUMBERS, is_bad, spoilt
@@ -453,3 +454,16 @@ def test_files_shorter_than_they_were_said_to_be(entries: bytes, log: bytes) -> 
             [(data, 0, None)], {key: plan}, {("T", 0): kept.queue}, {("T", 0): kept}, 0.0, lambda *_: None,
             lambda *_: None, {}, b"}", 32, 1000, None,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(("limit", "taken"), [(199, 1), (200, 2), (201, 2), (299, 2), (300, 3), (1, 1)])
+def test_messages_are_taken_up_to_the_byte(limit: int, taken: int) -> None:
+    """As `is_above` of the general path has it."""
+    assert compiled is not None
+    entries = b"".join(ENTRY.pack(100 * number, 100, 0) for number in range(4))
+    log = b"".join(
+        b"\0\0\0\x64" + MAGIC_BYTES + bytes(20) + (100 * number).to_bytes(8, "big") + bytes(64) for number in range(4)
+    )
+    found = compiled.pick_messages(entries, 0, 4, None, 32, limit, lambda at, size: log[at : at + size], None)
+    assert found == (taken, taken, log[: 100 * taken])
+    assert [is_above(limit, 100 * count) for count in range(2, 5)] == [count > taken for count in range(2, 5)]

@@ -102,6 +102,16 @@ def test_records_stand_where_the_log_ended(tail: Tail) -> None:
     assert tail.left == []
 
 
+def test_the_timestamp_of_the_log_never_goes_back(tail: Tail) -> None:
+    """Not even for a batch of a time before that of the one in front of it."""
+    for later in (5, 9, 12):
+        tail.append(now_ms=NOW_MS + later)
+        parts, _ = record_parts(message(), 0, tail.log.end, NOW_MS + later - 3, HOST)
+        tail.log.append_encoded(b"".join(parts), 1, 0, NOW_MS + later - 3, [])
+        assert tail.log.last_timestamp_ms == NOW_MS + later
+    assert tail.left == []
+
+
 def test_the_dispatcher_is_notified_where_it_has_nothing_to_do_and_others_each_time(tail: Tail) -> None:
     told: list[str] = []
     tail.log.on_dispatchable.append(lambda: told.append("more"))

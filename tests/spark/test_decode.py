@@ -235,6 +235,14 @@ def test_batches_are_cut_where_bodies_inflate_to_much(monkeypatch: pytest.Monkey
     assert bodies == [b"x" * 1000 if n % 2 else b"plain" for n in range(11)]
 
 
+def test_a_body_that_alone_inflates_to_too_much_has_a_batch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "INFLATED_BATCH_BYTES", 999)
+    for count in (1, 2, 3):
+        packed = zlib.compress(b"x" * 1000)
+        data = [encode_record(record(QUEUE, n, packed, sys_flag=SysFlag.COMPRESSED)) for n in range(count)]
+        assert [batch.num_rows for batch in decoded(chunk_of(*data))] == [1] * count
+
+
 def test_a_body_that_fails_its_crc_is_refused() -> None:
     data = encode_record(record(QUEUE, 0, b"good"))
     with pytest.raises(BadRecord, match="CRC"):

@@ -134,6 +134,23 @@ def test_patience_is_renewed_by_what_comes() -> None:
     assert time.now() > 30
 
 
+def test_pauses_begin_anew_with_each_absence() -> None:
+    time, pauses = FakeTime(), list[float]()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(seconds)
+
+    deadline = RetryDeadline(10.0, time.now, sleep)
+    for _ in range(3):
+        del pauses[:]
+        for _ in range(4):
+            deadline.wait(Unreachable("busy"))
+        assert pauses == [0.02, 0.04, 0.08, 0.16]
+        time.sleep(60)
+        deadline.renew()
+
+
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE])
 def test_an_overloaded_broker_is_asked_again(code: int) -> None:
     log = FakeLog()

@@ -1,6 +1,6 @@
 """Mistakes that message systems have made, ready to be made again: each must turn the tests red."""
 
-from tests.mutations.known import broker, failover, limits, log, network, queues, replication, shards
+from tests.mutations.known import broker, failover, kernel, limits, log, network, queues, replication, shards, spark
 from tests.mutations.mutation import SOURCE, Mutation
 
 __all__ = ["KNOWN", "SOURCE", "Mutation"]
@@ -14,4 +14,6 @@ KNOWN = [
     *replication.MISTAKES,
     *failover.MISTAKES,
     *shards.MISTAKES,
+    *kernel.MISTAKES,
+    *spark.MISTAKES,
 ]

@@ -190,7 +190,7 @@ class TransientStore:
         self._end_ms = timestamp_ms
         if self._running is not None or self._is_urgent or self._has_failed:
             return
-        if end - self.committed >= self._rules.least_bytes or self._waiting:
+        if end - self.committed >= self._rules.least_bytes:
             self._is_urgent = True
             self._schedule(0)
         elif self._call is None:
@@ -203,7 +203,10 @@ class TransientStore:
             return succeed(None)
         waiter: Deferred[None] = Deferred()
         self._waiting.append((end, waiter))
-        self.appended(self._end, self._end_ms)
+        if self._running is None:  # else the next commit begins when that ends
+            if self._call is not None:
+                self._call.cancel()
+            self._commit()
         return waiter
 
     def _wake(self) -> None:
@@ -253,7 +256,9 @@ class TransientStore:
         for told in self.on_commit:
             told()
         self._wake()
-        if self._end > end:
+        if self._waiting:
+            self._commit()
+        elif self._end > end:
             self.appended(self._end, self._end_ms)
 
     def _failed(self, failure: Failure) -> None:

@@ -171,6 +171,8 @@ class now:  # noqa: N801
         return run_now(self._queries.physical_offset(topic, queue_id, offset))
 
     def record(self, physical_offset: int, size: int | None = None) -> bytes | None:
+        if physical_offset >= self._store.log_end:  # it may be in the transient store, which it would be committed from
+            return None
         return run_now(self._queries.record(physical_offset, size))
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:

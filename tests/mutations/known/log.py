@@ -6,8 +6,8 @@ MISTAKES = [
     Mutation(
         "let a query wait for a commit that nobody makes",
         "store/transient.py",
-        " or self._waiting:\n            self._is_urgent = True\n",
-        ":\n            self._is_urgent = True\n",
+        "        if self._waiting:\n            self._commit()\n        elif self._end > end:\n",
+        "        if self._end > end:\n",
         ("tests/store/test_transient.py",),
     ),
     Mutation(

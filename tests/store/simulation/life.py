@@ -220,7 +220,7 @@ class Life:
         self._reopen(end, seed)
 
     def _read_record(self, start: int, size: int | None = None) -> bytes | None:
-        if not self._is_cold:
+        if not self._is_cold or start >= self.store.log_end:  # what is not committed would be
             return now(self.store).record(start, size)
         record: bytes | None = self._read(lambda: self.store.queries.record(start, size))
         return record

@@ -12,7 +12,9 @@ import twisted.logger
 
 #: Texts that begin like this are what tests send.
 MARK = "kept-"
-_SKIPPED = (types.ModuleType, types.FrameType, twisted.logger.Logger)
+#: What logs hold is not of the product: until they begin, twisted.logger keeps the last events.
+_LOGS = (twisted.logger.Logger, twisted.logger.LogPublisher, twisted.logger.LogBeginner)
+_SKIPPED = (types.ModuleType, types.FrameType, *_LOGS)
 
 
 def long_text(name: str, length: int) -> str:

@@ -18,6 +18,7 @@ from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import JSON, ONEWAY_FLAG, ROCKETMQ, RemotingCommand, encode_frame
 from mqbroker.wire.requests import REQUESTS
 from tests.broker.bench import Bench, Client
+from tests.numbers import numbers
 from tests.remoting.logs import Logged
 
 #: What a broker of this much answers.
@@ -116,7 +117,7 @@ _values = st.sampled_from(
      "../x", "%RETRY%CG", "%DLQ%CG", "TBW102", "*", "||", "a\x01b\x02", "DELAY\x011", "SINGLE_TAG", "é", "\x00"]
 )  # fmt: skip
 _json = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=4),
+    st.none() | st.booleans() | numbers(-(2**63), 2**63) | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=2)
     | st.dictionaries(
         st.sampled_from(["clientID", "clientId", "producerDataSet", "consumerDataSet", "groupName", "consumerGroup",

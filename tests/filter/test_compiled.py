@@ -14,6 +14,7 @@ from mqbroker.errors import NotEvaluable
 from mqbroker.filter import compile_expression
 from mqbroker.filter.values import Long, Value, compare, compare_doubles, parse_double
 from tests.filter.evaluating import evaluate
+from tests.numbers import numbers
 
 Found = Mapping[str, str]
 Order = Callable[[int, int], bool]
@@ -24,8 +25,8 @@ Condition = tuple[str, Reading]
 ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 NAMES = st.sampled_from(["a", "b", "c"])
 NUMBERS = st.one_of(
-    st.integers(0, 2**31 - 1).map(lambda number: (str(number), number)),
-    st.integers(2**31, 2**63 - 1).map(lambda number: (f"{number}L", Long(number))),
+    numbers(0, 2**31 - 1).map(lambda number: (str(number), number)),
+    numbers(2**31, 2**63 - 1).map(lambda number: (f"{number}L", Long(number))),
     st.sampled_from([0, 1, 5, 7]).map(lambda number: (str(number), number)),
     st.floats(1e-300, 1e300).map(lambda number: (repr(number) if "." in repr(number) else f"{number:e}", number)),
 )
@@ -167,7 +168,7 @@ VALUES = st.one_of(
         ["5", "x", "7", "", "1.5", "-5", "+5", "NaN", "-0.0", "2147483648", "00005", "\u0665", "true", "süd", "\ufffd",
          "9223372036854775808", "1_0", " 5", "5 ", "it's", "0x1p3", "1e400", "9" * 400, "5d", "{v}", "\\"]
     ),
-    st.integers(-(2**64), 2**64).map(str),
+    numbers(-(2**64), 2**64).map(str),
 )  # fmt: skip
 MESSAGES = st.lists(st.dictionaries(NAMES, VALUES), min_size=1, max_size=6)
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqbroker.ha.epochs import EPOCHS_MAX, BadHistory, Epoch, EpochHistory
+from tests.numbers import numbers
 
 
 def epoch(number: int, start: int, lease: int = 0) -> Epoch:
@@ -75,7 +76,7 @@ def test_what_is_no_history(data: bytes) -> None:
         EpochHistory.from_json(data)
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 1 << 60)), max_size=20))
+@given(st.lists(st.tuples(st.integers(1, 5), numbers(0, 1 << 60)), max_size=20))
 def test_a_history_is_read_as_it_was_written(steps: list[tuple[int, int]]) -> None:
     made, number, start = EpochHistory(), 0, 0
     for more, further in steps:

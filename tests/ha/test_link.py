@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqbroker.ha.link import GREETING, HEADER, PIECE_BYTES_MAX, REPORT, BadPeer, Greeting, MasterLink, SlaveLink
+from tests.numbers import numbers
 
 GOLDEN = Path(__file__).parents[3] / "shared/golden"
 SEGMENT = 1024
@@ -100,7 +101,7 @@ def test_reports_may_repeat_and_come_in_any_pieces() -> None:
     assert (link.acknowledged, sum(grown)) == (1100, 2)
 
 
-@given(st.integers(0, 5000), st.integers(1, 300), st.data())
+@given(numbers(0, 5000), numbers(1, 300), st.data())
 def test_a_slave_has_what_its_master_has(log_end: int, chunk: int, data: st.DataObject) -> None:
     log = bytes(n % 251 for n in range(log_end))
     at = data.draw(st.integers(0, log_end))

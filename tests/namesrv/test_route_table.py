@@ -19,6 +19,7 @@ from mqbroker.wire.bodies import BrokerData, DataVersion, QueueData, TopicConfig
 from mqbroker.wire.codes import Perm
 from mqbroker.wire.registration import BrokerTopics, QueueNumbers
 from tests.commands import finish
+from tests.numbers import numbers
 
 A, B = "127.0.0.1:10911", "127.0.0.1:11911"
 HA = "127.0.0.1:10912"
@@ -510,7 +511,7 @@ STEPS = st.one_of(
     st.tuples(st.just("register"), NAMES, ADDRS, IDS, st.sampled_from("xyz"), st.integers(1, 3)),
     st.tuples(st.just("unregister"), NAMES, ADDRS, IDS),
     st.tuples(st.just("drop"), st.sampled_from("xyz")),
-    st.tuples(st.just("expire"), st.integers(0, 200_000)),
+    st.tuples(st.just("expire"), numbers(0, 200_000)),
 )
 
 

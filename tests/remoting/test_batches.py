@@ -21,6 +21,7 @@ from mqbroker.wire.command import (
     encode_command,
     encode_frame,
 )
+from tests.numbers import numbers
 from tests.remoting.link import CLIENT, End, Link, Peer, raw_link, serve
 from tests.remoting.requests import BATCH, ECHO, LATER, OTHER_BATCH, echo, request
 
@@ -44,7 +45,7 @@ def test_neighbours_come_together_and_codes_in_order(clock: Clock, batch_table: 
 
 
 @given(st.lists(st.tuples(st.sampled_from([BATCH, OTHER_BATCH, LATER, 99]), st.sampled_from([JSON, ROCKETMQ])),
-                max_size=30), st.integers(1, 400))  # fmt: skip
+                max_size=30), numbers(1, 400))  # fmt: skip
 def test_every_request_is_answered_in_order(requests: list[tuple[int, int]], chunk: int) -> None:
     clock, table = Clock(), HandlerTable()
     table.register(LATER, echo)

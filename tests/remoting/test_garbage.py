@@ -12,6 +12,7 @@ from twisted.internet.task import Clock
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.wire.command import JSON, ROCKETMQ, encode_frame
+from tests.numbers import numbers
 from tests.remoting.link import raw_link, serve
 from tests.remoting.logs import Logged
 from tests.remoting.requests import BATCH, ECHO, echo, request
@@ -120,7 +121,7 @@ def test_random_bytes_never_raise(parts: list[bytes]) -> None:
 
 
 _json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none() | st.booleans() | numbers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )

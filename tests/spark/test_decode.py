@@ -22,6 +22,7 @@ from mqbroker.spark.schema import COLUMNS  # noqa: E402
 from mqbroker.wire.bodies import MessageQueue  # noqa: E402
 from mqbroker.wire.codes import SysFlag  # noqa: E402
 from mqbroker.wire.record import BadRecord, Record, decode_records, encode_record  # noqa: E402
+from tests.numbers import numbers  # noqa: E402
 from tests.spark.fake_log import record  # noqa: E402
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -42,7 +43,7 @@ hosts = st.sampled_from([("127.0.0.1", 10911), ("10.1.2.3", 65535), ("::1", 1), 
 texts = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=12)
 names = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "DELAY", "PGROUP", "n"]) | texts
 values = texts | st.sampled_from(["3", "-1", "a b", " a  b ", "x" * 200])
-times = st.integers(0, 2**42) | st.integers(-(2**63), 2**63 - 1)
+times = numbers(0, 2**42) | numbers(-(2**63), 2**63 - 1)
 
 
 @st.composite
@@ -55,21 +56,21 @@ def records(draw: st.DrawFn, offset: int) -> Record:
         offset,
         spoilt + zlib.compress(body) if packed else body,
         sys_flag=(SysFlag.COMPRESSED if packed else 0) | draw(st.sampled_from([0, 2, 8])),
-        flag=draw(st.integers(-(2**31), 2**31 - 1)),
-        physical_offset=draw(st.integers(0, 2**60)),
+        flag=draw(numbers(-(2**31), 2**31 - 1)),
+        physical_offset=draw(numbers(0, 2**60)),
         born_timestamp=draw(times),
         store_timestamp=draw(times),
         born_host=draw(hosts),
         store_host=draw(hosts),
         reconsume_times=draw(st.integers(0, 16)),
-        prepared_offset=draw(st.integers(0, 2**60)),
+        prepared_offset=draw(numbers(0, 2**60)),
         properties=draw(st.dictionaries(names, values, max_size=6)),
     )
 
 
 @st.composite
 def chunks(draw: st.DrawFn) -> Chunk:
-    start = draw(st.integers(0, 2**40))
+    start = draw(numbers(0, 2**40))
     count = draw(st.integers(1, 12))
     data = [encode_record(draw(records(start + n))) for n in range(count)]
     return Chunk(QUEUE, start, start + count, b"".join(data))
@@ -140,7 +141,7 @@ def test_only_the_columns_asked_for_are_made_in_their_order(chunk: Chunk, column
 def test_damage_is_found_where_record_by_record_finds_it(chunk: Chunk, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(chunk.records) - 1))
     damaged = bytearray(chunk.records)
-    damaged[at] ^= data.draw(st.integers(1, 255))
+    damaged[at] ^= data.draw(numbers(1, 255))
     damaged_chunk = Chunk(QUEUE, chunk.start, chunk.end, bytes(damaged))
     try:
         wanted = expected(damaged_chunk)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mqbroker.spark.errors import BadOption, DataLoss
 from mqbroker.spark.offsets import EARLIEST, LATEST, Bounds, OffsetSpec, from_json, to_json
 from mqbroker.wire.bodies import MessageQueue
+from tests.numbers import numbers
 
 A0, A1, B0 = (MessageQueue("orders", broker, n) for broker, n in [("a", 0), ("a", 1), ("b", 0)])
 BOUNDS = {A0: Bounds(5, 10), A1: Bounds(0, 0), B0: Bounds(2, 7)}
@@ -16,7 +17,7 @@ BOUNDS = {A0: Bounds(5, 10), A1: Bounds(0, 0), B0: Bounds(2, 7)}
 queues = st.builds(MessageQueue, st.sampled_from(["t", "u"]), st.sampled_from(["a", "b"]), st.integers(0, 20))
 
 
-@given(st.dictionaries(queues, st.integers(0, 2**62)), st.randoms())
+@given(st.dictionaries(queues, numbers(0, 2**62)), st.randoms())
 def test_the_json_does_not_depend_on_the_order_and_comes_back(positions: dict[MessageQueue, int], rng: object) -> None:
     shuffled = list(positions.items())
     rng.shuffle(shuffled)  # type: ignore[attr-defined]

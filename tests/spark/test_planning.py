@@ -17,6 +17,7 @@ from mqbroker.spark.offsets import (
     plan_stream,
 )
 from mqbroker.wire.bodies import MessageQueue
+from tests.numbers import numbers
 
 A0, A1, B0, B1 = (MessageQueue("orders", broker, n) for broker in "ab" for n in (0, 1))
 
@@ -92,10 +93,10 @@ def test_a_target_is_not_passed() -> None:
     assert cap(start, end, {A0: 3, B1: 4}) == {A0: 5, A1: 5, B0: 5, B1: 0}
 
 
-backlogs = st.dictionaries(st.sampled_from([A0, A1, B0, B1]), st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)))
+backlogs = st.dictionaries(st.sampled_from([A0, A1, B0, B1]), st.tuples(numbers(0, 10**6), numbers(0, 10**6)))
 
 
-@given(backlogs, st.integers(1, 10**6))
+@given(backlogs, numbers(1, 10**6))
 def test_a_limit_holds_and_starves_no_queue(backlog: dict[MessageQueue, tuple[int, int]], rows: int) -> None:
     start = {queue: at for queue, (at, _) in backlog.items()}
     end = {queue: at + waiting for queue, (at, waiting) in backlog.items()}

@@ -12,6 +12,7 @@ from mqbroker.spark.reading import WINDOW_BYTES, WINDOW_MESSAGES, Chunk, RetryDe
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.record import decode_records
+from tests.numbers import numbers
 from tests.spark.fake_log import FakeLog, FakeTime, Want
 
 QUEUE = MessageQueue("orders", "broker-a", 1)
@@ -27,11 +28,11 @@ def offsets(chunks: list[Chunk]) -> list[int]:
 
 
 @given(
-    start=st.integers(0, 300),
-    length=st.integers(0, 700),
+    start=numbers(0, 300),
+    length=numbers(0, 700),
     batch=st.integers(1, 64),
     count_max=st.integers(1, 40),
-    bytes_max=st.integers(1, 4000),
+    bytes_max=numbers(1, 4000),
 )
 def test_every_message_comes_once_and_in_order(
     start: int, length: int, batch: int, count_max: int, bytes_max: int

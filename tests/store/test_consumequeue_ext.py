@@ -33,6 +33,7 @@ from mqbroker.store.property_filter import IPropertyFilter
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.fakes import FaultyDisk, FaultyFile
+from tests.numbers import numbers
 from tests.store.harness import START_S, Bench, message, now, stop, tree, turns
 
 NOW_MS = int(START_S * 1000)
@@ -136,7 +137,7 @@ def test_a_full_disk_stops_a_unit_with_nothing_written(tmp_path: Path) -> None:
     assert ext.put(8, 9) == decorate(1024)
 
 
-@given(st.binary(max_size=80), st.integers(0, 1100))
+@given(st.binary(max_size=80), numbers(0, 1100))
 @settings(derandomize=True, database=None, deadline=None)
 def test_no_bytes_are_an_error(data: bytes, at: int) -> None:
     with tempfile.TemporaryDirectory() as root:

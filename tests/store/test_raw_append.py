@@ -17,6 +17,7 @@ from mqbroker.store.raw_append import RECORD_BYTES_MAX, RawAppender
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_MAGIC, MAGIC, SIZE_AND_MAGIC, BadRecord, NewMessage
 from tests.fakes import FaultyFile
+from tests.numbers import numbers
 from tests.store.harness import BORN, SMALL, Bench, make_bench, message, now, stop, tree, turns
 
 SEGMENT: int = SMALL["mapped_file_size_commit_log"]
@@ -116,7 +117,7 @@ def test_who_waits_for_messages_of_a_slave_has_them_soon(master: MessageStore, s
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
-@given(sizes=st.lists(st.integers(1, 9000), min_size=1, max_size=40))
+@given(sizes=st.lists(numbers(1, 9000), min_size=1, max_size=40))
 def test_pieces_of_any_size_make_the_same_log(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
     root = tmp_path_factory.mktemp("stores")
     benches = [make_bench(root / name) for name in ("master", "slave")]

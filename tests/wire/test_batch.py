@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mqbroker.wire.batch import BadBatch, BatchEntry, decode_batch, encode_batch
 from mqbroker.wire.properties import decode_properties
 from tests.commands import decode_frame
+from tests.numbers import numbers
 from tests.wire.conftest import GoldenFrame
 
 # MessageDecoder.encodeMessages of 4.9.7: two messages, the first with tags, a key and flag 9.
@@ -112,7 +113,7 @@ def test_properties_beyond_their_length_field_are_refused() -> None:
         encode_batch([BatchEntry(0, b"", bytes(32768))])
 
 
-entries = st.builds(BatchEntry, st.integers(-(2**31), 2**31 - 1), st.binary(max_size=30), st.binary(max_size=30))
+entries = st.builds(BatchEntry, numbers(-(2**31), 2**31 - 1), st.binary(max_size=30), st.binary(max_size=30))
 
 
 @given(st.lists(entries, max_size=8))
@@ -133,7 +134,7 @@ def test_random_bytes_raise_nothing_but_bad_batch(data: bytes) -> None:
     decodes_to_what_it_says_or_is_refused(data)
 
 
-@given(st.lists(st.tuples(st.integers(0, len(FROM_JAVA) - 1), st.integers(0, 255)), min_size=1, max_size=4))
+@given(st.lists(st.tuples(st.integers(0, len(FROM_JAVA) - 1), numbers(0, 255)), min_size=1, max_size=4))
 def test_mutated_batches_raise_nothing_but_bad_batch(changes: list[tuple[int, int]]) -> None:
     data = bytearray(FROM_JAVA)
     for at, byte in changes:

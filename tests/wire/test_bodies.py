@@ -48,6 +48,7 @@ from mqbroker.wire.bodies import (
 from mqbroker.wire.body import BadBody, Body, Int
 from mqbroker.wire.headers import camel_case
 from tests.commands import decode_frame
+from tests.numbers import numbers
 from tests.wire.conftest import GoldenFrame
 
 CLASSES = {
@@ -148,8 +149,8 @@ def strategy_for(kind: Any) -> st.SearchStrategy:
     if kind in CLASSES.values():
         return any_of(kind)
     return {
-        int: st.integers(-(2**63), 2**63 - 1),
-        Int: st.integers(-(2**31), 2**31 - 1),
+        int: numbers(-(2**63), 2**63 - 1),
+        Int: numbers(-(2**31), 2**31 - 1),
         str: st.text(max_size=6),
         bool: st.booleans(),
         float: st.floats(allow_nan=False, allow_infinity=False),

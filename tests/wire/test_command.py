@@ -24,6 +24,7 @@ from mqbroker.wire.command import (
 )
 from mqbroker.wire.headers import GetMaxOffsetRequestHeader, GetMaxOffsetResponseHeader
 from tests.commands import decode_commands, decode_frame
+from tests.numbers import numbers
 from tests.wire.conftest import GoldenFrame
 
 # RemotingCommand.encode() of 4.9.7: a oneway GO request with a remark, four-byte characters and an empty field,
@@ -332,8 +333,8 @@ def test_decode_frame_takes_exactly_one_frame(data: bytes) -> None:
 
 
 texts = st.text(max_size=20)
-int32s = st.integers(-(2**31), 2**31 - 1)
-int16s = st.integers(-(2**15), 2**15 - 1)
+int32s = numbers(-(2**31), 2**31 - 1)
+int16s = numbers(-(2**15), 2**15 - 1)
 languages = st.sampled_from(LanguageCode)
 
 
@@ -384,7 +385,7 @@ def decodes_or_is_refused(serialize_type: int, header: bytes) -> None:
     assert decode_frame(encode_command(RemotingCommand.response(command))).opaque == command.opaque
 
 
-@given(st.integers(0, 255), st.binary(max_size=80))
+@given(numbers(0, 255), st.binary(max_size=80))
 def test_random_headers_raise_nothing_but_bad_frame(serialize_type: int, header: bytes) -> None:
     decodes_or_is_refused(serialize_type, header)
 
@@ -412,7 +413,7 @@ SEEDS = [
 ]
 
 
-@given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), min_size=1, max_size=4))
+@given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 200), numbers(0, 255)), min_size=1, max_size=4))
 def test_mutated_headers_raise_nothing_but_bad_frame(seed: tuple[int, bytes], changes: list[tuple[int, int]]) -> None:
     serialize_type, header = seed
     mutated = bytearray(header)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mqbroker.wire.fastjson import DEPTH_MAX, BadJson, JsonKey, dumps, loads
 from tests.commands import decode_frame
+from tests.numbers import numbers
 from tests.wire.conftest import GoldenFrame
 
 
@@ -224,14 +225,14 @@ def test_what_json_cannot_hold_is_a_type_error(value: dict[int | tuple[Any, ...]
 scalars = (
     st.none()
     | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
+    | numbers(-(2**63), 2**63 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8)
 )
 object_keys = st.dictionaries(st.text(max_size=5), st.integers(-100, 100) | st.text(max_size=5), max_size=3).map(
     JsonKey.of
 )
-keys = st.text(max_size=6) | st.integers(-(2**63), 2**63 - 1) | object_keys
+keys = st.text(max_size=6) | numbers(-(2**63), 2**63 - 1) | object_keys
 values = st.recursive(
     scalars,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
@@ -281,7 +282,7 @@ def test_random_tokens_raise_nothing_but_bad_json(text: str) -> None:
 SEEDS = [b'{"a":{0:"x",1:[1,2.5,null]},{"b":"c","d":1}:true}', b'{{"brokerName":"b","queueId":1,"topic":"T"}:12}']
 
 
-@given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), min_size=1, max_size=4))
+@given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 60), numbers(0, 255)), min_size=1, max_size=4))
 def test_mutated_json_raises_nothing_but_bad_json(seed: bytes, changes: list[tuple[int, int]]) -> None:
     data = bytearray(seed)
     for at, byte in changes:

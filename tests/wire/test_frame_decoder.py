@@ -18,6 +18,7 @@ from mqbroker.wire.command import (
     FrameDecoder,
     encode_frame,
 )
+from tests.numbers import numbers
 from tests.wire.conftest import GoldenFrame
 
 
@@ -184,7 +185,7 @@ def test_a_header_that_peers_refuse_is_not_sent() -> None:
         encode_frame(JSON, bytes(HEADER_BYTES_MAX + 1))
 
 
-frame_parts = st.tuples(st.integers(0, 255), st.binary(max_size=40), st.binary(max_size=40))
+frame_parts = st.tuples(numbers(0, 255), st.binary(max_size=40), st.binary(max_size=40))
 
 
 @given(st.lists(frame_parts, max_size=6), st.data())

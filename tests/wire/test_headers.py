@@ -15,6 +15,7 @@ from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.headers import Header, camel_case, decode_header, encode_header
 from mqbroker.wire.requests import REQUESTS
 from tests.commands import decode_frame
+from tests.numbers import numbers
 from tests.wire.conftest import GoldenFrame
 
 CLASSES = {
@@ -158,8 +159,8 @@ def test_unknown_fields_are_skipped(protocol: dict[str, dict[str, Any]], cls: ty
 
 @st.composite
 def any_header(draw: Callable[..., Any]) -> Header:
-    ints = st.integers(-(2**31), 2**31 - 1)
-    longs = st.integers(-(2**63), 2**63 - 1)
+    ints = numbers(-(2**31), 2**31 - 1)
+    longs = numbers(-(2**63), 2**63 - 1)
     kinds = {"Int": ints, "Long": longs, "bool": st.booleans(), "str": st.text(max_size=10)}
     cls = draw(st.sampled_from(list(CLASSES.values())))
     values = {}

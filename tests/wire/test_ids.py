@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mqbroker.errors import MQError
 from mqbroker.wire.ids import UniqIdSource, offset_message_id, parse_offset_message_id
+from tests.numbers import numbers
 
 # MessageDecoder.createMessageId of 4.9.7.
 FROM_JAVA = [
@@ -69,10 +70,10 @@ def test_a_host_without_an_address_has_no_message_id(host: tuple[str, int]) -> N
         offset_message_id(host, 0)
 
 
-hosts = st.tuples(st.ip_addresses().map(str), st.integers(0, 2**32 - 1))
+hosts = st.tuples(st.ip_addresses().map(str), numbers(0, 2**32 - 1))
 
 
-@given(hosts, st.integers(-(2**63), 2**63 - 1))
+@given(hosts, numbers(-(2**63), 2**63 - 1))
 def test_any_message_id_survives(host: tuple[str, int], offset: int) -> None:
     message_id = offset_message_id(host, offset)
     (address, port), back = parse_offset_message_id(message_id)

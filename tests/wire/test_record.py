@@ -40,6 +40,7 @@ from mqbroker.wire.record import (
     store_timestamp_at,
 )
 from tests.commands import decode_frame
+from tests.numbers import numbers
 from tests.record_page import PAGE, page_with, render
 from tests.wire.conftest import GoldenFrame
 
@@ -363,12 +364,12 @@ def test_what_is_no_host_is_refused(host: tuple[str, int]) -> None:
         encode_host(host)
 
 
-ports = st.integers(0, 2**32 - 1)
+ports = numbers(0, 2**32 - 1)
 hosts = st.tuples(st.ip_addresses().map(lambda address: address.compressed), ports).map(
     lambda host: decode_host(encode_host(host))
 )
-int32s = st.integers(-(2**31), 2**31 - 1)
-int64s = st.integers(-(2**63), 2**63 - 1)
+int32s = numbers(-(2**31), 2**31 - 1)
+int64s = numbers(-(2**63), 2**63 - 1)
 words = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=10)
 records = st.builds(
     Record,
@@ -428,7 +429,7 @@ def test_random_bytes_raise_nothing_but_bad_record(data: bytes, with_head: bool)
 SEEDS = [encode_record(PLAIN), JAVA_V6_BORN, JAVA_V6_BOTH, encode_record(PLAIN) * 2]
 
 
-@given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), min_size=1, max_size=4))
+@given(st.sampled_from(SEEDS), st.lists(st.tuples(numbers(0, 300), numbers(0, 255)), min_size=1, max_size=4))
 def test_mutated_records_raise_nothing_but_bad_record(seed: bytes, changes: list[tuple[int, int]]) -> None:
     data = bytearray(seed)
     for at, byte in changes:
@@ -495,7 +496,7 @@ def test_a_raw_record_is_the_record(born: tuple[str, int], store: tuple[str, int
     assert [getattr(raw, name) for name in names] == [getattr(found, name) for name in names]
 
 
-@given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 400))
+@given(numbers(0, 10_000), numbers(0, 255), numbers(0, 400))
 def test_a_raw_record_that_is_broken_is_refused_as_the_record_is(at: int, byte: int, length: int) -> None:
     """But where bytes are wrong that it does not look at."""
     whole = encode_record(attrs.evolve(PLAIN, body=b"some body"))

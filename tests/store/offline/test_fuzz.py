@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from mqbroker.errors import StoreUnknown
 from mqbroker.store.logscan import Scanned, scan_at
 from mqbroker.store.offline.detected_layout import Given
+from tests.numbers import numbers
 from tests.store.harness import golden_messages, unpack_golden
 from tests.store.offline.stores import change, check, picture
 
@@ -81,7 +82,7 @@ def edit(path: Path, kind: str, where: float, size: int, byte: int) -> None:
 
 
 edits = st.tuples(
-    st.integers(0, 10_000),
+    numbers(0, 10_000),
     st.sampled_from(["flip", "flip", "fill", "fill", "swap", "truncate", "extend", "remove"]),
     st.floats(0, 1),
     st.sampled_from([1, 4, 8, 20, 100, 512, 4096]),
@@ -108,7 +109,7 @@ _COMPARED = [*range(16), *range(20, 36)]
 
 
 @FEW
-@given(st.integers(0, 342), st.data(), st.integers(0, 7))
+@given(numbers(0, 342), st.data(), st.integers(0, 7))
 def test_every_flipped_bit_of_a_record_that_matters_is_told(number: int, data: st.DataObject, bit: int) -> None:
     message = golden_messages()[number]
     log = (golden() / "commitlog" / f"{0:020d}").read_bytes()
@@ -127,7 +128,7 @@ def test_every_flipped_bit_of_a_record_that_matters_is_told(number: int, data: s
 
 
 @FEW
-@given(st.integers(0, 342), st.integers(0, 19), st.integers(0, 7))
+@given(numbers(0, 342), st.integers(0, 19), st.integers(0, 7))
 def test_every_flipped_bit_of_a_queue_entry_is_told(number: int, at: int, bit: int) -> None:
     message = golden_messages()[number]
     if message["topic"] == "SCHEDULE_TOPIC_XXXX" and at >= 12:  # when it is due; that depends on the settings
@@ -141,7 +142,7 @@ def test_every_flipped_bit_of_a_queue_entry_is_told(number: int, at: int, bit: i
 
 
 @FEW
-@given(st.sampled_from([0, 1]), st.integers(0, 40 + 400 + 71 * 20), st.integers(0, 7))
+@given(st.sampled_from([0, 1]), numbers(0, 40 + 400 + 71 * 20), st.integers(0, 7))
 def test_every_flipped_bit_of_the_index_is_told(which: int, at: int, bit: int) -> None:
     if 440 <= at < 460 or 460 + 12 <= at < 460 + 16:  # entry 0 is not used; the first one's seconds are no time
         return
@@ -152,7 +153,7 @@ def test_every_flipped_bit_of_the_index_is_told(which: int, at: int, bit: int) -
 
 
 @FEW
-@given(st.integers(0, 73742), st.sampled_from([92, 512, 4096, 100_000]))
+@given(numbers(0, 73742), st.sampled_from([92, 512, 4096, 100_000]))
 def test_every_zeroed_stretch_of_the_log_is_told(at: int, size: int) -> None:
     with changing(LOG) as root:
         before = (root / LOG).read_bytes()

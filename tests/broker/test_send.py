@@ -6,7 +6,7 @@ import pytest
 from twisted.internet.address import IPv6Address
 
 from mqbroker.broker.system_topics import COPY_ROOM
-from mqbroker.store.dispatch import UNCHARGED_BYTES_MAX
+from mqbroker.store import dispatch
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import VERSION, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, ROCKETMQ, RemotingCommand, encode_command
@@ -215,14 +215,17 @@ def test_one_bad_send_does_not_fail_its_neighbours(bench: Bench, client: Client)
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_who_sends_much_works_for_its_dispatch(make_bench: Callable[..., Bench], plain: bool) -> None:
+def test_who_sends_much_works_for_its_dispatch(
+    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
+    monkeypatch.setattr(dispatch, "UNCHARGED_BYTES_MAX", 256 * 1024)
     bench = make_bench("much", store={"mapped_file_size_commit_log": 4 << 20})
     client = bench.client()
     client.send()
     if not plain:
         bench.table.plain.clear()
     dispatcher = bench.store._dispatcher
-    bodies = [bytes(60_000)] * (UNCHARGED_BYTES_MAX // 60_000 + 1)
+    bodies = [bytes(60_000)] * (dispatch.UNCHARGED_BYTES_MAX // 60_000 + 1)
     for body in bodies:
         client.peer.transport.write(encode_command(send_command(body=body, queue_id=0)))
         client.link.pump()  # the reactor does not turn

@@ -172,7 +172,8 @@ def test_listeners_of_many_queues_are_told_in_steps(bench: Bench, monkeypatch: p
     assert sorted(told) == list(range(100))
 
 
-def test_who_sends_much_works_for_it(make: Callable[..., Bench]) -> None:
+def test_who_sends_much_works_for_it(make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "UNCHARGED_BYTES_MAX", 256 * 1024)
     store = make("store", **MANY).open()
     store.start()
     dispatcher = store._dispatcher
@@ -206,6 +207,7 @@ def test_who_sends_a_little_does_not_work_for_another(bench: Bench, monkeypatch:
 def test_on_a_full_disk_nobody_repeats_what_has_failed(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dispatch, "UNCHARGED_BYTES_MAX", 256 * 1024)
     bench = make("store", **MANY)
     store = bench.open()
     store.start()

@@ -227,6 +227,15 @@ def test_each_outage_has_its_own_attempts_and_its_own_line(world: World, logged:
         world.wait(RETRY_SECONDS[0])
 
 
+def test_a_master_that_is_lost_again_for_the_same_reason_has_a_line_again(world: World, logged: Logged) -> None:
+    for loss in range(1, 4):
+        connection, _ = world.accept()
+        world.wait(3)
+        world.lose(connection)
+        assert len([line for line in logged.lines if "is not followed" in line]) == loss
+        world.wait(RETRY_SECONDS[0])
+
+
 def test_how_far_a_slave_is_behind_its_former_master_is_forgotten_with_it(world: World) -> None:
     for host in (7, 8, 9):
         world.service.master_end = 1000

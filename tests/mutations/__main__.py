@@ -7,6 +7,7 @@ is checked first.
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import zlib
@@ -19,6 +20,8 @@ from tests.sources import ROOT
 #: ``--push``: the files that changed within these seconds before the last commit, and a part of all the others.
 PUSH_SECONDS = 12 * 3600
 ROTATION = 10
+#: About as many of changed files, in rotation, too: a push that changes all would take an hour.
+PUSH_MAX = 100
 
 
 def git(*arguments: str) -> list[str]:
@@ -47,10 +50,15 @@ def choose(arguments: argparse.Namespace) -> list[Mutation]:
         part, _, parts = arguments.part.partition("/")
         return part_of(chosen, int(part), int(parts))
     if arguments.push:
-        changed = changed_files()
-        turn = part_of(chosen, int(git("rev-list", "--count", "HEAD")[0]), ROTATION)
-        mutations = [m for m in chosen if m.file in changed or m in turn]
-        print(f"{len(mutations)} of {len(chosen)} mistakes: of {len(changed)} changed files, and one in {ROTATION}")
+        changed, turn = changed_files(), int(git("rev-list", "--count", "HEAD")[0])
+        of_changed = [mutation for mutation in chosen if mutation.file in changed]
+        parts = math.ceil(len(of_changed) / PUSH_MAX) or 1
+        others = part_of((mutation for mutation in chosen if mutation.file not in changed), turn, ROTATION)
+        mutations = part_of(of_changed, turn, parts) + others
+        of_changed_files = "all" if parts == 1 else f"one in {parts}"
+        print(
+            f"{len(mutations)} of {len(chosen)} mistakes: {of_changed_files} of changed files, one in {ROTATION} else"
+        )
         return mutations
     return chosen
 

@@ -283,7 +283,7 @@ MISTAKES = [
         "ha/slave.py",
         '        self._why_not = self._told = ""\n',
         '        self._why_not = ""\n',
-        ("tests/ha/test_slave.py::test_each_outage_has_its_own_attempts_and_its_own_line",),
+        ("tests/ha/test_slave.py::test_a_master_that_is_lost_again_for_the_same_reason_has_a_line_again",),
     ),
     Mutation(
         "forget a change of topics that waited for another master",

@@ -132,9 +132,13 @@ class JsonFile:
         content, self._next = self._next, None
         if content is None:
             return None
-        data = content()
         finished: Deferred[bool] = Deferred()
         self._writing = finished
+        try:
+            data = content()
+        except Exception:
+            self._written(self._failed(Failure()), finished)  # type: ignore[no-untyped-call]
+            return self._writing
         if isinstance(data, bytes):
             self._replace([data], finished)
         else:

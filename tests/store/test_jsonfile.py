@@ -360,3 +360,25 @@ def test_pieces_that_cannot_be_made_leave_the_file_as_it_was(path: str, logged: 
     assert read(path) == b"good 1"
     assert any("changed meanwhile" in line for line in logged.lines)
     assert fired(file.save(lambda: b"good 2")) == [True]
+
+
+def test_content_that_cannot_be_made_ends_the_save_that_waited_for_it_and_no_other(path: str, logged: Logged) -> None:
+    worker = SteppedWorker(at_once=False)
+    file = JsonFile(path, worker, OsDisk())
+
+    def fail() -> bytes:
+        raise MemoryError("no room for it")
+
+    assert fired(file.save(fail)) == [False]  # when it would begin at once
+    for number in range(2):
+        first = fired(file.save(lambda number=number: b"good %d" % number))  # type: ignore[misc]
+        behind, saved = fired(file.save(fail)), fired(file.saved())
+        worker.step()
+        assert (behind, saved) == ([False], [False])
+        assert first == [False]  # as all that are told of the last content
+        assert read(path) == b"good %d" % number
+        assert file.saved() is None
+    assert any("no room for it" in line for line in logged.lines)
+    last = fired(file.save(lambda: b"good at last"))
+    worker.step()
+    assert last == [True]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import defaultdict
 
 import pytest
@@ -26,6 +29,19 @@ def pytest_configure() -> None:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("any machine")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is marked `alone` in a process of its own, if this one has pytest-xdist's thread."""
+    if "PYTEST_XDIST_WORKER" not in os.environ or pyfuncitem.get_closest_marker("alone") is None:
+        return None
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    directory = pyfuncitem.config.rootpath
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    return True
 
 
 def _place(item: pytest.Item) -> int:

@@ -34,6 +34,7 @@ from tests.store.harness import message
 testcapi = pytest.importorskip("_testcapi")
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.skipif(compiled is None, reason="the compiled module is not there"),
     # A Deferred that ends while memory is out cannot say what it was left with.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

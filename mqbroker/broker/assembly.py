@@ -130,7 +130,8 @@ class Assembly:
         self.members = MembersFile(members, self.consumers, now, self._steady.seconds)
         self.producers = ProducerRegistry(self._steady.seconds, live)
         UnusedGroupEviction(self.groups, self.topics, self.offsets, self.consumers, store)
-        self.retry_topics = RetryTopics(self.topics, self.groups, self.offsets, store)
+        lost = settings.default_topic_queue_nums if settings.etcd_endpoints else None
+        self.retry_topics = RetryTopics(self.topics, self.groups, self.offsets, store, lost)
         self.slow_consumers = SlowConsumers(
             store, self.topics, self.groups, self.offsets, self.consumers, live, CooperativeTasks(clock)
         )

@@ -25,7 +25,7 @@ from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.offset_table import Offsets, OffsetTable, decode_offsets
 from mqbroker.broker.requests.topic_requests import WITH_REMOVED_QUEUES
 from mqbroker.broker.topic_table import TopicTable
-from mqbroker.errors import MQError
+from mqbroker.errors import MQError, Refused
 from mqbroker.ha.divergence import log_bounds
 from mqbroker.remoting.client import RemotingClient, succeeded
 from mqbroker.store.consumequeues import TOPIC_NAME, Removed
@@ -85,12 +85,19 @@ class SlaveSynchronize:
         if address != self._master:
             self._master, self._before, self._waiting = address, {}, None
             self._removed, self._gone, self._names, self._left = {}, (set(), 0), set(), set()
+            self._booted = ""
             self._digests.clear()
         self._failures = []
         await self._copy(RequestCode.GET_ALL_TOPIC_CONFIG, TopicsForSlave, self._follow_topics)
         await self._copy(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupWrapper, self._groups.follow)
-        # Not before: Java's says nothing of a log that is empty, and the tables above are wanted all the same.
-        booted = (await log_bounds(self._client, address)).booted
+        # Not before: Java's says nothing of its log in its first seconds, and the tables above are wanted all the same.
+        try:
+            booted = (await log_bounds(self._client, address)).booted
+        except Refused:
+            # It has just started. What it lacks it may have lost; what leaves the table from now on it has removed.
+            if self._booted:
+                self._booted, self._left = "", set()
+            raise
         offsets = await self._read(RequestCode.GET_ALL_CONSUMER_OFFSET, decode_offsets)
         delay = await self._read(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsets.from_json)
         # Asked last: all that the offsets refer to is below.
@@ -100,7 +107,10 @@ class SlaveSynchronize:
         self.look()  # what was fetched before may not wait for longer
         if booted != self._booted:
             # What it lacks after a start it need not have removed: it may have lost it.
-            self._booted, self._before, self._left = booted, {}, set()
+            self._before = {}
+            if self._booted:
+                self._left = set()
+            self._booted = booted
         self._waiting = offsets, delay, bounds.end
         if self._is_java and self._left:
             self._gone = self._gone[0] | self._left, bounds.end

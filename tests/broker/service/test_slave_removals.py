@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from mqbroker.broker import slave_synchronize
 from mqbroker.broker.requests import topic_requests
 from mqbroker.config import BrokerRole
+from mqbroker.errors import Refused
+from mqbroker.ha.divergence import LogBounds, log_bounds
+from mqbroker.remoting.client import RemotingClient
 from mqbroker.store.consumequeues import Removed
 from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import SubscriptionGroupConfig
@@ -239,6 +243,55 @@ def test_topics_that_a_java_master_lacks_after_a_start_keep_their_queues(
     for path in (master.root / "config").glob("topics.json*"):
         path.unlink()
     master = pair.master()
+    pair.turn(15)
+    assert slave.parts.topics.get("T") is None
+    assert queues(slave) == ["0"]
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Masters that say nothing of their log, as Java's in its first seconds."""
+    addresses = set[str]()
+
+    async def bounds(client: RemotingClient, address: str) -> LogBounds:
+        if address in addresses:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "java.util.NoSuchElementException")
+        return await log_bounds(client, address)
+
+    as_java(monkeypatch)
+    monkeypatch.setattr(slave_synchronize, "log_bounds", bounds)
+    return addresses
+
+
+def test_a_topic_that_went_before_a_java_master_said_anything_of_its_log_goes(pair: Pair, silent: set[str]) -> None:
+    master = pair.master()
+    silent.add(master.addresses[0])
+    slave = pair.slave(slave_read_enable=True, offset_check_in_slave=True)
+    for _ in range(2):  # and after its second start
+        send(master, "T", b"1")
+        pair.turn(12)
+        assert slave.parts.topics.get("T") is not None
+        delete(master, "T")
+        pair.turn(12)
+        silent.clear()
+        pair.turn(12)
+        assert (queues(slave), slave.parts.topics.get("T")) == ([], None)
+        pair.stop("master")
+        master = pair.master()
+        silent.add(master.addresses[0])
+
+
+def test_what_a_java_master_lost_in_a_crash_stays_though_it_says_nothing_of_its_log_at_first(
+    pair: Pair, silent: set[str]
+) -> None:
+    master, slave = both(pair)
+    pair.kill("master")
+    for path in (master.root / "config").glob("topics.json*"):
+        path.unlink()
+    master = pair.master()
+    silent.add(master.addresses[0])
+    pair.turn(15)
+    silent.clear()
     pair.turn(15)
     assert slave.parts.topics.get("T") is None
     assert queues(slave) == ["0"]

@@ -41,8 +41,22 @@ MISTAKES = [
     Mutation(
         "take what a Java master lacks after a start for removed",
         "broker/slave_synchronize.py",
-        "self._booted, self._before, self._left = booted, {}, set()",
-        "self._booted, self._before = booted, {}",
+        "            if self._booted:\n                self._left = set()\n",
+        "",
+        ("tests/broker/service/test_slave_removals.py",),
+    ),
+    Mutation(
+        "keep the queues of a topic that went before a Java master said anything of its log",
+        "broker/slave_synchronize.py",
+        "            if self._booted:\n                self._left = set()\n",
+        "            self._left = set()\n",
+        ("tests/broker/service/test_slave_removals.py",),
+    ),
+    Mutation(
+        "take what a Java master lost in a crash for removed, where it says nothing of its log at first",
+        "broker/slave_synchronize.py",
+        '                self._booted, self._left = "", set()\n',
+        '                self._booted = ""\n',
         ("tests/broker/service/test_slave_removals.py",),
     ),
     Mutation(
@@ -507,8 +521,8 @@ MISTAKES = [
     Mutation(
         "take offsets that a master lost with its power for moved back",
         "broker/slave_synchronize.py",
-        "            self._booted, self._before, self._left = booted, {}, set()\n",
-        "            self._booted = booted\n",
+        "            self._before = {}\n            if self._booted:",
+        "            if self._booted:",
         ("tests/broker/service/test_group_runs.py::test_what_once_failed",),
     ),
     Mutation(

@@ -49,10 +49,10 @@ from mqbroker.broker.requests.send_back import SendBackRequests
 from mqbroker.broker.requests.send_message import SendRequests
 from mqbroker.broker.requests.send_rules import SendRules
 from mqbroker.broker.requests.topic_requests import TopicRequests
-from mqbroker.broker.retry_topics import RetryTopics
 from mqbroker.broker.runtime_info import RuntimeInfo
 from mqbroker.broker.slow_consumers import CHECK_SECONDS, SlowConsumers
 from mqbroker.broker.subscription_resolver import SubscriptionResolver
+from mqbroker.broker.topic_repair import TopicRepair
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.broker.transactions.transaction_checks import TransactionChecks
@@ -131,7 +131,7 @@ class Assembly:
         self.producers = ProducerRegistry(self._steady.seconds, live)
         UnusedGroupEviction(self.groups, self.topics, self.offsets, self.consumers, store)
         lost = settings.default_topic_queue_nums if settings.etcd_endpoints else None
-        self.retry_topics = RetryTopics(self.topics, self.groups, self.offsets, store, lost)
+        self.topic_repair = TopicRepair(self.topics, self.groups, self.offsets, store, lost)
         self.slow_consumers = SlowConsumers(
             store, self.topics, self.groups, self.offsets, self.consumers, live, CooperativeTasks(clock)
         )

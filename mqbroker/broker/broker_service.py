@@ -238,7 +238,7 @@ class BrokerService(Service):
         self._stops += [parts.delay.stop, parts.consumers.stop]
         if follower is None:
             parts.delay.start()
-            for part in (parts.retry_topics, parts.half_queue, parts.checks):
+            for part in (parts.topic_repair, parts.half_queue, parts.checks):
                 part.start()
             self._stops += [parts.half_queue.stop, parts.checks.stop]
         for seconds, action in parts.periodic():

@@ -178,7 +178,7 @@ class Bench:
         self.rules, self.send = parts.rules, parts.send
         self.factory = serve(self.clock, self.table, on_event=parts.connection_event)
         self.store.start()
-        parts.retry_topics.start()
+        parts.topic_repair.start()
         self.held.start()
         if reads_halves:
             parts.half_queue.start()

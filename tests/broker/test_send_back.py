@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from mqbroker.broker.retry_topics import RetryTopics
 from mqbroker.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
@@ -16,7 +15,6 @@ from tests.broker.bench import Bench, Client
 from tests.broker.test_client_requests import beat, consumer
 from tests.fakes import SteppedWorker
 from tests.remoting.logs import Logged
-from tests.store.harness import message
 
 
 def send_back(client: Client, record: int | Record, **fields: Any) -> RemotingCommand:
@@ -259,20 +257,3 @@ def test_a_retry_topic_with_fewer_queues_than_its_group_is_extended_at_the_start
     bench.close()
     bench = make_bench()
     assert queues_of(bench, "%RETRY%CG") == (4, 4)
-
-
-@pytest.mark.parametrize("is_elected", [False, True])
-def test_an_elected_master_creates_the_topics_that_it_has_messages_of(
-    make_bench: Callable[..., Bench], is_elected: bool
-) -> None:
-    bench = make_bench("lost")
-    for name, queue_id in (("Lost", 0), ("Lost", 3), ("Wide", 7), ("Known", 0)):
-        bench.store.append([message(topic=name, queue_id=queue_id)])
-    bench.store.dispatch_now()
-    bench.topics.create_internal("Known", 1)
-    lost = 4 if is_elected else None
-    for _ in range(2):
-        RetryTopics(bench.topics, bench.groups, bench.offsets, bench.store, lost).start()
-        found = {name: bench.topics.get(name) for name in ("Lost", "Wide", "Known")}
-        queues = {name: topic and topic.write_queue_nums for name, topic in found.items()}
-        assert queues == {"Lost": lost, "Wide": 8 if is_elected else None, "Known": 1}

@@ -115,14 +115,21 @@ MISTAKES = [
     ),
     Mutation(
         "leave retries in queues that the retry topic does not have",
-        "broker/retry_topics.py",
+        "broker/topic_repair.py",
         "        self._serve_stranded()\n",
         "",
         ("tests/broker/test_send_back.py",),
     ),
     Mutation(
+        "create lost topics of the system with as many queues as those of users",
+        "broker/topic_repair.py",
+        "self._topics.is_system(topic) or ",
+        "",
+        ("tests/broker/test_topic_repair.py",),
+    ),
+    Mutation(
         "leave a retry topic as it is when its group gets more retry queues",
-        "broker/retry_topics.py",
+        "broker/topic_repair.py",
         "        self._groups.on_change.append(self.group_changed)\n",
         "",
         ("tests/broker/test_send_back.py",),

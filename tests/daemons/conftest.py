@@ -8,8 +8,9 @@ import pytest
 
 pytest.register_assert_rewrite("tests.daemons.history")
 
+from tests.daemons.forks import ForkServer  # noqa: E402
 from tests.daemons.permits import skipped_reasons  # noqa: E402
-from tests.daemons.processes import Process  # noqa: E402
+from tests.daemons.processes import SOURCE, Process  # noqa: E402
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -35,6 +36,14 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     yield start_process
     for process in processes:
         process.end()
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """Forks daemons for tests that start many, and are not about their start."""
+    server = ForkServer(SOURCE)
+    yield server
+    server.close()
 
 
 @pytest.fixture

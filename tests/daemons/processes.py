@@ -17,6 +17,7 @@ import pytest
 import mqbroker
 from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.commands import decode_frame
+from tests.daemons.forks import ForkServer
 
 DEADLINE_SECONDS = 30
 #: For a whole demo, or where a JVM is started, which alone may take a third of that on a busy machine.
@@ -37,7 +38,8 @@ def wait_for(condition: Callable[..., Any], what: str, patience: int = DEADLINE_
 class Process:
     """A daemon; its output is collected in files.
 
-    `wrapper`: makes of the folder a command that runs another one in its own place, by exec.
+    `wrapper`: makes of the folder a command that runs another one in its own place, by exec. `forks`: forks the daemon,
+    instead of a new interpreter.
     """
 
     def __init__(
@@ -47,15 +49,22 @@ class Process:
         *,
         wrapper: Callable[..., Any] = lambda folder: (),
         environment: dict[str, str] | None = None,
+        forks: ForkServer | None = None,
     ) -> None:
         self.folder = folder
         self.ports_file = folder / "ports.json"
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("ROCKETMQ", "NAMESRV"))}
         self._files = [(folder / name).open("wb") for name in ("out", "err")]
+        env = {**inherited, "HOME": str(folder), "PYTHONPATH": SOURCE, **(environment or {})}
+        self._process: Any
+        if forks is not None:
+            out, err = (file.fileno() for file in self._files)
+            self._process = forks.start(arguments, folder, env, out, err)
+            return
         self._process = subprocess.Popen(
             [*wrapper(folder), sys.executable, *arguments],
             cwd=folder,
-            env={**inherited, "HOME": str(folder), "PYTHONPATH": SOURCE, **(environment or {})},
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=self._files[0],
             stderr=self._files[1],

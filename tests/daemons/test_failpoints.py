@@ -25,6 +25,7 @@ from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.broker.bench import live_settings
 from tests.daemons.failpoint_broker import points
+from tests.daemons.forks import ForkServer
 from tests.daemons.history import (
     QUEUES,
     TOPIC,
@@ -63,17 +64,22 @@ SETTINGS = {
     # Where the disk is busy a turn with a roll in it takes a quarter of a second, and the sends behind it are refused.
     "brokerFastFailureEnable": "false",
 }
-#: How often at most a point is passed before the last time; others up to 60.
+#: How often at most a point is passed before the last time: less often where that takes thousands of messages, each of
+#: which is looked up afterwards; others up to 30.
 PASSAGES_MAX = {
+    "append": 10,
+    "append.stored": 4,
     "roll": 6,
     "flush": 8,
-    "flush.after_index": 3,
-    "checkpoint": 8,
+    "flush.after_index": 2,
+    "checkpoint": 4,
     "json": 8,
     "open": 1,
     "delete": 8,
     "delete.index_file_removed": 2,
     "delete.before_index_file": 2,
+    "dispatch.before_index": 10,
+    "dispatch.index_without_header": 4,
     "dispatch.queue_file_created": 8,
     "dispatch.queue_file_made": 8,
     "dispatch.index_file_created": 3,
@@ -94,7 +100,7 @@ DELETE_AT_ONCE = {
 
 
 def passages_max(point: str) -> int:
-    return PASSAGES_MAX.get(point, PASSAGES_MAX.get(point.partition(".")[0], 60))
+    return PASSAGES_MAX.get(point, PASSAGES_MAX.get(point.partition(".")[0], 30))
 
 
 class Committer(threading.Thread):
@@ -124,7 +130,7 @@ class Committer(threading.Thread):
 
 
 @pytest.fixture
-def broker(start: Callable[..., Process], tmp_path: Path) -> Callable[..., Process]:
+def broker(start: Callable[..., Process], forks: ForkServer, tmp_path: Path) -> Callable[..., Process]:
     """Start a broker with a store in `tmp_path`/store: a plain one, or one that dies at a point."""
 
     def start_broker(flush: str, *point: int | str, segment_bytes: int = SEGMENT_BYTES, **changes: Any) -> Process:
@@ -134,6 +140,7 @@ def broker(start: Callable[..., Process], tmp_path: Path) -> Callable[..., Proce
         return start(
             *("-m", module, *point, "-o", "bindAddress=127.0.0.1", "-o", "listenPort=0", "--ports-file", "ports.json"),
             *[part for key, value in settings.items() for part in ("-o", f"{key}={value}")],
+            forks=forks,
         )
 
     return start_broker

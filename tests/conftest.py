@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Generator
 
 import pytest
 
@@ -42,6 +43,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     return True
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """End a run whose reactor has stopped: pytest-twisted would blame the test that comes next, and all after it."""
+    try:
+        yield
+    except (AssertionError, RuntimeError):
+        twisted = sys.modules.get("pytest_twisted")
+        greenlet = twisted._instances.gr_twisted if twisted is not None else None
+        if greenlet is not None and greenlet.dead:
+            pytest.exit("the reactor was stopped: by a test, or by a signal such as the SIGTERM of timeout(1)", 2)
+        raise
 
 
 def _place(item: pytest.Item) -> int:

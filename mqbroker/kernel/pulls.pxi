@@ -318,7 +318,7 @@ def take_pulls(
         pulls alike: b"1" or b"0" for whether the pull has a subscription of its own, then group, topic, queue id,
         version of the subscription, subscription and expression type, each behind a NUL; what the pull does not have is
         the byte 1.
-    :param queues: the queues that there are, by their names in plans. `ranges`: of some, their `ResidentRange`.
+    :param queues: the queues that there are, by their names in plans; each has the `next_offset` of its messages. `ranges`: of some, their `ResidentRange`.
     :param locate: where that does not do: returns for (queue, offset, messages at most, whether they are filtered)
         arguments of `pick_messages`: (entries, at, count, room, bytes_limit, read, origin), and the first and next
         offset of the queue; None where that takes more.
@@ -384,6 +384,8 @@ cdef bytes answer_pull(
         frame = found_response(pull, &place, entries, codes, broker_id, read, origin, tail, &picked)
         if frame is None:
             return None
+    if pull.offset + picked.looked_at >= place.high and queues[queue].next_offset > place.high:
+        return None  # what waits for dispatch is dispatched first: the consumer may stop at the end
     if pull.committed >= 0:
         commit(plan, pull.committed)
     count = counts.get(known_by)

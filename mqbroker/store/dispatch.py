@@ -7,6 +7,7 @@ it exceeded its bound.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -227,6 +228,8 @@ class Dispatcher:
         self._charged = start
         #: Whether it has failed, and is repeated by a timer alone.
         self._has_failed = False
+        #: Whether the listeners of a dispatch may be running: they find what is dispatched so far.
+        self._is_dispatching = False
 
     # Turns
 
@@ -283,6 +286,27 @@ class Dispatcher:
         """Have a turn that was put off now, for somebody who reads; False if there is none, or the last one was just
         before."""
         if self._call is None or not self._is_put_off or self._put_off_s(is_awaited=True) > 0:
+            return False
+        return self._turn_now()
+
+    def dispatch_queue(self, queue: ConsumeQueue) -> bool:
+        """Dispatch now what waits of a queue, for somebody who reads it to its end; False if nothing changes. Takes
+        about `TURN_S`: what is left then has its turn."""
+        if self._call is None or self._has_failed:
+            return False
+        if self._is_put_off:
+            return self._turn_now()
+        if self._is_dispatching:
+            return False
+        # The next turn is due anyway, for what the last one left: of messages to index, or of others.
+        before, end, is_over = queue.max_offset, queue.next_offset, self._over_after(TURN_S)
+        with suppress(Exception):  # the turn that is due meets it as well, and reports it
+            while queue.max_offset < end and self.offset < self._commit_log.readable_end and not is_over():
+                self.dispatch(TURN_MESSAGES, is_over)
+        return queue.max_offset > before
+
+    def _turn_now(self) -> bool:
+        if self._is_dispatching or self._call is None:
             return False
         self._call.cancel()
         self._turn()
@@ -395,6 +419,13 @@ class Dispatcher:
     def dispatch(self, count: int, is_over: Callable[[], bool] = never) -> None:
         """Write about `count` messages to their consume queues and notify the listeners, some at least and until
         `is_over`. Raises OSError. Messages that stay pending are written by the next call."""
+        self._is_dispatching = True
+        try:
+            self._dispatch(count, is_over)
+        finally:
+            self._is_dispatching = False
+
+    def _dispatch(self, count: int, is_over: Callable[[], bool]) -> None:
         commit_log = self._commit_log
         if self._cq_dispatcher.has_pending and not self._write_pending(is_over):
             return

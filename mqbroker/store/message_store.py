@@ -153,9 +153,17 @@ class MessageStore:
         self._dispatcher.hasten()
 
     def dispatch_put_off(self) -> bool:
-        """Called when somebody asks for what may be there: dispatch now what waits for more, unless the last dispatch
-        was a moment ago. False if nothing changes."""
+        """Called when somebody asks for what may be there, and waits for it otherwise: dispatch now what waits for
+        more, unless the last dispatch was a moment ago. False if nothing changes."""
         return self._dispatcher.dispatch_put_off()
+
+    def dispatch_queue(self, topic: str, queue_id: int) -> bool:
+        """Called when somebody reads a queue to its end: dispatch now what was appended to it. False if nothing
+        changes."""
+        queue = self._queues.by_name.get((topic, queue_id))
+        if queue is None or queue.max_offset >= queue.next_offset:
+            return False
+        return self._dispatcher.dispatch_queue(queue)
 
     def make_bit_maps(self, of_topic: Callable[[str], BitMap | None]) -> None:
         """Compute bit maps for extension units from now on, for topics with filters."""
@@ -293,7 +301,8 @@ class MessageStore:
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         """See `ConsumeQueues.bounds`."""
-        self.dispatch_put_off()
+        if not self.dispatch_queue(topic, queue_id):  # a slave numbers messages only once they are dispatched
+            self.dispatch_put_off()
         return self._queues.bounds(topic, queue_id)
 
     async def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> ByKey:
@@ -310,7 +319,8 @@ class MessageStore:
 
     async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """See `Queries.offset_by_time`."""
-        self.dispatch_put_off()
+        if not self.dispatch_queue(topic, queue_id):
+            self.dispatch_put_off()
         return await self.queries.offset_by_time(topic, queue_id, timestamp_ms)
 
     async def is_far(self, topic: str, queue_id: int, offset: int) -> bool:

@@ -54,6 +54,23 @@ def test_messages_are_found(client: Client, serialize_type: int) -> None:
     assert answer.ext_fields["suggestWhichBrokerId"] == "0"
 
 
+@pytest.mark.parametrize("most", [7, 32])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_who_pulls_to_the_end_gets_all_that_was_acknowledged_before(client: Client, is_known: bool, most: int) -> None:
+    fill(client, 70)
+    if is_known:
+        client.pull(max_msg_nums=most)  # the next ones like it need not be checked
+    for number in range(70, 134):
+        assert client.send("T", b"%d" % number)[0].code == 0  # their dispatch waits for more
+    found: list[bytes] = []
+    end = 1
+    while len(found) < end:
+        answer = client.pull(queue_offset=len(found), max_msg_nums=most)
+        found += bodies(answer)
+        _, _, end = offsets(answer)
+    assert found == [b"%d" % number for number in range(134)]
+
+
 @pytest.mark.parametrize("serialize_type", [0, ROCKETMQ])
 @pytest.mark.parametrize(
     ("ratio", "allowed", "next_broker"), [(0, True, "7"), (40, True, "5"), (0, False, "0"), (40, False, "0")]

@@ -262,7 +262,8 @@ def test_sends_and_pulls_of_several_connections_in_one_turn(tmp_path: Path) -> N
     client = bench.client()
     fill(client, Random(1), 20)
     bench.turn(1)
-    ext = json.dumps({"code": 11, "extFields": BASE, "flag": 0, "opaque": 5}, separators=(",", ":")).encode()
+    fields = BASE | {"maxMsgNums": "1"}  # to the end it would wait for the dispatch of what is sent
+    ext = json.dumps({"code": 11, "extFields": fields, "flag": 0, "opaque": 5}, separators=(",", ":")).encode()
     pull, send = encode_frame(0, ext, b""), encode_command(send_command("T", queue_id=0))
     client.peer.transport.write(pull)  # which leaves a plan
     client.link.pump()
@@ -337,6 +338,17 @@ def test_pulls_that_follow_each_other_are_located_once_for_a_file_of_the_queue(
     assert pulled(bench, client, 0) == (True, [*range(8)], 8)
     assert pulled(bench, client, 150) == (True, [*range(150, 158)], 158)
     bench.close()
+
+
+def test_a_plain_pull_to_the_end_leaves_messages_that_wait_for_their_dispatch_to_the_broker(tmp_path: Path) -> None:
+    bench, client = filled(tmp_path / "store")
+    assert pulled(bench, client, 244) == (True, [*range(244, 250)], 250)
+    client.send("T", b"x", queue_id=1)
+    for _ in range(3):
+        client.send("T", b"x", queue_id=0)
+    assert pulled(bench, client, 240) == (True, [*range(240, 248)], 248)
+    assert pulled(bench, client, 248) == (False, [*range(248, 253)], 253)
+    assert pulled(bench, client, 248) == (True, [*range(248, 253)], 253)
 
 
 def test_messages_with_a_tag_are_found_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

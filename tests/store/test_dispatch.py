@@ -171,10 +171,44 @@ def test_who_asks_for_messages_finds_what_was_put_off(appends: Appends) -> None:
     assert (store.max_offset("T", 0), store.min_offset("T", 0), store.bounds("T", 0)) == (3, 0, (0, 3))
     assert appends.dispatched_after(dispatch.BUSY_MESSAGES, dispatch.IDLE_S) == (end := 3 + dispatch.BUSY_MESSAGES)
     assert appends.dispatched_after(1, 0.5 * dispatch.BUSY_S) == end
-    assert store.max_offset("T", 0) == end  # many were dispatched just now
-    assert appends.dispatched_after(0, 0.5 * dispatch.BUSY_S) == end
+    assert not store.dispatch_put_off()  # many were dispatched just now: who can wait does
+    assert not store.dispatch_queue("T", 1)  # nothing waits of this queue
+    assert not store.dispatch_queue("U", 0)
+    assert appends.dispatched() == end
     assert store.max_offset("T", 0) == end + 1
     assert appends.dispatched_after(1, dispatch.IDLE_S) == end + 2  # turns go on
+
+
+def test_who_reads_a_queue_while_the_index_is_behind_finds_what_was_appended_to_it(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make("late")
+    store = bench.open()
+    store.start()
+    with monkeypatch.context() as slow:
+        # The index takes the whole time of each turn, and leaves something.
+        take_long = lambda *_: bench.clock.pump([dispatch.TURN_S])  # noqa: E731
+        slow.setattr(store._dispatcher._index_dispatcher, "index", take_long)
+        store.append([message(properties=b"KEYS\x01k")])
+        bench.clock.advance(0)
+        store.append([message(properties=b"KEYS\x01l"), message(queue_id=1)])
+        assert store.bounds("T", 0) == (0, 2)
+        assert now(store).get("T", 1, 0, 32).max_offset == 1
+    bench.clock.advance(dispatch.LATE_S)
+    assert not store._dispatcher._is_index_behind
+
+
+def test_who_reads_a_queue_from_a_listener_of_its_dispatch_begins_no_other(appends: Appends) -> None:
+    found: list[int] = []
+
+    def append_and_read(*_: object) -> None:
+        if not found:
+            appends.store.append([message()])
+        found.append(appends.store.max_offset("T", 0))
+
+    appends.store.on_dispatch.append(append_and_read)
+    assert appends.dispatched_after(1) == 2
+    assert found == [1, 2]
 
 
 def test_who_asks_by_key_finds_what_was_put_off(appends: Appends) -> None:
@@ -321,7 +355,7 @@ def test_a_turn_takes_all_that_is_queued_and_little_else(
     for _ in range(5):
         store.append([message()] * 8)
     after_one = []
-    bench.clock.callLater(0, lambda: after_one.append((store.max_offset("T", 0), store.stats.indexed)))
+    bench.clock.callLater(0, lambda: after_one.append((store._queues.by_name["T", 0].max_offset, store.stats.indexed)))
     bench.clock.advance(0)
     assert after_one == [(dispatched, store.log_end // 40 * dispatched)]
     assert store.max_offset("T", 0) == 40

@@ -176,8 +176,12 @@ class PullRequests:
             raise StoreBusy(f"{COLD_ON_CONNECTION_MAX} pulls of the connection wait for the disk")
         what = header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter
         result = self._store.get(*what)
-        if not isinstance(result, Deferred) and _is_at_end(result) and self._store.dispatch_put_off():
-            result = self._store.get(*what)
+        if not isinstance(result, Deferred) and result.next_offset >= result.max_offset:
+            # Who reads to the end must find what was acknowledged before; who can be held gets it as soon.
+            is_held = result.status is not GetMessageStatus.FOUND and header.sys_flag & PullSysFlag.SUSPEND
+            is_more = not is_held and self._store.dispatch_queue(header.topic, header.queue_id)
+            if is_more or (result.status is not GetMessageStatus.FOUND and self._store.dispatch_put_off()):
+                result = self._store.get(*what)
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
             self.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         if isinstance(result, Deferred):
@@ -321,11 +325,6 @@ class PullRequests:
         if result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
             return True
         return self._code(result, offset)[0] == ResponseCode.PULL_NOT_FOUND
-
-
-def _is_at_end(result: GetMessageResult) -> bool:
-    """Whether nothing was found up to the end of the queue."""
-    return result.status is not GetMessageStatus.FOUND and result.next_offset >= result.max_offset
 
 
 def suggested_broker(settings: BrokerSettings, group: SubscriptionGroupConfig, *, suggest_slave: bool) -> int:

@@ -4,6 +4,7 @@ stopped as by SIGSTOP; between two hosts either direction can be cut."""
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ from tests.store.simulation.disk import SimDisk
 
 STEP_S = 0.05
 NAMESRVS = ("10.0.0.8", "10.0.0.9")
-PORT = 10_911
+PORT, HA_PORT = 10_911, 10_912
 ETCD = "etcd"
 
 
@@ -45,19 +46,35 @@ class HostReactor(Reactor):
     """The reactor of one host: what listens there can be reached at its address."""
 
     def __init__(self, host: str, servers: dict[str, Any]) -> None:
+        #: No call is due before.
+        self._due_at = 0.0
+        #: Whether what runs here has ended its process.
+        self.is_ended = False
         super().__init__()
         self._host, self._servers = host, servers
 
-    def _sortCalls(self) -> None:  # noqa: N802
-        """They are looked through by `advance`: most turns have nothing to do."""
+    def stop(self) -> None:
+        self.is_ended = True
+
+    def callLater(self, delay: float, callable: Callable[..., object], *args: object, **kw: object) -> DelayedCall:
+        at = self.rightNow + delay
+        made = DelayedCall(at, callable, args, kw, self.calls.remove, self._was_reset, self.seconds)
+        self.calls.append(made)
+        self._was_reset(made)
+        return made
+
+    def _was_reset(self, call: Any) -> None:
+        self._due_at = min(self._due_at, call.getTime())
 
     def advance(self, amount: float) -> None:
         self.rightNow += amount
-        while due := [call for call in self.calls if call.getTime() <= self.rightNow]:
-            first = min(due, key=DelayedCall.getTime)
-            self.calls.remove(first)
-            first.called = 1
-            first.func(*first.args, **first.kw)
+        while self._due_at <= self.rightNow:
+            first = min(self.calls, key=DelayedCall.getTime, default=None)
+            self._due_at = math.inf if first is None else first.getTime()
+            if first is not None and self._due_at <= self.rightNow:
+                self.calls.remove(first)
+                first.called = 1
+                first.func(*first.args, **first.kw)
 
     def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> Port:
         made, address = super().listenTCP(port, factory, backlog, interface), f"{self._host}:{port}"
@@ -80,10 +97,12 @@ class Wire:
     origin: str
     target: str
     link: Link
+    port: int = 0
     #: Of what each end has written, how much was there when: (time, bytes), the oldest first.
     sent: tuple[deque[tuple[float, int]], deque[tuple[float, int]]] = attrs.field(factory=lambda: (deque(), deque()))
     #: The ends that have heard that it is closed, or whose processes have ended.
     dead: set[int] = attrs.field(factory=set)
+    is_new: bool = True
 
     def arrived(self, near: int, now: float, delay_s: float) -> int:
         """How many bytes of what the end has written are at the other one after such a delay."""
@@ -119,6 +138,11 @@ class Wires:
         self.frozen: set[str] = set()
         #: How long what is sent takes, seconds: from, to.
         self.delays: dict[tuple[str, str], float] = {}
+        #: How many bytes pass in a step: from, to.
+        self.widths: dict[tuple[str, str], int] = {}
+        self._left: dict[tuple[str, str], int] = {}
+        #: What processes said first on replication links: (host, when its process ended, bytes).
+        self.greetings: list[tuple[str, float, bytes]] = []
         self.now = 0.0
         self._asked: list[tuple[str, str, IProtocolFactory, Deferred[Any]]] = []
 
@@ -136,10 +160,13 @@ class Wires:
     def passes(self, origin: str, target: str) -> bool:
         return (origin, target) not in self.cut and not self.frozen & {origin, target}
 
+    def begin_step(self, now: float) -> None:
+        self.now, self._left = now, dict(self.widths)
+
     def pump(self, chunk: int = 1 << 30) -> None:
         asked, self._asked[:] = list(self._asked), []
         for origin, address, factory, deferred in asked:
-            target = address.partition(":")[0]
+            target, _, port = address.partition(":")
             if deferred.called:
                 continue
             if not (self.passes(origin, target) and self.passes(target, origin)):
@@ -148,13 +175,20 @@ class Wires:
                 deferred.errback(ConnectionRefusedError("nobody there"))
             else:
                 near: Any = factory.buildProtocol(SERVER)
-                self.wires.append(Wire(origin, target, Link(near, far)))
+                self.wires.append(Wire(origin, target, Link(near, far), int(port)))
                 deferred.callback(near)
         self.wires = [wire for wire in self.wires if not wire.link.lost]
         for wire in self.wires:
             self._pump(wire, chunk)
 
     def _pump(self, wire: Wire, chunk: int) -> None:
+        near, far = wire.link.ends
+        if not (near.outbox or far.outbox or near.closing or far.closing):
+            return
+        if wire.is_new and near.outbox:
+            wire.is_new = False
+            if wire.port == HA_PORT:
+                self.greetings.append((wire.origin, math.inf, bytes(near.outbox)))
         there, back = self.passes(wire.origin, wire.target), self.passes(wire.target, wire.origin)
         link, moved = wire.link, wire.link.can_move
         while moved and not link.lost:
@@ -167,6 +201,11 @@ class Wires:
     def _move(self, wire: Wire, near: int, chunk: int) -> bool:
         ways = (wire.origin, wire.target), (wire.target, wire.origin)
         delay_s = self.delays.get(ways[near], 0.0)
+        if ways[near] in self._left:
+            chunk = min(chunk, self._left[ways[near]])
+            if not chunk:
+                return False
+            self._left[ways[near]] -= min(chunk, len(wire.link.ends[near].outbox))
         if delay_s or wire.sent[near]:
             chunk = min(chunk, wire.arrived(near, self.now, delay_s))
         return chunk > 0 and wire.link._move(near, 1 - near, chunk)
@@ -183,6 +222,7 @@ class Wires:
         for address in [address for address in self.servers if address.startswith(f"{host}:")]:
             del self.servers[address]
         self._asked[:] = [asked for asked in self._asked if asked[0] != host]
+        self.greetings = [(who, min(end, self.now) if who == host else end, data) for who, end, data in self.greetings]
         for wire in self.wires:
             if host in (wire.origin, wire.target) and not wire.link.lost:
                 dead = 0 if wire.origin == host else 1
@@ -272,6 +312,10 @@ class Group:
         self.clients: list[Client] = []
         #: Why brokers did not start.
         self.failed: list[Failure] = []
+        #: Says whether a broker may refuse to start; then it is dead, as after a kill.
+        self.may_refuse: Callable[[int, Failure], bool] = lambda replica_id, why: False
+        #: The brokers that have ended their processes themselves.
+        self.ended: list[int] = []
         self._images = 0
         self.namesrvs = {host: self._make_namesrv(host) for host in NAMESRVS}
 
@@ -313,7 +357,7 @@ class Group:
             broker_ip2=host,
             broker_id=replica_id,
             etcd_endpoints=("http://10.0.0.8:2379",),
-            ha_listen_port=PORT + 1,
+            ha_listen_port=HA_PORT,
             server=NettySettings(listen_port=PORT),
             tls=TlsSettings(mode=TlsMode.DISABLED),
             namesrv_addr=tuple(f"{host}:9876" for host in NAMESRVS),
@@ -326,7 +370,7 @@ class Group:
         def passes(way: str) -> bool:
             return self.wires.passes(host, ETCD) if way == "out" else self.wires.passes(ETCD, host)
 
-        etcd = ModelClient(self.etcd, reactor, passes, replica_id - 1)
+        etcd = ModelClient(self.etcd, reactor, passes)
         service = BrokerService(
             settings,
             reactor,
@@ -338,13 +382,24 @@ class Group:
             steady=lambda: self.now,
         )
         replica = self.replicas[replica_id] = Replica(replica_id, host, root, reactor, service, etcd, disk)
-        service.startService().addErrback(self.failed.append)
+        service.startService().addErrback(self._not_started, replica)
         return replica
+
+    def _not_started(self, failure: Failure, replica: Replica) -> None:
+        if self.may_refuse(replica.replica_id, failure):
+            replica.reactor.is_ended = True
+        else:
+            self.failed.append(failure)
 
     def step(self) -> None:
         for failure in self.failed:
             failure.raiseException()
-        self.now = self.wires.now = self.now + STEP_S
+        for replica in self.replicas.values():
+            if replica.reactor.is_ended and not replica.is_dead:
+                self.kill(replica.replica_id)
+                self.ended.append(replica.replica_id)
+        self.now += STEP_S
+        self.wires.begin_step(self.now)
         self.etcd.clock.advance(STEP_S)
         self.etcd.look()
         for reactor, _ in self.namesrvs.values():
@@ -442,11 +497,12 @@ class Group:
         self.wires.frozen.add(replica.host)
 
     def thaw(self, replica_id: int) -> None:
-        """Let it go on: its clock jumps to the present."""
+        """Let it go on: its clock jumps to the present, and it reads what has come meanwhile."""
         replica = self.replicas[replica_id]
         replica.is_frozen = False
         self.wires.frozen.discard(replica.host)
         replica.reactor.advance(self.clock_s - replica.reactor.seconds())
+        self.wires.pump(self.chunk)  # before anything can be asked that it does not know
 
     def client(self, replica: Replica) -> Client:
         client = Client(self, replica)

@@ -7,32 +7,45 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from twisted.python.failure import Failure
+
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.config import FlushDiskType
+from mqbroker.errors import MQError
+from mqbroker.store.disk import IDisk
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.record import Record
+from mqbroker.wire.record import RECORD_BYTES_MIN
 from tests.broker.bench import send_command
-from tests.broker.service.group import ETCD, NAMESRVS, Client, Group, Replica
+from tests.broker.service.group import ETCD, HA_PORT, NAMESRVS, Client, Group, Replica
+from tests.broker.service.simulation.disks import FROM_LOG, LOG, TABLES, copied, set_back, without
+from tests.broker.service.simulation.disks import emptied as emptied_disk
+from tests.broker.service.simulation.forger import Forger, made_up_greeting, old_greetings
+from tests.broker.service.simulation.logs import CUTS, body_of, has, log_bytes, numbers, queue_entries
+from tests.broker.service.simulation.readers import Readers
 from tests.broker.service.simulation.steps import Options, Step
+from tests.ha.etcd_model import EMPTY, Backup
 from tests.store.simulation.disk import SimDisk
 from tests.store.simulation.model import require
 
 MIN_IN_SYNC = 2
-SEGMENT_BYTES = 64 * 1024
 HOSTS = [f"10.0.0.{number}" for number in (1, 2, 3)]
 #: Codes that promise nothing of the replicas; the message may be stored.
 NO_PROMISE = {
     *(ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_DISK_TIMEOUT),
     *(ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY),
 }
+NO_CUT = "nobody cuts what was acknowledged"
+READERS = 2
+#: So long a replica must have all that its master has, to be counted again, seconds.
+WELL_S = 1.0
 #: How old the offsets may be that a broker has after a kill: they are written each 5 s.
 OFFSETS_AGE_S = 6.0
 
@@ -63,6 +76,25 @@ class Cluster:
         self.lacking: set[int] = set()
         self.power_cuts = 0
         self.offsets: dict[int, Offsets] = {}
+        #: The replicas whose disks were destroyed or set back, until they are again as their master is; since when.
+        self.touched: dict[int, float | None] = {}
+        #: Of those that refused to start since, how often they have.
+        self.refused: Counter[int] = Counter()
+        #: What each of the others has of what is agreed, bytes.
+        self.held: dict[int, int] = {}
+        self.agreed_ends: list[int] = []
+        self.copies: dict[int, list[SimDisk]] = {}
+        self.backups = [EMPTY]
+        self.is_etcd_older = False
+        #: Whether there need be no master: nobody is whole of those that were in sync.
+        self.may_wait = False
+        #: Whether nothing is promised of what is acknowledged: etcd and a disk were set back.
+        self.is_lawless = False
+        self.forgers: list[Forger] = []
+        self.readers = Readers(self.group, READERS, is_strict=options.get("readers", False))
+        self.epoch_looked_at = 0
+        CUTS.clear()
+        self.group.may_refuse = self.may_refuse
         for replica_id in (1, 2, 3):
             self.group.start(replica_id)
         self.wait(3)
@@ -84,7 +116,8 @@ class Cluster:
 
     def look(self) -> None:
         """Check what holds at every moment."""
-        masters = self.group.masters
+        masters, in_sync = self.group.masters, self.group.in_sync()
+        self.look_for_cuts()
         require(len(masters) <= 1, "one master", f"{[each.replica_id for each in masters]}")
         stays = [key for key, item in self.group.etcd.items.items() if "/members/" in key and not item.lease]
         require(not stays, "the key of a member goes with its lease", f"{stays}")
@@ -94,14 +127,68 @@ class Cluster:
         for entry in [entry for entry in self.clients if entry[0].link.lost or not entry[1]]:
             entry[0].peer.transport.loseConnection()
             self.clients.remove(entry)
+        for forger in self.forgers:
+            forger.look()
+        self.readers.look()
         for master in masters:
+            self.look_at_master(master)
             self.lacking.discard(master.replica_id)
             for member in self.running():
                 if member.is_running and member.store.log_end == master.store.log_end:
-                    self.lacking -= {member.replica_id} & self.group.in_sync()
+                    self.lacking -= {member.replica_id} & in_sync
+            if self.touched:
+                self.look_at_touched(master, in_sync)
         for replica in self.running():
             if replica.is_running:
                 self.offsets.setdefault(replica.replica_id, Offsets()).look(replica, self.group.now, self.queue_end)
+
+    def look_at_master(self, master: Replica) -> None:
+        """Whoever becomes master has all that was acknowledged."""
+        epoch = self.group.member(master).role.epoch
+        if epoch != self.epoch_looked_at and not self.is_lawless:
+            what = f"{master.replica_id} has {self.common(master)} of {len(self.agreed)}"
+            require(self.common(master) == len(self.agreed), "a master has all that was acknowledged", what)
+        if epoch != self.epoch_looked_at:
+            self.back_up_etcd()
+        self.epoch_looked_at = epoch
+
+    def look_at_touched(self, master: Replica, in_sync: set[int]) -> None:
+        """Count those whose disks were destroyed among the others again when they have had all for a while."""
+        now = self.group.now
+        for replica_id, since in list(self.touched.items()):
+            replica = self.group.replicas[replica_id]
+            is_well = replica_id in in_sync and replica.is_running and replica.store.log_end == master.store.log_end
+            if not is_well or replica.is_frozen:
+                self.touched[replica_id] = None
+            elif since is None:
+                self.touched[replica_id] = now
+            elif now - since >= WELL_S and self.common(replica) == len(self.agreed):
+                del self.touched[replica_id]
+                self.refused.pop(replica_id, None)
+
+    def look_for_cuts(self) -> None:
+        """Nobody whose disk is its own cuts what was acknowledged."""
+        for ended in self.group.ended:
+            require(ended in self.touched, "brokers end when they are told to", f"{ended} has ended")
+        self.group.ended.clear()
+        for disk, end, removed in CUTS:
+            for replica in self.group.replicas.values():
+                if replica.disk is disk and replica.replica_id in self.whole():
+                    agreed = self.agreed[end : end + len(removed)]
+                    what = f"{replica.replica_id} is cut back to {end}, and {len(self.agreed)} are agreed"
+                    require(not agreed or not removed.startswith(agreed[:RECORD_BYTES_MIN]), NO_CUT, what)
+        CUTS.clear()
+
+    def whole(self) -> set[int]:
+        """The replicas whose disks keep what they were given."""
+        return {1, 2, 3} - self.lacking - self.touched.keys()
+
+    def common(self, replica: Replica) -> int:
+        """How much a broker's log has of what is agreed, bytes."""
+        found = log_bytes(replica, 0, len(self.agreed))
+        if found == self.agreed:
+            return len(found)
+        return next((end for end in self.agreed_ends[::-1] if found[:end] == self.agreed[:end]), 0)
 
     def hear(self, client: Client, answer: RemotingCommand, body: bytes, has_had_power: bool) -> None:
         code = answer.code
@@ -110,8 +197,12 @@ class Cluster:
             self.counts[f"answer {code}"] += 1
             return
         self.counts["acknowledged"] += 1
+        if self.is_lawless:
+            return
         offset = int(answer.ext_fields["msgId"][-16:], 16)
         holders = [replica for replica in self.group.replicas.values() if has(replica, offset, body)]
+        if not has_had_power and not holders and self.touched:
+            return  # on its way when the disks were destroyed
         wanted = MIN_IN_SYNC if has_had_power else 1
         require(len(holders) >= wanted, "acknowledged is on as many as promised", f"{offset} is on {len(holders)}")
         is_new = self.acknowledged.setdefault(offset, body) == body
@@ -122,14 +213,24 @@ class Cluster:
         end, agreed = offset + size, len(self.agreed)
         if end > agreed:
             self.agreed += log_bytes(client.replica if client.replica in holders else holders[0], agreed, end)
+            self.agreed_ends.append(len(self.agreed))
             self.check_logs(agreed)
 
     def check_logs(self, begin: int = 0) -> None:
         """The logs of those in sync agree up to what was acknowledged, of those that were killed as they were then."""
-        for replica_id in self.group.in_sync() - self.lacking:
+        in_sync, whole = self.group.in_sync(), self.whole()
+        for replica_id in in_sync & whole if not self.is_etcd_older else ():
             found = log_bytes(self.group.replicas[replica_id], begin, len(self.agreed))
             what = f"the log of {replica_id} is another one between {begin} and {len(self.agreed)}"
             require(found == self.agreed[begin:], "logs agree up to what was acknowledged", what)
+        if begin:
+            return
+        for replica_id in {1, 2, 3} - whole:
+            self.held.pop(replica_id, None)
+        for replica_id in whole:
+            had, has_now = self.held.get(replica_id, 0), self.common(self.group.replicas[replica_id])
+            require(has_now >= min(had, len(self.agreed)), NO_CUT, f"{replica_id} had {had} of it, and has {has_now}")
+            self.held[replica_id] = has_now
 
     def check_epochs(self) -> None:
         masters: dict[int, tuple[int, int]] = {}
@@ -137,7 +238,8 @@ class Cluster:
             if key.endswith("/state"):
                 state = json.loads(value)
                 who = (state["master"], state["lease"])
-                require(masters.setdefault(state["epoch"], who) == who, "one master an epoch", f"{state}")
+                is_first = masters.setdefault(state["epoch"], who) == who
+                require(is_first or self.is_etcd_older, "one master an epoch", f"{state}")
         self.counts["epochs"] += len(masters)
 
     def finish(self) -> None:
@@ -147,16 +249,16 @@ class Cluster:
         self.thaw()
         for replica in list(group.replicas.values()):
             if replica.is_dead:
-                group.start(replica.replica_id)
-        began = group.now
-        while not (group.masters and group.in_sync() == {1, 2, 3}):
-            why_not = [group.member(each).why_not for each in group.alive()]
-            require(group.now - began < 120, "the group goes on when all is well", f"{why_not}")
-            self.wait(0.5)
+                self.bring_back(replica)
+        if not self.go_on():
+            return
         self.wait(6)  # all of them are connected by then
         before = self.counts["acknowledged"]
         self.send_to(group.master())
         self.wait(15)
+        if self.is_lawless:
+            group.close()
+            return
         require(self.counts["acknowledged"] > before, "the group acknowledges when all is well", "it does not")
         master = group.master()
         records = master.records()
@@ -172,9 +274,104 @@ class Cluster:
         require(not undelivered, "what is delayed is delivered", f"{numbers(undelivered)}")
         self.consume_at(master)
         require(acknowledged <= self.consumed, "consumers get all", f"{numbers(acknowledged - self.consumed)}")
+        self.finish_reading(master)
         addresses = {table["broker-a"].broker_addrs.get(0) for table in group.broker_tables()}
         require(addresses == {f"{master.host}:10911"}, "all name servers have the master", f"{addresses}")
         group.close()
+
+    def go_on(self) -> bool:
+        """Wait until all are in sync; returns whether they are, or that there is no master with a good reason."""
+        group, began, emptied = self.group, self.group.now, False
+        while self.touched or not (group.masters and group.in_sync() == {1, 2, 3}):
+            waited = group.now - began
+            if self.is_lawless and waited > 60:
+                group.close()
+                return False
+            if self.may_wait and waited > 30 and not group.masters:
+                why_not = {each.replica_id: group.member(each).why_not for each in group.alive()}
+                require(all(why_not.values()), "who waits says why", f"{why_not}")
+                self.check_logs()
+                self.check_epochs()
+                self.counts["waits"] += 1
+                group.close()
+                return False
+            if self.touched and waited > 60 and not emptied:
+                # A person gives those an empty disk whose logs have nothing in common with the master's any more.
+                emptied = True
+                for replica_id in sorted(self.touched):
+                    self.damage(group.replicas[replica_id], emptied_disk(group.replicas[replica_id].disk))
+                    group.start(replica_id)
+                self.counts["emptied in the end"] += 1
+            why_not = {each.replica_id: group.member(each).why_not for each in group.alive()}
+            require(waited < 120, "the group goes on when all is well", f"{group.in_sync()} {why_not}")
+            for replica in list(group.replicas.values()):
+                if replica.is_dead:
+                    self.bring_back(replica)
+            self.wait(0.5)
+        return True
+
+    def finish_reading(self, master: Replica) -> None:
+        """All consumers go on to the end, and have all that was acknowledged by then."""
+        if not self.readers.is_strict:
+            return
+        end, began = master.store.max_offset("T", 0), self.group.now
+        while any(reader.offset < end for reader in self.readers.readers):
+            require(self.group.now - began < 60, "consumers come to the end", f"{end}")
+            self.readers.read(self.rng)
+            self.wait(0.2)
+        for reader in self.readers.readers:
+            missing = set(self.acknowledged.values()) - reader.bodies
+            require(not missing, "no consumer skips what was acknowledged", f"{numbers(missing)}")
+
+    # --- disks, and etcd's
+
+    def may_refuse(self, replica_id: int, why: Failure) -> bool:
+        """A broker may refuse to start with a part of its store."""
+        if replica_id not in self.touched or not why.check(MQError, OSError):
+            return False
+        self.refused[replica_id] += 1
+        self.counts["refused to start"] += 1
+        return True
+
+    def bring_back(self, replica: Replica) -> None:
+        """Start a broker that is dead. One that has refused to start gets what its message asks for: it may begin a new
+        log, and if it does not do that either, an empty disk."""
+        refused = self.refused[replica.replica_id]
+        if refused:
+            keeps_nothing = refused > 1
+            self.damage(replica, emptied_disk(replica.disk) if keeps_nothing else without(replica.disk, *FROM_LOG))
+        self.group.start(replica.replica_id)
+
+    def damage(self, victim: Replica, disk: SimDisk) -> None:
+        """Put another disk into a broker's machine."""
+        if not victim.is_dead:
+            self.end(victim)
+        victim.disk = disk
+        self.touched[victim.replica_id] = None
+        self.offsets.pop(victim.replica_id, None)
+        self.power_cuts += 1
+        self.recount()
+
+    def recount(self) -> None:
+        """Find out what is left of what was acknowledged."""
+        in_sync, whole = self.group.in_sync(), self.whole()
+        self.may_wait |= not in_sync & whole or self.is_etcd_older
+        self.is_lawless |= self.is_etcd_older and bool(self.touched)
+        standing = max((self.common(self.group.replicas[replica_id]) for replica_id in whole), default=0)
+        if standing < len(self.agreed):
+            self.counts["all copies destroyed"] += 1
+            self.forget(standing)
+
+    def forget(self, standing: int = 0) -> None:
+        """Nothing is promised any more of what was acknowledged from there on."""
+        self.agreed_ends = [end for end in self.agreed_ends if end <= standing]
+        del self.agreed[max(self.agreed_ends, default=0) :]
+        self.acknowledged = {at: body for at, body in self.acknowledged.items() if at < len(self.agreed)}
+        self.queue_end = 0
+        self.held.clear()
+        self.clients.clear()
+        self.offsets.clear()
+        self.readers.forget()
 
     # --- steps: False where there was nothing to do
 
@@ -248,7 +445,7 @@ class Cluster:
     def cut_power(self, victim: Replica) -> bool:
         """Without synchronous flushes only where another in sync keeps what may be lost; returns whether it was."""
         if self.flush is FlushDiskType.ASYNC_FLUSH:
-            if not self.group.in_sync() - self.lacking - {victim.replica_id}:
+            if not (self.group.in_sync() & self.whole()) - {victim.replica_id}:
                 return False
             self.lacking.add(victim.replica_id)
         self.power_cuts += 1
@@ -260,12 +457,9 @@ class Cluster:
         for victim in self.group.replicas.values():
             self.end(victim, has_power=False)
         if self.flush is FlushDiskType.ASYNC_FLUSH:
-            self.acknowledged.clear()
-            self.agreed.clear()
-            self.queue_end = 0
             self.lacking = {1, 2, 3}
-            self.clients.clear()
-            self.offsets.clear()
+            self.forget()
+            self.may_wait |= bool(self.touched)
 
     def stop(self) -> bool:
         if self.group.wires.cut or self.group.etcd.is_down:
@@ -279,8 +473,126 @@ class Cluster:
     def start(self) -> bool:
         dead = self.choose(each for each in self.group.replicas.values() if each.is_dead)
         for replica in dead:
-            self.group.start(replica.replica_id)
+            self.bring_back(replica)
         return bool(dead)
+
+    def outage(self) -> None:
+        """All are killed, and come back in any order."""
+        self.kill_all()
+        self.come_back()
+
+    def kill_all(self) -> None:
+        for victim in self.group.alive():
+            self.end(victim)
+
+    def come_back(self) -> None:
+        for replica_id in self.rng.sample([1, 2, 3], self.rng.choice([2, 3])):
+            self.wait(self.rng.choice([0, 1, 5, 10]))
+            if self.group.replicas[replica_id].is_dead:
+                self.bring_back(self.group.replicas[replica_id])
+
+    def kill_while_catching_up(self) -> bool:
+        """Kill the master a moment after a replica begins to get what it lacks."""
+        for master in self.group.masters[:1]:
+            for replica in self.choose(each for each in self.group.replicas.values() if each.is_dead):
+                self.group.wires.widths[master.host, replica.host] = self.rng.choice([300, 3_000, 20_000])
+                self.bring_back(replica)
+                self.wait(self.rng.choice([0.5, 1.5, 3, 5]))
+                return self.end(master)
+        return False
+
+    def read(self) -> bool:
+        return self.readers.read(self.rng)
+
+    def snapshot(self) -> bool:
+        """Copy a broker's disk, whether it runs or not."""
+        for replica in self.choose(self.group.replicas.values()):
+            self.copies.setdefault(replica.replica_id, []).append(copied(replica.disk, self.rng))
+        return True
+
+    def lose_disks(self, changed: Callable[[IDisk, SimDisk | None], SimDisk | None]) -> bool:
+        """Do that to the disks of one or two brokers, given a copy of each; None leaves it as it is."""
+        is_done = False
+        for victim in self.rng.sample(list(self.group.replicas.values()), self.rng.choice([1, 1, 1, 2])):
+            copies = self.copies.get(victim.replica_id)
+            if not victim.is_dead:
+                self.end(victim)
+            disk = changed(victim.disk, self.rng.choice(copies) if copies else None)
+            if disk is not None:
+                is_done = True
+                self.damage(victim, disk)
+            if self.rng.random() < 0.6:
+                self.bring_back(victim)
+        return is_done
+
+    def empty_disk(self) -> bool:
+        return self.lose_disks(lambda disk, _: emptied_disk(disk, is_booted=self.rng.random() < 0.5))
+
+    def replace_log(self) -> bool:
+        names = [(LOG,), (LOG, *FROM_LOG)]
+        return self.lose_disks(lambda disk, _: without(disk, *self.rng.choice(names)))
+
+    def set_back_store(self) -> bool:
+        return self.lose_disks(lambda disk, copy: copy and set_back(disk, copy, is_booted=self.rng.random() < 0.5))
+
+    def set_back_tables(self) -> bool:
+        return self.lose_disks(lambda disk, copy: copy and set_back(disk, copy, (TABLES,)))
+
+    def set_back_log(self) -> bool:
+        names = [(LOG,), (LOG, *FROM_LOG)]
+        return self.lose_disks(lambda disk, copy: copy and set_back(disk, copy, self.rng.choice(names)))
+
+    def copy_disk(self) -> bool:
+        """Give one broker a copy of the disk of another."""
+        source = self.rng.choice(list(self.group.replicas.values()))
+        copy = copied(source.disk, self.rng)
+        for victim in self.choose(each for each in self.group.replicas.values() if each is not source):
+            self.damage(victim, copy)
+            self.group.start(victim.replica_id)
+        return True
+
+    def back_up_etcd(self) -> None:
+        self.backups.append(self.group.etcd.backup())
+
+    def restore_etcd(self) -> bool:
+        """Set etcd back to an earlier state, or to none: that takes longer than any lease lives."""
+        etcd, backup = self.group.etcd, self.rng.choice(self.backups)
+        are_down = self.rng.random() < 0.6
+        if are_down:
+            self.kill_all()
+        etcd.is_down = True
+        self.wait(self.rng.choice([5, 8]))
+        self.restore(backup)
+        etcd.is_down = False
+        if are_down:
+            self.come_back()
+        return True
+
+    def restore(self, backup: Backup) -> None:
+        """Set etcd back to an earlier state."""
+        self.group.etcd.restore(backup)
+        self.is_etcd_older = self.may_wait = True
+        self.is_lawless |= bool(self.touched)
+
+    def forge(self) -> bool:
+        """Connect to the master as one of the replicas, without its proof."""
+        if not self.forgers:
+            for master in self.running():
+                if f"{master.host}:{HA_PORT}" in self.group.wires.servers:
+                    found = self.rng.choice([each for each in (1, 2, 3) if each != master.replica_id])
+                    old = old_greetings(self.group)
+                    made_up = made_up_greeting(self.group.member(master).role.epoch, found)
+                    greeting = self.rng.choice(old) if old and self.rng.random() < 0.5 else made_up
+                    self.forgers.append(Forger(self.group, master, greeting))
+                    if self.rng.random() < 0.7:
+                        self.send_to(master)
+                    return True
+        return False
+
+    def narrow_links(self) -> None:
+        for _ in range(self.rng.randint(1, 4)):
+            near, far = self.rng.sample(HOSTS, 2)
+            self.group.wires.widths[near, far] = self.rng.choice([300, 3_000])
 
     def freeze(self) -> bool:
         victims = self.choose(self.running())
@@ -313,6 +625,10 @@ class Cluster:
     def heal(self) -> None:
         self.group.wires.cut.clear()
         self.group.wires.delays.clear()
+        self.group.wires.widths.clear()
+        for forger in self.forgers:
+            forger.leave()
+        self.forgers.clear()
         self.group.etcd.is_down = False
         for replica in self.group.alive():
             replica.etcd.be_even()
@@ -393,36 +709,3 @@ class Offsets:
         written = [row for row in self._seen if row[0] < now - OFFSETS_AGE_S][-1:]
         since = [row for row in self._seen if row[0] >= now - OFFSETS_AGE_S]
         self._at_least = min(offset for _, offset in [*written, *since]) if written else 0
-
-
-def log_bytes(replica: Replica, begin: int, end: int) -> bytes:
-    """A part of a broker's log as it is on its disk, or on its way there; what is not there is missing."""
-    found, disk = b"", replica.disk
-    assert isinstance(disk, SimDisk)
-    for base in range(begin - begin % SEGMENT_BYTES, end, SEGMENT_BYTES):
-        path = str(replica.root / "commitlog" / f"{base:020d}")
-        if not disk.exists(path):
-            break
-        found += disk.content(path)[max(0, begin - base) : end - base]
-    return found
-
-
-def has(replica: Replica, offset: int, body: bytes) -> bool:
-    """Whether a broker's log has the message, of one that was killed as it was then."""
-    found = log_bytes(replica, offset, offset - offset % SEGMENT_BYTES + SEGMENT_BYTES)
-    return body in found[: int.from_bytes(found[:4], "big")]
-
-
-def queue_entries(store: MessageStore, begin: int, end: int) -> list[tuple[int, ...]]:
-    """The entries begin..end of the queue."""
-    [queue] = [queue for queue in store._queues if (queue.topic, queue.queue_id) == ("T", 0)] or [None]
-    return [] if queue is None else [queue.entry_from_disk(offset) for offset in range(begin, end)]
-
-
-def numbers(bodies: set[bytes]) -> list[int]:
-    """Which messages they are."""
-    return sorted(int(body[1:7]) for body in bodies)
-
-
-def body_of(record: Record | None) -> bytes | None:
-    return None if record is None else record.body

@@ -8,8 +8,10 @@ from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
 
+from mqbroker.broker import replica_store
 from mqbroker.broker.offset_table import OffsetTable
 from tests.broker.service.simulation.cluster import Cluster, note_queue_end
+from tests.broker.service.simulation.logs import note_cut
 from tests.broker.service.simulation.steps import Options, Step, options_of, steps_of
 from tests.store.simulation.model import Violation
 from tests.store.simulation.run import Outcome, describe, logged
@@ -35,7 +37,8 @@ def run_steps(options: Options, steps: list[Step]) -> Outcome:
     violation: Violation | None = None
     counts: Counter[str] = Counter()
     noted = patch.object(OffsetTable, "lower_to", note_queue_end)
-    with logged() as log, noted, tempfile.TemporaryDirectory(prefix="mqbroker-group-") as root:
+    cuts = patch.object(replica_store, "cut_log", note_cut)
+    with logged() as log, noted, cuts, tempfile.TemporaryDirectory(prefix="mqbroker-group-") as root:
         try:
             cluster = Cluster(Path(root) / "group", options)
             counts = cluster.counts

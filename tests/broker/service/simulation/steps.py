@@ -6,6 +6,7 @@ step out shifts none of the others.
 
 from __future__ import annotations
 
+import os
 from random import Random
 from typing import Any
 
@@ -21,17 +22,48 @@ SHARES = {
     "power for a moment": 3, "power of all": 1, "cut": 2, "cut one way": 2, "cut etcd": 2, "cut name server": 1,
     "etcd down": 1, "heal": 5, "slow etcd": 1, "uneven etcd": 3, "slow links": 2, "isolate": 3,
 }  # fmt: skip
+#: Of these, what happens where links are whole.
+CALM = {
+    "send", "consume", "pause", "kill", "stop", "start", "freeze", "thaw", "power", "power for a moment", "heal",
+}  # fmt: skip
+#: What may happen besides in some of the runs.
+MORE = {
+    "disks": {
+        "snapshot": 6, "empty disk": 4, "replace log": 3, "set back store": 4, "set back tables": 2, "set back log": 2,
+        "copy disk": 2, "kill while catching up": 6, "narrow links": 1, "outage": 2,
+    },
+    "etcd": {"back up etcd": 2, "restore etcd": 6, "outage": 4},
+    "forgers": {"forge": 14},
+    "readers": {"read": 24},
+}  # fmt: skip
+#: Which of them together, and how often: what is set back together with etcd has no promises.
+KINDS = {
+    (): 4, ("disks",): 6, ("etcd",): 3, ("forgers",): 2, ("readers",): 3, ("disks", "readers"): 2,
+    ("etcd", "readers"): 1, ("disks", "forgers"): 1, ("disks", "etcd"): 1,
+}  # fmt: skip
+#: What of that brokers stand. "strict": they serve consumers what is confirmed, and no more.
+STOOD = "readers"
+ENABLED = frozenset(os.environ.get("MQBROKER_KINDS", STOOD).replace(",", " ").split())
+ARE_READERS_STRICT = "strict" in ENABLED
 PAUSES_S = (0, 0.1, 0.5, 2, 4, 7)
 
 
 def options_of(seed: int) -> Options:
-    """`chunk`: links carry so many bytes at a time."""
+    """`chunk`: links carry so many bytes at a time. `kinds`: what happens besides, see `MORE`. `readers`: what a
+    consumer has read must stay. `calm`: links and etcd's are as they should be."""
     rng = Random(f"{seed} options")
     flush = rng.choice([*FlushDiskType])
-    return {"seed": rng.getrandbits(30), "flush": flush.value, "chunk": rng.choice([1 << 30, 1 << 30, 700])}
+    made = {"seed": rng.getrandbits(30), "flush": flush.value, "chunk": rng.choice([1 << 30, 1 << 30, 700])}
+    [kinds] = rng.choices([*KINDS], [*KINDS.values()])
+    kinds = tuple(kind for kind in kinds if kind in ENABLED)
+    return {**made, "kinds": kinds, "calm": bool(kinds) and rng.random() < 0.6, "readers": ARE_READERS_STRICT}
 
 
 def steps_of(seed: int) -> list[Step]:
     rng = Random(f"{seed} steps")
-    names = rng.choices(list(SHARES), list(SHARES.values()), k=STEPS_COUNT)
+    options = options_of(seed)
+    shares = {name: share for name, share in SHARES.items() if name in CALM or not options["calm"]}
+    for kind in options["kinds"]:
+        shares.update(MORE[kind])
+    names = rng.choices(list(shares), list(shares.values()), k=STEPS_COUNT)
     return [[name, rng.choice(PAUSES_S), rng.getrandbits(30)] for name in names]

@@ -1,0 +1,332 @@
+"""Schedules of a group of three that have cost acknowledged messages, each with what it has of it at every moment.
+
+What happens to the group, and what must hold of it, is the simulation's; here it is not by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from mqbroker.broker import replica_store
+from mqbroker.broker.offset_table import OffsetTable
+from mqbroker.store.disk import IDisk
+from tests.broker.service.group import Replica
+from tests.broker.service.simulation.cluster import Cluster, note_queue_end
+from tests.broker.service.simulation.disks import FROM_LOG, LOG, TABLES, copied, emptied, set_back, without
+from tests.broker.service.simulation.forger import Forger, made_up_greeting, old_greetings
+from tests.broker.service.simulation.logs import note_cut
+from tests.broker.service.simulation.readers import HELD
+from tests.broker.service.simulation.steps import ARE_READERS_STRICT, ENABLED
+from tests.ha.etcd_model import EMPTY, Backup
+from tests.store.simulation.disk import SimDisk
+
+OPTIONS = {"seed": 7, "flush": "ASYNC_FLUSH", "chunk": 1 << 30}
+
+
+def needs(kind: str) -> pytest.MarkDecorator:
+    """Of a schedule of a kind that brokers do not stand yet, see `steps`."""
+    return pytest.mark.skipif(kind not in ENABLED, reason=f"brokers do not stand schedules of {kind} yet")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Schedule]:
+    with patch.object(OffsetTable, "lower_to", note_queue_end), patch.object(replica_store, "cut_log", note_cut):
+        yield Schedule(tmp_path / "group", {**OPTIONS, "readers": ARE_READERS_STRICT})
+
+
+class Schedule(Cluster):
+    """A cluster with names for what schedules do to it."""
+
+    @property
+    def master(self) -> Replica:
+        return self.group.master()
+
+    def now(self, replica: Replica) -> Replica:
+        """A replica as it was started last."""
+        return self.group.replicas[replica.replica_id]
+
+    def end(self, victim: Replica, *, has_power: bool = True) -> bool:
+        return super().end(self.now(victim), has_power=has_power)
+
+    def change(self, victim: Replica, changed: Callable[[IDisk], SimDisk]) -> None:
+        """Do that to its disk."""
+        self.damage(self.now(victim), changed(self.now(victim).disk))
+
+    def copy_of(self, replica: Replica) -> SimDisk:
+        return copied(self.now(replica).disk, self.rng)
+
+    def other(self, *than: Replica) -> Replica:
+        """A replica that is none of these."""
+        ids = {replica.replica_id for replica in than}
+        return next(each for each in self.group.replicas.values() if each.replica_id not in ids)
+
+    def send_many(self, times: int = 10, master: Replica | None = None) -> None:
+        """Messages, and the time in which they are acknowledged where they can be."""
+        for _ in range(times):
+            self.send_to(master or self.master)
+        self.wait(0.5)
+
+    def wait_in_sync(self, *ids: int, seconds: float = 20) -> None:
+        began = self.group.now
+        while self.group.in_sync() != set(ids) or not self.group.masters:
+            assert self.group.now - began < seconds, self.group.in_sync()
+            self.wait(0.1)
+
+    def start_in_order(self, *replicas: Replica, seconds: float = 8) -> None:
+        for replica in replicas:
+            self.bring_back(self.now(replica))
+            self.wait(seconds)
+
+    def set_etcd_back(self, backup: Backup) -> None:
+        """That takes longer than leases live."""
+        self.group.etcd.is_down = True
+        self.wait(6)
+        self.restore(backup)
+        self.group.etcd.is_down = False
+
+    def read_all(self) -> None:
+        for _ in range(10):
+            self.read()
+            self.wait(0.1)
+
+
+def prepared(cluster: Schedule) -> tuple[Replica, Replica, Replica]:
+    """Master, a replica in sync with it, and one that went away before most messages: in sync are the first two."""
+    cluster.wait_in_sync(1, 2, 3)
+    master = cluster.master
+    away = cluster.other(master)
+    with_it = cluster.other(master, away)
+    cluster.send_many(2)
+    cluster.end(away)
+    cluster.wait_in_sync(master.replica_id, with_it.replica_id)
+    cluster.send_many()
+    return master, with_it, away
+
+
+def ended_well(cluster: Schedule, *, waits: bool | None = False) -> None:
+    """All come back, and nothing is lost; `waits`: whether there is no master in the end, for a reason."""
+    cluster.finish()
+    if waits is not None:
+        assert bool(cluster.counts["waits"]) == waits
+
+
+# --- disks
+
+
+@needs("disks")
+@pytest.mark.parametrize("catch_up_s", [1.0, 3.0, 5.0, 7.0])
+def test_an_emptied_replica_is_not_elected_with_the_part_that_it_has_copied(
+    cluster: Schedule, catch_up_s: float
+) -> None:
+    master, emptied_one, _ = prepared(cluster)
+    cluster.end(emptied_one)
+    cluster.change(emptied_one, emptied)
+    cluster.group.wires.widths[master.host, emptied_one.host] = 1_000
+    cluster.start_in_order(emptied_one, seconds=catch_up_s)
+    cluster.end(master)
+    cluster.wait(10)
+    assert not cluster.group.masters
+    ended_well(cluster)
+
+
+def test_an_emptied_replica_that_comes_back_first_is_not_elected(cluster: Schedule) -> None:
+    master, with_it, away = prepared(cluster)
+    cluster.kill_all()
+    cluster.change(with_it, emptied)
+    cluster.start_in_order(with_it, away)
+    assert not cluster.group.masters
+    cluster.start_in_order(master)
+    ended_well(cluster)
+
+
+@needs("disks")
+@pytest.mark.parametrize("is_booted", [False, True])
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0), (1, 0, 2), (0, 1, 2)])
+def test_a_replica_whose_log_was_replaced_is_not_elected_with_an_empty_one(
+    cluster: Schedule, order: tuple[int, ...], is_booted: bool
+) -> None:
+    three = prepared(cluster)
+    cluster.kill_all()
+    cluster.change(three[1], lambda disk: without(disk, LOG, *FROM_LOG, is_booted=is_booted))
+    cluster.start_in_order(*[three[number] for number in order])
+    ended_well(cluster)
+
+
+@needs("disks")
+@pytest.mark.parametrize("names", [(), (LOG, *FROM_LOG)], ids=["store", "log"])
+def test_a_replica_that_is_set_back_to_an_older_copy_is_not_elected(cluster: Schedule, names: tuple[str, ...]) -> None:
+    master, with_it, away = prepared(cluster)
+    copy = cluster.copy_of(with_it)
+    cluster.send_many()
+    cluster.kill_all()
+    cluster.change(with_it, lambda disk: set_back(disk, copy, names))
+    cluster.start_in_order(with_it, away)
+    assert not cluster.group.masters
+    cluster.start_in_order(master)
+    ended_well(cluster)
+
+
+@needs("disks")
+def test_a_replica_with_older_tables_and_its_own_log_loses_nothing(cluster: Schedule) -> None:
+    master, with_it, away = prepared(cluster)
+    copy = cluster.copy_of(with_it)
+    cluster.end(master)
+    cluster.wait(8)
+    cluster.start_in_order(master, away)
+    cluster.send_many()
+    cluster.kill_all()
+    cluster.change(with_it, lambda disk: set_back(disk, copy, (TABLES,)))
+    cluster.start_in_order(with_it, away, master)
+    ended_well(cluster)
+
+
+@needs("disks")
+def test_a_copy_of_another_replicas_disk_is_not_taken_for_ones_own(cluster: Schedule) -> None:
+    master, with_it, away = prepared(cluster)
+    copy = cluster.copy_of(away)
+    cluster.kill_all()
+    cluster.change(with_it, lambda disk: copy)
+    cluster.start_in_order(with_it, away)
+    assert not cluster.group.masters
+    cluster.start_in_order(master)
+    ended_well(cluster)
+
+
+def test_a_replica_that_went_away_whole_is_not_pushed_out_by_one_that_is_emptied(cluster: Schedule) -> None:
+    """Of two that were in sync the one that ran last is emptied; the one that has all is away."""
+    master, with_it, _ = prepared(cluster)
+    cluster.end(with_it)
+    cluster.wait(1)
+    cluster.end(master)
+    cluster.change(master, emptied)
+    cluster.start_in_order(master)
+    cluster.wait(10)
+    assert not cluster.group.masters
+    cluster.start_in_order(with_it)
+    ended_well(cluster)
+
+
+def test_one_whole_copy_is_enough_where_two_disks_are_lost(cluster: Schedule) -> None:
+    master, with_it, away = prepared(cluster)
+    cluster.start_in_order(away)
+    cluster.wait_in_sync(1, 2, 3)
+    cluster.kill_all()
+    for lost in (with_it, away):
+        cluster.change(lost, emptied)
+    cluster.start_in_order(with_it, away)
+    assert not cluster.group.masters
+    cluster.start_in_order(master)
+    ended_well(cluster)
+
+
+@needs("disks")
+def test_where_all_whole_copies_are_gone_nobody_is_cut(cluster: Schedule) -> None:
+    master, with_it, away = prepared(cluster)
+    cluster.kill_all()
+    for lost in (master, with_it):
+        cluster.change(lost, emptied)
+    cluster.start_in_order(master, with_it, away)
+    ended_well(cluster, waits=True)
+
+
+# --- etcd
+
+
+@needs("etcd")
+@pytest.mark.parametrize("order", [None, (2, 0, 1), (2, 1, 0), (1, 2, 0), (0, 1, 2)])
+def test_an_older_state_of_etcd_makes_nobody_cut(cluster: Schedule, order: tuple[int, ...] | None) -> None:
+    """The snapshot is of the first epoch, in which all were in sync; one replica has nothing of the second.
+
+    :param order: in which they are started then; None where those with the second epoch run all the time.
+    """
+    cluster.wait_in_sync(1, 2, 3)
+    backup = cluster.group.etcd.backup()
+    first = cluster.master
+    cluster.send_many(2)
+    cluster.end(first)
+    cluster.wait(8)
+    second = cluster.master
+    third = cluster.other(first, second)
+    cluster.send_many()
+    if order is not None:
+        cluster.kill_all()
+    cluster.set_etcd_back(backup)
+    three = second, third, first
+    cluster.start_in_order(*[three[number] for number in order or [2]])
+    ended_well(cluster, waits=None)
+
+
+def test_an_empty_etcd_makes_nobody_cut(cluster: Schedule) -> None:
+    master, with_it, away = prepared(cluster)
+    cluster.kill_all()
+    cluster.set_etcd_back(EMPTY)
+    cluster.start_in_order(away, with_it, master)
+    ended_well(cluster, waits=True)
+
+
+# --- forged members
+
+
+@needs("forgers")
+@pytest.mark.parametrize("kind", ["none", "old"])
+def test_nobody_is_counted_who_does_not_prove_who_it_is(cluster: Schedule, kind: str) -> None:
+    """A stranger reports what a replica is sent, again whenever that one connects."""
+    cluster.wait_in_sync(1, 2, 3)
+    replica = cluster.other(cluster.master)
+    cluster.end(replica)
+    cluster.wait(8)
+    cluster.start_in_order(replica)
+    third = cluster.other(cluster.master, replica)
+    cluster.end(third)
+    master = cluster.master
+    cluster.wait_in_sync(master.replica_id, replica.replica_id)
+    made_up = made_up_greeting(cluster.group.member(master).role.epoch, replica.replica_id)
+    for _ in range(5):
+        old = [data for data in old_greetings(cluster.group) if data[-8:] == made_up[-8:]]
+        cluster.forgers.append(Forger(cluster.group, master, made_up if kind == "none" else old[-1]))
+        cluster.wait(0.2)
+        cluster.send_many(2)
+    cluster.end(master)
+    ended_well(cluster)
+
+
+# --- consumers
+
+
+@needs("strict")
+def test_consumers_get_nothing_that_is_not_confirmed(cluster: Schedule) -> None:
+    """The master alone takes messages, and is killed; those that come next take the same places."""
+    master, with_it, away = prepared(cluster)
+    cluster.read_all()
+    cluster.end(with_it)
+    for _ in range(3):
+        cluster.send_many(2, master)
+        cluster.read_all()
+    cluster.end(master)
+    cluster.start_in_order(with_it, away)
+    cluster.send_many(3)
+    cluster.read_all()
+    ended_well(cluster)
+
+
+@needs("strict")
+def test_a_deposed_master_serves_nothing_after_a_pause(cluster: Schedule) -> None:
+    cluster.wait_in_sync(1, 2, 3)
+    master = cluster.master
+    cluster.send_many(2)
+    cluster.wait(12)
+    cluster.read_all()
+    cluster.wait(4)  # nothing is delayed any more, and no pull held
+    cluster.group.freeze(master.replica_id)
+    cluster.readers.read(cluster.rng, [HELD])
+    cluster.send_to(master)
+    cluster.wait(8)
+    cluster.send_many(3, next(each for each in cluster.group.masters if each is not master))
+    cluster.group.thaw(master.replica_id)
+    cluster.wait(8)
+    cluster.read_all()
+    ended_well(cluster)

@@ -21,7 +21,7 @@ from mqbroker.errors import MQError, StoreUnwritable
 from mqbroker.ha.divergence import Diverged
 from mqbroker.ha.election import GroupMember, GroupSettings, Role
 from mqbroker.ha.epochs import BadHistory, Epoch, EpochHistory
-from mqbroker.ha.etcd import IEtcd
+from mqbroker.ha.etcd import TIMEOUT_SECONDS, EtcdAccess, IEtcd
 from mqbroker.ha.in_sync import InSyncSet, InSyncSettings
 from mqbroker.ha.link import BadPeer, Greeting
 from mqbroker.ha.master import Slaves
@@ -241,6 +241,20 @@ class BrokerGroup:
         in_sync = " ".join(map(str, sorted(role.in_sync)))
         found = {"groupReplicaId": str(self.replica_id), "groupEpoch": str(role.epoch), "groupInSync": in_sync}
         return {**found, "groupWhyNot": member.why_not}
+
+
+def etcd_access(settings: BrokerSettings) -> EtcdAccess:
+    """How a broker asks etcd: a request that fails leaves time for two more in a lease."""
+    return EtcdAccess(
+        endpoints=settings.etcd_endpoints,
+        first=settings.broker_id - 1,
+        timeout_s=min(TIMEOUT_SECONDS, settings.etcd_lease_ttl_seconds / 3),
+        username=settings.etcd_username,
+        password_file=settings.etcd_password_file,
+        ca_file=settings.etcd_ca_file,
+        cert_file=settings.etcd_cert_file,
+        key_file=settings.etcd_key_file,
+    )
 
 
 def _read_answer(data: bytes) -> tuple[EpochHistory, int]:

@@ -28,7 +28,7 @@ from twisted.python.threadpool import ThreadPool
 
 from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly, Replication
-from mqbroker.broker.broker_group import EPOCHS_FILE, BrokerGroup
+from mqbroker.broker.broker_group import EPOCHS_FILE, BrokerGroup, etcd_access
 from mqbroker.broker.broker_slave import BrokerSlave
 from mqbroker.broker.fast_failure import FastFailure, TickingTurnClock, Turns
 from mqbroker.broker.name_servers import BrokerIdentity, OnMaster, Registration
@@ -147,7 +147,7 @@ class BrokerService(Service):
         self._slave: BrokerSlave | None = None
         self._group: BrokerGroup | None = None
         if settings.etcd_endpoints:
-            asked = etcd or EtcdClient(reactor, settings.etcd_endpoints)
+            asked = etcd or EtcdClient(reactor, etcd_access(settings))
             self._group = BrokerGroup(
                 settings,
                 asked,

@@ -279,6 +279,7 @@ _SLAVE_KEYS = "brokerRole", "brokerId", "namesrvAddr", "haMasterAddress"
 _GROUP_KEYS = (
     *("etcdEndpoints", "brokerRole", "brokerId", "haMasterAddress", "haListenPort", "minInSyncReplicas"),
     *("replicationFactor", "aclEnable", "tls.server.mode", "haWhiteRemoteAddresses"),
+    *("etcdUsername", "etcdPasswordFile", "etcdCaFile", "etcdCertFile", "etcdKeyFile"),
 )
 _SHARD_KEYS = "shards", "brokerName", "listenPort", "haListenPort", "namesrvAddr", "haMasterAddress"
 

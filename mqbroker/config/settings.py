@@ -291,6 +291,11 @@ class BrokerSettings:
     #: With them the brokers of one name elect their master.
     etcd_endpoints: tuple[str, ...] = text((), parse_urls, important=True)
     etcd_lease_ttl_seconds: int = whole(3, 2, 60)
+    etcd_username: str = text("")
+    etcd_password_file: str = text("", parse_optional_path)
+    etcd_ca_file: str = text("", parse_optional_path)
+    etcd_cert_file: str = text("", parse_optional_path)
+    etcd_key_file: str = text("", parse_optional_path)
     min_in_sync_replicas: int = whole(2, 1, 64)
     replication_factor: int = whole(3, 1, 64)
     ha_max_time_slave_not_catchup_ms: int = long(3000, 500, unit="ms")
@@ -367,6 +372,17 @@ class BrokerSettings:
             return "minInSyncReplicas is more than replicationFactor"
         if (self.acl_enable or self.tls.mode is TlsMode.ENFORCING) and not self.ha_white_remote_addresses:
             return "with aclEnable and tls.server.mode=enforcing no replica can connect; set haWhiteRemoteAddresses"
+        return self._why_no_etcd
+
+    @property
+    def _why_no_etcd(self) -> str:
+        if bool(self.etcd_username) != bool(self.etcd_password_file):
+            return "etcdUsername and etcdPasswordFile go together; set both, or none"
+        if bool(self.etcd_cert_file) != bool(self.etcd_key_file):
+            return "etcdCertFile and etcdKeyFile go together; set both, or none"
+        plain = [url for url in self.etcd_endpoints if not url.startswith("https:")]
+        if plain and (self.etcd_ca_file or self.etcd_cert_file):
+            return f"etcdCaFile and etcdCertFile are of https endpoints, and {plain[0]} is none"
         return ""
 
     @property

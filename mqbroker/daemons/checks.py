@@ -12,6 +12,7 @@ from functools import partial
 from twisted.internet.error import CannotListenError
 
 from mqbroker.access.acl_files import acl_places, read_at_start, warnings_of
+from mqbroker.broker.broker_group import etcd_access
 from mqbroker.broker.ports import allowed_slaves, own_address
 from mqbroker.config import BrokerRole, BrokerSettings, NamesrvSettings, StoreSettings
 from mqbroker.config.shards import shard_settings
@@ -20,6 +21,7 @@ from mqbroker.daemons.daemon import advice, why_not_started
 from mqbroker.daemons.process import lock_pid_file, require_file
 from mqbroker.daemons.shard_stores import check_shard_stores
 from mqbroker.errors import MQError, StoreLocked
+from mqbroker.ha.etcd_http import check_access
 from mqbroker.remoting.tcp import try_port
 from mqbroker.remoting.tls import client_context, server_context
 from mqbroker.store.layout import StorePaths, lock_holder, refuse_other
@@ -50,6 +52,8 @@ def _check_tls(settings: BrokerSettings | NamesrvSettings) -> list[str]:
         server_context(settings.tls)
     if isinstance(settings, BrokerSettings) and settings.client.use_tls:
         client_context(settings.tls)
+    if isinstance(settings, BrokerSettings) and settings.etcd_endpoints:
+        check_access(etcd_access(settings))
     return []
 
 

@@ -30,12 +30,21 @@ from mqbroker.ha.etcd import Compare, EtcdError, IEtcd, KeyValue, Put, Snapshot
 log = Logger()
 
 LOOK_SECONDS = 1.0
+#: The same after etcd has not answered.
+RETRY_SECONDS = 0.25
 #: The most that it looks at etcd, however often it is woken.
 LOOKS_PER_SECOND = 10
 #: Delay of a watch after one has ended.
 WATCH_AGAIN_SECONDS = 1.0
 #: A lease is renewed this many times in its time to live.
-RENEWALS = 3
+RENEWALS = 5
+#: A lease counts for this part of its time to live: clocks that are set right by slewing run up to 8.3 % too fast or
+#: too slow (chrony's maxslewrate), and etcd's may be another than ours.
+LEASE_PART = 0.9
+#: More of a lease than this counts for nothing.
+TTL_MAX_SECONDS = 60
+#: Leases are asked for at most once in so many seconds, as when each has expired at once.
+GRANT_SECONDS = 0.5
 #: How long a group is without a master before uncleanElectionEnable lets another replica than those in sync be one.
 UNCLEAN_SECONDS = 10.0
 NUMBER_MAX = 2**63 - 1
@@ -175,11 +184,14 @@ class GroupMember(Service):
         self._lease = self._member_revision = 0
         self._ttl_s = float(settings.ttl_s)
         self._deadline = self._heard_at = 0.0
+        self._granted_at = -GRANT_SECONDS
         self._state: GroupState | None = None
         self._state_revision = 0
         self._without_master_since: float | None = None
         self._work: Deferred[None] = succeed(None)
         self._renewing: Deferred[None] | None = None
+        #: Whether it was time to renew the lease while that was under way.
+        self._is_renewal_due = False
         self._watch: Deferred[None] | None = None
         self._watch_at = 0.0
         self._sleeping: Deferred[None] | None = None
@@ -263,20 +275,21 @@ class GroupMember(Service):
             if len(looks) == LOOKS_PER_SECOND and (early_s := looks[0] + 1.0 - self._steady()) > 0:
                 await deferLater(self._clock, early_s)
             looks.append(self._steady())
-            self._is_woken = False
+            self._is_woken, sleep_s = False, LOOK_SECONDS
             try:
                 if not self._lease:
                     await self._get_lease()
                 await self._look()
             except (EtcdError, GroupError) as error:
                 self._say(str(error))
-            await self._sleep()
+                sleep_s = RETRY_SECONDS if isinstance(error, EtcdError) else LOOK_SECONDS
+            await self._sleep(sleep_s)
 
-    async def _sleep(self) -> None:
+    async def _sleep(self, seconds: float) -> None:
         if self._is_woken:
             return
         sleeping = self._sleeping = Deferred()
-        timer = self._clock.callLater(LOOK_SECONDS, self.wake)
+        timer = self._clock.callLater(seconds, self.wake)
         try:
             await sleeping
         finally:
@@ -295,9 +308,12 @@ class GroupMember(Service):
     # --- the lease
 
     async def _get_lease(self) -> None:
-        asked_at = self._steady()
+        if (early_s := self._granted_at + GRANT_SECONDS - self._steady()) > 0:
+            await deferLater(self._clock, early_s)
+        asked_at = self._granted_at = self._steady()
         self._lease, ttl_s = await self._etcd.grant(self._settings.ttl_s)
-        self._ttl_s, self._deadline, self._member_revision = float(ttl_s), asked_at + ttl_s, 0
+        self._ttl_s, self._member_revision = float(min(ttl_s, TTL_MAX_SECONDS)), 0
+        self._deadline = _ends_at(asked_at, ttl_s)
         self._heard_at = self._steady()
 
     def _heard(self) -> None:
@@ -313,6 +329,7 @@ class GroupMember(Service):
     def _renew(self) -> None:
         # Where only etcd's answers are lost, renewals would keep the lease of a master that is sure of nothing, and
         # nobody else could be elected.
+        self._is_renewal_due = self._renewing is not None
         if self._lease and self._renewing is None and not self._is_silent:
             self._renewing = Deferred.fromCoroutine(self._renew_now(self._lease))
             self._renewing.addBoth(self._renewed)
@@ -324,7 +341,7 @@ class GroupMember(Service):
         if lease != self._lease:
             return
         if ttl_s > 0:
-            self._deadline = asked_at + ttl_s
+            self._deadline = _ends_at(asked_at, ttl_s)
         else:
             self._lose_lease("the lease in etcd has expired")
 
@@ -332,6 +349,8 @@ class GroupMember(Service):
         self._renewing = None
         if result is not None and not result.check(EtcdError, CancelledError):  # type: ignore[no-untyped-call]
             log.failure("the lease in etcd could not be renewed", result)
+        if self._is_renewal_due and self.running:
+            self._renew()
 
     def _lose_lease(self, why: str) -> None:
         self._lease, self._deadline = 0, 0.0
@@ -527,6 +546,11 @@ class GroupMember(Service):
         self._watch = None
         if result is not None and not result.check(EtcdError, CancelledError):  # type: ignore[no-untyped-call]
             log.failure("the watch of etcd ended", result)
+
+
+def _ends_at(asked_at: float, ttl_s: int) -> float:
+    """Until when a lease certainly stands that was asked for then."""
+    return asked_at + LEASE_PART * min(ttl_s, TTL_MAX_SECONDS)
 
 
 def _object(data: bytes) -> Mapping[str, Any]:

@@ -12,27 +12,32 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import attrs
-import orjson
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, HTTPConnectionPool, ResponseDone
-from twisted.web.http_headers import Headers
-from twisted.web.iweb import IBodyProducer
-from zope.interface import implementer
 
-from mqbroker.errors import MQError
+from mqbroker.ha.etcd_endpoints import Endpoints, EtcdError, Reply
+from mqbroker.ha.etcd_http import ANSWER_BYTES_MAX, EtcdAccess, Gateway
 
-#: A request that a member of etcd does not answer in this time goes to the next one.
+__all__ = [
+    "TIMEOUT_SECONDS",
+    "Compare",
+    "EtcdAccess",
+    "EtcdClient",
+    "EtcdError",
+    "IEtcd",
+    "KeyValue",
+    "Put",
+    "Snapshot",
+    "is_repeatable",
+    "outcome",
+]  # fmt: skip
+
+#: A request that no member of etcd answers in this time has failed, or in less where the lease is short.
 TIMEOUT_SECONDS = 1.0
-ANSWER_BYTES_MAX = 4 * 1024 * 1024
 REVISION_MAX = 2**63 - 1
-
-
-class EtcdError(MQError):
-    """etcd gave no usable answer. What was asked of it may have happened, or happen still."""
 
 
 @attrs.frozen
@@ -96,28 +101,44 @@ class IEtcd(Protocol):
         ended; its cancellation ends it."""
 
 
-class EtcdClient:
-    """Asks the endpoints in turn, each until it fails.
+def is_repeatable(compares: Sequence[Compare], puts: Sequence[Put]) -> bool:
+    """Whether a transaction may be sent twice: where each key that it writes is compared, it is done once at most."""
+    return {put.key for put in puts} <= {compare.key for compare in compares}
 
-    :param endpoints: URLs.
+
+def outcome(puts: Sequence[Put], found: Mapping[str, KeyValue], is_repeated: bool) -> int | None:
+    """What has become of a transaction whose conditions did not hold: at which revision it was done, None if it was
+    not. Raises EtcdError if that is unknown.
+
+    :param found: the keys that it writes, as they are.
+    :param is_repeated: another member was asked the same and has not answered: it may be why they did not hold.
     """
+    if not is_repeated:
+        return None
+    revisions = set()
+    for put in puts:
+        item = found.get(put.key)
+        is_written = item is not None and (item.value, item.lease) == (put.value, put.lease)
+        revisions.add(item.modified if item is not None and is_written else 0)
+    if len(revisions) == 1 and revisions != {0}:
+        return revisions.pop()
+    raise EtcdError("etcd was asked for the same change twice, and one of its members did not say what became of it")
 
-    def __init__(self, reactor: Any, endpoints: Sequence[str]) -> None:
+
+class EtcdClient:
+    """Asks one endpoint, and the others where that does not answer in time."""
+
+    def __init__(self, reactor: Any, access: EtcdAccess) -> None:
+        """Raises BadTls, EtcdError if files cannot be used."""
         self._clock = cast(IReactorTime, reactor)
-        # It sends no POST twice: a transaction may have been done though nothing was answered.
-        self._pool = HTTPConnectionPool(reactor)  # type: ignore[no-untyped-call]
-        self._agent = Agent(reactor, connectTimeout=TIMEOUT_SECONDS, pool=self._pool)  # type: ignore[no-untyped-call]
-        self._endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
-        self._current = 0
+        self._gateway = Gateway(reactor, access)
+        endpoints = [endpoint.rstrip("/") for endpoint in access.endpoints]
+        self._endpoints = Endpoints(self._clock, endpoints, access.first, access.timeout_s, self._moved)
+        self._watches: set[_Changes] = set()
 
     async def read(self, prefix: str) -> Snapshot:
-        answer = await self._ask("kv/range", {"key": _text(prefix), "range_end": _text(_end_of(prefix))})
-        items = {}
-        for found in _rows(answer, "kvs"):
-            modified, created = _number(found, "mod_revision"), _number(found, "create_revision")
-            value = KeyValue(_bytes(found, "value"), created, modified, _number(found, "lease"))
-            items[_bytes(found, "key").decode("utf-8", "replace")] = value
-        return Snapshot(_number(_row(answer, "header"), "revision"), items)
+        answer = (await self._ask("kv/range", _range(prefix, _end_of(prefix)))).answer
+        return Snapshot(_number(_row(answer, "header"), "revision"), _items(answer))
 
     async def txn(self, compares: Sequence[Compare], puts: Sequence[Put]) -> int | None:
         body = {
@@ -135,118 +156,71 @@ class EtcdClient:
                 }
                 for put in puts
             ],
+            "failure": [{"request_range": _range(put.key)} for put in puts],
         }
-        answer = await self._ask("kv/txn", body)
-        return _number(_row(answer, "header"), "revision") if answer.get("succeeded") is True else None
+        reply = await self._ask("kv/txn", body, is_repeatable(compares, puts))
+        if reply.answer.get("succeeded") is True:
+            return _number(_row(reply.answer, "header"), "revision")
+        found: dict[str, KeyValue] = {}
+        for each in _rows(reply.answer, "responses"):
+            found |= _items(_row(each, "response_range"))
+        return outcome(puts, found, reply.is_repeated)
 
     async def grant(self, ttl_s: int) -> tuple[int, int]:
-        answer = await self._ask("lease/grant", {"TTL": str(ttl_s), "ID": "0"})
+        # Where it is asked for twice, the other lease expires by itself.
+        answer = (await self._ask("lease/grant", {"TTL": str(ttl_s), "ID": "0"})).answer
         lease, ttl = _number(answer, "ID"), _number(answer, "TTL")
         if not (lease and ttl > 0):
             raise EtcdError("etcd granted no lease")
         return lease, ttl
 
     async def keep_alive(self, lease: int) -> int:
-        answer = await self._ask("lease/keepalive", {"ID": str(lease)})
+        answer = (await self._ask("lease/keepalive", {"ID": str(lease)}, missing={"result": {}})).answer
         return _number(_row(answer, "result"), "TTL")
 
     async def revoke(self, lease: int) -> None:
-        await self._ask("lease/revoke", {"ID": str(lease)})
+        await self._ask("lease/revoke", {"ID": str(lease)}, missing={})
 
     def watch(self, prefix: str, revision: int, on_change: Callable[[], None]) -> Deferred[None]:
         return Deferred.fromCoroutine(self._watch(prefix, revision, on_change))
 
     async def _watch(self, prefix: str, revision: int, on_change: Callable[[], None]) -> None:
-        request = {"key": _text(prefix), "range_end": _text(_end_of(prefix)), "start_revision": str(revision + 1)}
-        response = await self._post("watch", {"create_request": request})
-        changes = _Changes(on_change)
-        response.deliverBody(changes)
-        await changes.ended
+        request = {**_range(prefix, _end_of(prefix)), "start_revision": str(revision + 1)}
+        changes, endpoint = _Changes(on_change), self._endpoints.current
+        opening = Deferred.fromCoroutine(self._gateway.stream(endpoint, "watch", {"create_request": request}, changes))
+        try:
+            await opening.addTimeout(self._endpoints.timeout_s, self._clock)
+        except CancelledError:
+            raise
+        except Exception as error:
+            self._endpoints.note_failed(endpoint)
+            why = str(error) or "does not answer"
+            raise EtcdError(f"etcd at {endpoint} {why}") from None
+        if endpoint != self._endpoints.current:
+            changes.end()
+        self._watches.add(changes)
+        try:
+            await changes.ended
+        finally:
+            self._watches.discard(changes)
+
+    def _moved(self) -> None:
+        """A watch at a hung endpoint would say nothing, and not end."""
+        for changes in list(self._watches):
+            changes.end()
 
     async def close(self) -> None:
-        await self._pool.closeCachedConnections()  # type: ignore[no-untyped-call]
+        await self._gateway.close()
 
-    async def _ask(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
-        """The answer to a request. Raises EtcdError."""
-        deadline = self._clock.seconds() + TIMEOUT_SECONDS
-        response = await self._post(path, body)
-        received = _Body()
-        response.deliverBody(received)
-        try:
-            data = await received.ended.addTimeout(max(0.001, deadline - self._clock.seconds()), self._clock)
-        except Exception as error:
-            self._next()
-            raise EtcdError(f"etcd breaks off its answer: {str(error) or type(error).__name__}") from None
-        try:
-            answer = orjson.loads(data)
-        except ValueError:
-            answer = None
-        if response.code != 200 or not isinstance(answer, dict) or "error" in answer:
-            said = answer.get("error", answer.get("message")) if isinstance(answer, dict) else None
-            if path == "lease/keepalive" and isinstance(answer, dict) and response.code == 404:
-                return {}
-            self._next()
-            raise EtcdError(f"etcd answers {response.code}: {str(said or data[:200])!r}")
-        return answer
+    def _ask(
+        self, path: str, body: Mapping[str, object], may_repeat: bool = True, missing: dict[str, Any] | None = None
+    ) -> Deferred[Reply[dict[str, Any]]]:
+        """Fails with EtcdError. `missing`: the answer where etcd has no such lease."""
 
-    async def _post(self, path: str, body: Mapping[str, object]) -> Any:
-        endpoint = self._endpoints[self._current % len(self._endpoints)]
-        headers = Headers({b"Content-Type": [b"application/json"]})
-        asking: Deferred[Any] = self._agent.request(
-            b"POST", f"{endpoint}/v3/{path}".encode(), headers, _Content(orjson.dumps(body))
-        )
-        try:
-            return await asking.addTimeout(TIMEOUT_SECONDS, self._clock)
-        except Exception as error:
-            self._next()
-            raise EtcdError(f"etcd at {endpoint} does not answer: {str(error) or type(error).__name__}") from None
+        def send(endpoint: str) -> Deferred[dict[str, Any]]:
+            return Deferred.fromCoroutine(self._gateway.call(endpoint, path, body, missing))
 
-    def _next(self) -> None:
-        self._current += 1
-
-
-@implementer(IBodyProducer)
-class _Content:
-    """The body of a request, sent at once."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self.length = data, len(data)
-
-    def startProducing(self, consumer: Any) -> Deferred[None]:
-        consumer.write(self._data)
-        done: Deferred[None] = Deferred()
-        done.callback(None)
-        return done
-
-    def pauseProducing(self) -> None:
-        """All of it was sent."""
-
-    def resumeProducing(self) -> None:
-        """All of it was sent."""
-
-    def stopProducing(self) -> None:
-        """All of it was sent."""
-
-
-class _Body(TwistedProtocol):
-    """Collects the body of an answer; `ended` fires with it, or fails."""
-
-    def __init__(self) -> None:
-        self._data = b""
-        self.ended: Deferred[bytes] = Deferred(lambda _: cast(Any, self.transport).loseConnection())
-
-    def dataReceived(self, data: bytes) -> None:
-        self._data += data
-        if len(self._data) > ANSWER_BYTES_MAX:
-            cast(Any, self.transport).loseConnection()
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        if self.ended.called:
-            return
-        if reason.check(ResponseDone) and len(self._data) <= ANSWER_BYTES_MAX:  # type: ignore[no-untyped-call]
-            self.ended.callback(self._data)
-        else:
-            self.ended.errback(reason)
+        return self._endpoints.ask(send, may_repeat)
 
 
 class _Changes(TwistedProtocol):
@@ -265,6 +239,10 @@ class _Changes(TwistedProtocol):
         if len(self._line) > ANSWER_BYTES_MAX or any(b'"canceled"' in line for line in lines):
             cast(Any, self.transport).loseConnection()
 
+    def end(self) -> None:
+        cast(Any, self.transport).loseConnection()
+        self.connectionLost()  # TLS waits for the peer before it closes
+
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if not self.ended.called:
             self.ended.callback(None)
@@ -273,6 +251,21 @@ class _Changes(TwistedProtocol):
 def _end_of(prefix: str) -> str:
     """The end of the range of all keys that begin with the prefix, which ends in a slash."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+
+def _range(key: str, end: str = "") -> dict[str, str]:
+    """A request for one key, or for all keys from it up to `end`."""
+    return {"key": _text(key), "range_end": _text(end)} if end else {"key": _text(key)}
+
+
+def _items(row: Mapping[str, Any]) -> dict[str, KeyValue]:
+    """The keys of an answer to such a request."""
+    items = {}
+    for found in _rows(row, "kvs"):
+        modified, created = _number(found, "mod_revision"), _number(found, "create_revision")
+        value = KeyValue(_bytes(found, "value"), created, modified, _number(found, "lease"))
+        items[_bytes(found, "key").decode("utf-8", "replace")] = value
+    return items
 
 
 def _text(text: str) -> str:

@@ -34,6 +34,12 @@ def test_a_broker_that_elects_its_master_keeps_its_id(broker: Loader) -> None:
         ("haListenPort=0", "set haListenPort"),
         ("minInSyncReplicas=4", "minInSyncReplicas is more than replicationFactor"),
         ("aclEnable=true\nrocketmqHome=/h", "set haWhiteRemoteAddresses"),
+        ("etcdUsername=mq", "etcdUsername and etcdPasswordFile go together"),
+        ("etcdPasswordFile=/p", "etcdUsername and etcdPasswordFile go together"),
+        ("etcdCertFile=/c", "etcdCertFile and etcdKeyFile go together"),
+        ("etcdKeyFile=/k", "etcdCertFile and etcdKeyFile go together"),
+        ("etcdCaFile=/a", "https endpoints, and http://10.0.0.8:2379 is none"),
+        ("etcdCertFile=/c\netcdKeyFile=/k", "https endpoints, and http://10.0.0.8:2379 is none"),
     ],
 )
 def test_what_a_group_needs_is_told(broker: Loader, more: str, why: str) -> None:

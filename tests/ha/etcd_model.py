@@ -1,7 +1,8 @@
 """etcd as its documentation promises it, in memory, behind links that lose requests or answers.
 
 What a client is told: its request was done, was not done, or nothing: then it may have been done, or be done later
-still, after what was asked later. Leases never expire early, and sometimes late; watches lag.
+still, after what was asked later. Leases never expire early, and sometimes late; watches lag. Each of three members
+may hang: what it was asked meanwhile is done when it goes on.
 """
 
 from __future__ import annotations
@@ -9,14 +10,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import Clock
 
-from mqbroker.ha.etcd import TIMEOUT_SECONDS, Compare, EtcdError, KeyValue, Put, Snapshot
+from mqbroker.ha.etcd import (
+    TIMEOUT_SECONDS,
+    Compare,
+    EtcdError,
+    KeyValue,
+    Put,
+    Snapshot,
+    is_repeatable,
+    outcome,
+)
+from mqbroker.ha.etcd_endpoints import Endpoints, Reply
+
+MEMBERS = ("m1", "m2", "m3")
 
 
 @attrs.define
@@ -39,7 +52,7 @@ EMPTY = Backup(1, {}, {})
 
 
 class EtcdModel:
-    """One etcd, whose members are always as good as one. `clock` is its own."""
+    """One etcd, whose members have the same, if they do not hang. `clock` is its own."""
 
     def __init__(self, rng: Random) -> None:
         self.clock, self.rng = Clock(), rng
@@ -47,10 +60,26 @@ class EtcdModel:
         self.items: dict[str, KeyValue] = {}
         self.leases: dict[int, Lease] = {}
         self.is_down = False
+        #: The members that hang, and what they do when they go on.
+        self.hung: dict[str, list[Callable[[], None]]] = {}
         #: Every state that was written, by key: (revision, value).
         self.history: list[tuple[int, str, bytes]] = []
         self._watches: list[tuple[str, int, Callable[[], None], Callable[[], None]]] = []
         self._last_lease = rng.randrange(1 << 40)
+
+    def hang(self, member: str) -> None:
+        self.hung.setdefault(member, [])
+
+    def go_on(self, member: str) -> None:
+        for act in self.hung.pop(member, []):
+            act()
+
+    def run(self, member: str, act: Callable[[], None]) -> None:
+        """Have a member do something, now or when it goes on."""
+        if member in self.hung:
+            self.hung[member].append(act)
+        else:
+            act()
 
     def look(self) -> None:
         """End the leases that have expired."""
@@ -147,10 +176,21 @@ class ModelClient:
 
     :param clock: the broker's.
     :param passes: says whether something gets through, "out" to etcd or "in" from it.
+    :param first: index of the member that is asked first.
     """
 
-    def __init__(self, model: EtcdModel, clock: IReactorTime, passes: Callable[[str], bool] = lambda way: True) -> None:
+    def __init__(
+        self,
+        model: EtcdModel,
+        clock: IReactorTime,
+        passes: Callable[[str], bool] = lambda way: True,
+        first: int = 0,
+        members: Sequence[str] = MEMBERS,
+    ) -> None:
         self.model, self._clock, self._passes = model, clock, passes
+        self.endpoints = Endpoints(clock, members, first, TIMEOUT_SECONDS, self._moved)
+        #: The watches, and the member of each.
+        self.watches: dict[Deferred[None], str] = {}
         #: Requests take so long to etcd, seconds.
         self.out_s = 0.005
         #: How long a request takes to etcd, and its answer back, by what is asked: one may overtake another.
@@ -166,19 +206,24 @@ class ModelClient:
     def be_even(self) -> None:
         self.out_s, self.delays_of = 0.005, lambda what: (self.out_s, 0.005)
 
-    def _ask(self, what: str, act: Callable[[], Any]) -> Deferred[Any]:
+    def _ask(self, what: str, act: Callable[[], Any], may_repeat: bool = True) -> Deferred[Reply[Any]]:
+        return self.endpoints.ask(lambda member: self._send(member, what, act), may_repeat)
+
+    def _send(self, member: str, what: str, act: Callable[[], Any]) -> Deferred[Any]:
         answer: Deferred[Any] = Deferred()
         out_s, back_s = self.delays_of(what)
         self.count[what] += 1
 
         def arrive() -> None:
-            if self.model.is_down or not self._passes("out"):
-                return
+            if not self.model.is_down and self._passes("out"):
+                self.model.run(member, do)
+
+        def do() -> None:
             try:
                 found = act()
             except EtcdError as error:
                 found = error
-            self.model.clock.callLater(back_s, back, found)
+            self.model.clock.callLater(back_s, self.model.run, member, lambda: back(found))
 
         def back(found: Any) -> None:
             # The broker's own clock runs it, so that one that is stopped hears nothing.
@@ -190,30 +235,27 @@ class ModelClient:
                 (answer.errback if isinstance(found, EtcdError) else answer.callback)(found)
 
         self.model.clock.callLater(out_s, arrive)
-        timer = self._clock.callLater(TIMEOUT_SECONDS, end, EtcdError("no answer in time"))
-
-        def ended(result: Any) -> Any:
-            if timer.active():
-                timer.cancel()
-            return result
-
-        return answer.addBoth(ended)
+        return answer
 
     async def read(self, prefix: str) -> Snapshot:
-        found: Snapshot = await self._ask("read", lambda: self.model.read(prefix))
-        return found
+        reply: Reply[Snapshot] = await self._ask("read", lambda: self.model.read(prefix))
+        return reply.answer
 
     async def txn(self, compares: Sequence[Compare], puts: Sequence[Put]) -> int | None:
-        found: int | None = await self._ask("txn", lambda: self.model.txn(compares, puts))
-        return found
+        def act() -> tuple[int | None, Snapshot]:
+            return self.model.txn(compares, puts), self.model.read("")
+
+        reply = await self._ask("txn", act, is_repeatable(compares, puts))
+        revision, found = reply.answer
+        return outcome(puts, found.items, reply.is_repeated) if revision is None else cast(int, revision)
 
     async def grant(self, ttl_s: int) -> tuple[int, int]:
-        found: tuple[int, int] = await self._ask("grant", lambda: self.model.grant(ttl_s))
-        return found
+        reply: Reply[tuple[int, int]] = await self._ask("grant", lambda: self.model.grant(ttl_s))
+        return reply.answer
 
     async def keep_alive(self, lease: int) -> int:
-        found: int = await self._ask("keep_alive", lambda: self.model.keep_alive(lease))
-        return found
+        reply: Reply[int] = await self._ask("keep_alive", lambda: self.model.keep_alive(lease))
+        return reply.answer
 
     async def revoke(self, lease: int) -> None:
         await self._ask("revoke", lambda: self.model.revoke(lease))
@@ -222,17 +264,30 @@ class ModelClient:
         """Nothing is open."""
 
     def watch(self, prefix: str, revision: int, on_change: Callable[[], None]) -> Deferred[None]:
+        member = self.endpoints.current
+
         def tell() -> None:
             if self._passes("in") and not ended.called:
                 self._clock.callLater(0, on_change)
 
         def close() -> None:
-            self._clock.callLater(0, end)
+            self._clock.callLater(0, fail)
 
-        def end() -> None:
+        def fail() -> None:
             if not ended.called:
                 ended.errback(EtcdError("etcd has closed the connection"))
 
-        stop = self.model.watch(prefix, revision, tell, close)
-        ended: Deferred[None] = Deferred(lambda _: stop())
-        return ended
+        stop = self.model.watch(prefix, revision, lambda: self.model.run(member, tell), close)
+        ended: Deferred[None] = Deferred(lambda _: None)
+        self.watches[ended] = member
+
+        def end(result: Any) -> Any:
+            del self.watches[ended]
+            stop()
+            return result
+
+        return ended.addBoth(end)
+
+    def _moved(self) -> None:
+        for ended in list(self.watches):
+            ended.callback(None)

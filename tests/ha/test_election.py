@@ -45,7 +45,7 @@ class World:
         """Add a member, found here under its id or another `place`."""
         place = place or replica_id
         clock = self.clocks[place] = Clock()
-        etcd = self.clients[place] = ModelClient(self.etcd, clock)
+        etcd = self.clients[place] = ModelClient(self.etcd, clock, first=replica_id - 1)
         chosen = {"cluster": "C", "broker": "B", "replica_id": replica_id, "ttl_s": 3, **settings}
         roles = self.roles[place] = []
         member = GroupMember(etcd, clock, lambda: self.now, GroupSettings(**chosen), roles.append)

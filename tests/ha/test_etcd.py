@@ -14,7 +14,8 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
 
-from mqbroker.ha.etcd import ANSWER_BYTES_MAX, Compare, EtcdClient, EtcdError, KeyValue, Put, Snapshot
+from mqbroker.ha.etcd import Compare, EtcdAccess, EtcdClient, EtcdError, KeyValue, Put, Snapshot
+from mqbroker.ha.etcd_http import ANSWER_BYTES_MAX
 
 Answer = Callable[[Request], Any]
 reactor: Any = _reactor
@@ -39,11 +40,11 @@ class Gateway(Resource):
 class World:
     """A gateway, a client, and an address where nobody listens."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, **access: Any) -> None:
         self.gateway = Gateway(answer)
         self.port: Any = reactor.listenTCP(0, Site(self.gateway), interface="127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port.getHost().port}"
-        self.client = EtcdClient(reactor, [self.url])
+        self.client = EtcdClient(reactor, EtcdAccess(endpoints=(self.url,), **access))
 
     async def close(self) -> None:
         await self.client.close()
@@ -151,11 +152,17 @@ async def test_no_lease_was_granted() -> None:
 @ensureDeferred
 async def test_the_next_endpoint_is_asked_after_one_that_fails() -> None:
     world = World(lambda request: HEADER)
-    client = EtcdClient(reactor, ["http://127.0.0.1:1", world.url])
-    with pytest.raises(EtcdError, match="does not answer: Connection was refused"):
+    client = EtcdClient(reactor, EtcdAccess(endpoints=("http://127.0.0.1:1", world.url)))
+    assert await client.read("/p/") == Snapshot(42, {})
+    assert await client.txn([], [Put("/p/a", b"")]) is None  # what was not sent may be sent to another
+    await client.close()
+    client = EtcdClient(reactor, EtcdAccess(endpoints=("http://127.0.0.1:1", "http://127.0.0.1:2")))
+    with pytest.raises(EtcdError) as caught:
         await client.read("/p/")
-    assert await client.read("/p/") == Snapshot(42, {})
-    assert await client.read("/p/") == Snapshot(42, {})
+    assert str(caught.value) == (
+        "etcd at http://127.0.0.1:1, http://127.0.0.1:2 cannot be connected: Connection was refused by other side: "
+        "111: Connection refused"
+    )
     await client.close()
     await world.close()
 

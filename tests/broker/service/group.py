@@ -370,7 +370,7 @@ class Group:
         def passes(way: str) -> bool:
             return self.wires.passes(host, ETCD) if way == "out" else self.wires.passes(ETCD, host)
 
-        etcd = ModelClient(self.etcd, reactor, passes)
+        etcd = ModelClient(self.etcd, reactor, passes, replica_id - 1)
         service = BrokerService(
             settings,
             reactor,

@@ -8,6 +8,9 @@ from random import Random
 
 import pytest
 
+from mqbroker.broker.broker_group import etcd_access
+from mqbroker.config import load_broker_settings
+from mqbroker.ha.etcd import EtcdAccess
 from mqbroker.ha.link import BadPeer, Greeting
 from mqbroker.store.layout import lock_file
 from mqbroker.wire.admin_bodies import ProducerTableInfo
@@ -357,3 +360,23 @@ def test_a_history_whose_file_is_damaged_is_read_from_its_copy(group: Group) -> 
     again = group.start(new.replica_id)
     assert again.service._group is not None
     assert again.service._group._history.last == 2
+
+
+@pytest.mark.parametrize(("replica_id", "ttl_s", "timeout_s"), [(1, 3, 1.0), (3, 2, 2 / 3), (2, 60, 1.0)])
+def test_brokers_ask_etcd_by_their_settings(tmp_path: Path, replica_id: int, ttl_s: int, timeout_s: float) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text(
+        f"brokerRole=SYNC_MASTER\nbrokerId={replica_id}\netcdEndpoints=https://a:1;https://b:1;https://c:1\n"
+        f"etcdLeaseTtlSeconds={ttl_s}\netcdUsername=mq\netcdPasswordFile=/p\n"
+        "etcdCaFile=/a\netcdCertFile=/c\netcdKeyFile=/k\n"
+    )
+    assert etcd_access(load_broker_settings(str(conf))) == EtcdAccess(
+        endpoints=("https://a:1", "https://b:1", "https://c:1"),
+        first=replica_id - 1,
+        timeout_s=timeout_s,
+        username="mq",
+        password_file="/p",
+        ca_file="/a",
+        cert_file="/c",
+        key_file="/k",
+    )

@@ -1,6 +1,18 @@
 """Mistakes that message systems have made, ready to be made again: each must turn the tests red."""
 
-from tests.mutations.known import broker, failover, kernel, limits, log, network, queues, replication, shards, spark
+from tests.mutations.known import (
+    broker,
+    etcd,
+    failover,
+    kernel,
+    limits,
+    log,
+    network,
+    queues,
+    replication,
+    shards,
+    spark,
+)
 from tests.mutations.mutation import SOURCE, Mutation
 
 __all__ = ["KNOWN", "SOURCE", "Mutation"]
@@ -13,6 +25,7 @@ KNOWN = [
     *limits.MISTAKES,
     *replication.MISTAKES,
     *failover.MISTAKES,
+    *etcd.MISTAKES,
     *shards.MISTAKES,
     *kernel.MISTAKES,
     *spark.MISTAKES,

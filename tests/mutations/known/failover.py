@@ -4,7 +4,6 @@ from tests.mutations.mutation import Mutation
 
 _ELECTION = "tests/ha/test_election.py"
 _EPOCHS = "tests/ha/test_epochs.py"
-_ETCD = "tests/ha/test_etcd.py"
 _GROUP = "tests/broker/service/test_group.py"
 _IN_SYNC = "tests/ha/test_in_sync.py"
 _POWER = "tests/broker/service/test_group_power.py"
@@ -192,15 +191,15 @@ MISTAKES = [
     Mutation(
         "count a lease from the answer of etcd on",
         "ha/election.py",
-        "            self._deadline = asked_at + ttl_s\n",
-        "            self._deadline = self._steady() + ttl_s\n",
+        "            self._deadline = _ends_at(asked_at, ttl_s)\n        else",
+        "            self._deadline = _ends_at(self._steady(), ttl_s)\n        else",
         (_ELECTION, _RUNS),
     ),
     Mutation(
         "count a new lease from the answer of etcd on",
         "ha/election.py",
-        "float(ttl_s), asked_at + ttl_s, 0\n",
-        "float(ttl_s), self._steady() + ttl_s, 0\n",
+        "        self._deadline = _ends_at(asked_at, ttl_s)\n        self._heard_at",
+        "        self._deadline = _ends_at(self._steady(), ttl_s)\n        self._heard_at",
         ("tests/ha/test_election.py::test_a_lease_counts_from_the_request_for_it_however_late_the_answer_is",),
     ),
     Mutation(

@@ -318,6 +318,7 @@ MISTAKES = [
         "picked.looked_at >= place.high and queues[queue]",
         "picked.looked_at > place.high and queues[queue]",
         ("tests/kernel/test_pulls.py",),
+        with_compiled=True,
     ),
     Mutation(
         "dispatch from a listener of a dispatch",

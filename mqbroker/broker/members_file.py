@@ -59,7 +59,7 @@ class MembersFile:
     def __init__(
         self, file: JsonFile, registry: ConsumerRegistry, now: Callable[[], float], steady: Callable[[], float]
     ) -> None:
-        """Load the file. One that is damaged counts as none."""
+        """Load the file. One that is damaged, or cannot be read, counts as none."""
         self._file = file
         self._registry = registry
         self._now = now
@@ -68,7 +68,7 @@ class MembersFile:
         self._expected_until = self._saved_at + EXPECTED_SECONDS
         try:
             members = file.load(Members.from_json)
-        except StoreDamaged as error:
+        except (StoreDamaged, OSError) as error:
             log.warn("{error}: the members of the consumer groups are those of their next heartbeats", error=error)
             return
         if members is None or abs(now() - members.saved_at_ms / 1000) > AGE_SECONDS_MAX:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -164,6 +166,48 @@ def test_a_damaged_file_prevents_no_start(
     path.write_bytes(data)
     assert begin().ids() == []
     assert "are those of their next heartbeats" in logged.lines[-1]
+
+
+@pytest.mark.parametrize("kind", ["directory", "link to itself", "bad sector"])
+def test_a_file_that_cannot_be_read_prevents_no_start(
+    begin: Callable[[], Run], tmp_path: Path, logged: Logged, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    begin().stop()
+    path = tmp_path / "config" / "consumerMembers.json"
+    if kind == "bad sector":
+
+        def fail(disk: OsDisk, path: str) -> bytes:
+            raise OSError(errno.EIO, "Input/output error", path)
+
+        monkeypatch.setattr(OsDisk, "read", fail)
+    else:
+        path.unlink()
+        path.mkdir() if kind == "directory" else path.symlink_to(path)
+    assert begin().ids() == []
+    assert "are those of their next heartbeats" in logged.lines[-1]
+
+
+@pytest.mark.parametrize("name", ["open", "pwrite", "fsync", "link", "replace"])
+def test_members_stay_those_of_the_last_save_where_a_call_of_the_next_one_fails(
+    begin: Callable[[], Run], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    run = begin()
+    joined(run, "c1")
+    run.wait(SAVE_SECONDS)
+    joined(run, "c1", "c2")
+    calls = []
+    with monkeypatch.context() as failing:
+
+        def fail(*given: object, **named: object) -> None:
+            calls.append(given)
+            raise OSError(errno.EIO, "Input/output error")
+
+        failing.setattr(os, name, fail)
+        run.wait(SAVE_SECONDS)
+    assert calls
+    assert begin().ids() in (["c1"], ["c1", "c2"])  # killed now
+    run.wait(60.0)
+    assert begin().ids() == ["c1", "c2"]
 
 
 def test_what_does_not_fit_is_left_out(begin: Callable[[], Run], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,6 @@ class TopicRepair:
             return
         log.warn(
             "{topic} has {n} messages, but was not among the topics of the former master: it is created with {queues} "
-            "queues; if it had others, set them with `mq topic create`",
+            "queues; if it had others, set them with `mqadmin updateTopic`",
             topic=topic, n=count, queues=created.write_queue_nums,
         )  # fmt: skip

@@ -4,8 +4,8 @@ reads what is answered. What is not plain, and all that goes wrong, is left to t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import groupby
+from collections.abc import Callable, Iterable
+from itertools import groupby, repeat
 from operator import attrgetter, methodcaller
 
 from mqbroker.client.connection import Place, Sent
@@ -14,7 +14,7 @@ from mqbroker.client.loop import Future, Loop
 from mqbroker.client.loop_net import LoopNet
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.options import ProducerOptions
-from mqbroker.client.producer import Choose, FirstAttempt
+from mqbroker.client.producer import Choose, Chosen, FirstAttempt
 from mqbroker.client.routes import Route, Routes
 from mqbroker.client.send import Outgoing, Rotation, SendsInFlight
 from mqbroker.errors import MQError
@@ -127,29 +127,34 @@ class PlainSends:
             self._give_back(messages, waiters)
             return
         if len(targets.by_addr) == 1:
-            self._send(targets.addrs[0], messages, [targets.places[number] for number in numbers], waiters)
+            self._send(targets.addrs[0], route, messages, [targets.places[number] for number in numbers], waiters)
             return
         for addr, of_addr in targets.by_addr.items():
             mine = [n for n, number in enumerate(numbers) if number in of_addr]
             places = [targets.places[numbers[n]] for n in mine]
-            self._send(addr, [messages[n] for n in mine], places, [waiters[n] for n in mine])
+            self._send(addr, route, [messages[n] for n in mine], places, [waiters[n] for n in mine])
 
     def _queue_numbers(self, topic: str, targets: _Targets, choices: list[Choose | None]) -> list[int]:
         """To which of the topic's queues each message goes: to the one that its sender chooses, or the next."""
         queues, free = targets.route.publish_queues, choices.count(None)
+        # Before a turn is taken: a choice may fail, and then the general path gives the turns.
+        chosen = [] if free == len(choices) else [targets.numbers[choose(queues)] for choose in choices if choose]
         turn = self._rotation.turns(topic, len(queues), free) if free else 0
-        if free == len(choices):
+        if not chosen:
             return [turn % len(queues) for turn in range(turn, turn + free)]
         numbers = []
+        following = iter(chosen)
         for choose in choices:
             if choose is None:
                 numbers.append(turn % len(queues))
                 turn += 1
             else:
-                numbers.append(targets.numbers[choose(queues)])
+                numbers.append(next(following))
         return numbers
 
-    def _send(self, addr: str | None, messages: list[Message], places: list[Place], waiters: list[Future]) -> None:
+    def _send(
+        self, addr: str | None, route: Route, messages: list[Message], places: list[Place], waiters: list[Future]
+    ) -> None:
         connection = None if addr is None else self._net.free_connection(addr)
         sent = 0
         # A send of the general path is followed by a heartbeat where one is due.
@@ -157,15 +162,18 @@ class PlainSends:
             now = self._net.now()
             ids = self._next_ids.reserve(len(messages))
             sent = connection.send_run(messages, places, waiters, now, self._timeout_ms, *ids)
-        # What follows one that is not plain must not overtake it.
-        self._give_back(messages[sent:], waiters[sent:])
+        if sent < len(messages):
+            # What follows one that is not plain must not overtake it. A second turn would leave out queues.
+            self._give_back(messages[sent:], waiters[sent:], [Chosen(queue, route) for queue, _ in places[sent:]])
 
-    def _give_back(self, messages: list[Message], waiters: list[Future]) -> None:
-        for message, waiter in zip(messages, waiters, strict=True):
+    def _give_back(
+        self, messages: list[Message], waiters: list[Future], chosen: Iterable[Chosen | None] = repeat(None)
+    ) -> None:
+        for message, waiter, queue in zip(messages, waiters, chosen, strict=False):
             if waiter.done():  # it was cancelled
                 self._in_flight.release(len(message.body))
             else:
-                waiter.set_result(None)
+                waiter.set_result(queue)
 
     def _ended(self, sends: list[tuple[Sent, SendResult | RemotingCommand | MQError]]) -> None:
         """Sends were answered, or have failed."""

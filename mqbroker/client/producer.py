@@ -63,6 +63,14 @@ class FirstAttempt:
     outcome: RemotingCommand | MQError
 
 
+@attrs.frozen
+class Chosen:
+    """The queue of `route` that was chosen for a message, which was not sent."""
+
+    queue: MessageQueue
+    route: Route
+
+
 class PlainSends(Protocol):
     """Takes sends that are plain, several together."""
 
@@ -73,7 +81,8 @@ class PlainSends(Protocol):
         """Send `message` soon, to the queue that `choose` returns or to the next, in a slot among those in flight that
         is acquired; returns an awaitable.
 
-        The slot ends with a SendResult. Otherwise it is kept: with a FirstAttempt, or None if the message was not sent.
+        The slot ends with a SendResult. Otherwise it is kept: with a FirstAttempt, or if the message was not sent with
+        the queue that was Chosen, or None.
         """
 
     def give_up(self, message: Message, taken: Any) -> None:
@@ -183,7 +192,7 @@ class ProducerCore:
         return plain.take(message)
 
     async def send_otherwise(
-        self, message: Message, outcome: FirstAttempt | None, choose: Choose | None = None
+        self, message: Message, outcome: FirstAttempt | Chosen | None, choose: Choose | None = None
     ) -> SendResult:
         """Send what was no plain send after all; its slot ends with it."""
         with Slot(self._in_flight, len(message.body)):
@@ -195,13 +204,17 @@ class ProducerCore:
         self._plain.give_up(message, taken)
 
     async def _send_otherwise(
-        self, message: Message, choose: Choose | None, timeout_ms: int | None, first: FirstAttempt | None
+        self,
+        message: Message,
+        choose: Choose | None,
+        timeout_ms: int | None,
+        outcome: FirstAttempt | Chosen | None,
     ) -> SendResult:
-        if first is None:
-            outgoing = prepare(message, self._options, self._next_id, self._now_ms())
-        else:
-            outgoing = prepare(message, self._options, lambda: first.msg_id, int(first.began_at * 1000))
-        return await self._attempts(outgoing, choose, timeout_ms, first)
+        if isinstance(outcome, FirstAttempt):
+            outgoing = prepare(message, self._options, lambda: outcome.msg_id, int(outcome.began_at * 1000))
+            return await self._attempts(outgoing, choose, timeout_ms, outcome)
+        outgoing = prepare(message, self._options, self._next_id, self._now_ms())
+        return await self._attempts(outgoing, choose, timeout_ms, chosen=outcome)
 
     async def send_batch(
         self,
@@ -284,7 +297,12 @@ class ProducerCore:
         return route
 
     async def _attempts(
-        self, outgoing: Outgoing, choose: Choose | None, timeout_ms: int | None, first: FirstAttempt | None = None
+        self,
+        outgoing: Outgoing,
+        choose: Choose | None,
+        timeout_ms: int | None,
+        first: FirstAttempt | None = None,
+        chosen: Chosen | None = None,
     ) -> SendResult:
         allowed_s = (self._options.send_timeout_ms if timeout_ms is None else timeout_ms) / 1000
         steady = self._net.steady
@@ -297,7 +315,7 @@ class ProducerCore:
                 queue, addr = first.queue, first.addr
             else:
                 try:
-                    queue, addr = await self._where(outgoing.topic, choose, trials.brokers)
+                    queue, addr = await self._where(outgoing.topic, choose, trials.brokers, chosen)
                 except MQError as error:
                     if not trials.outlast(error):
                         raise
@@ -312,6 +330,7 @@ class ProducerCore:
             if left_ms <= 0 and first is None:
                 trials.add(queue, addr, RequestTimedOut(f"{allowed_s:g} s passed before this attempt"))
                 raise trials.failure()
+            chosen = None
             try:
                 return await self._attempt(outgoing, queue, addr, left_ms, first)
             except MQError as error:
@@ -344,11 +363,16 @@ class ProducerCore:
     def _request(self, outgoing: Outgoing, queue: MessageQueue) -> RemotingCommand:
         return send_request(outgoing, queue, self._group, self._options)
 
-    async def _where(self, topic: str, choose: Choose | None, avoid: Collection[str] = ()) -> tuple[MessageQueue, str]:
-        """The queue to send to, and its broker's address."""
+    async def _where(
+        self, topic: str, choose: Choose | None, avoid: Collection[str] = (), chosen: Chosen | None = None
+    ) -> tuple[MessageQueue, str]:
+        """The queue to send to, and its broker's address: the one that was `chosen`, if the route is still the same."""
         route = await self._writable(topic)
         queues = route.publish_queues
-        queue = choose(queues) if choose else self._rotation.next(topic, queues, avoid)
+        if chosen is not None and chosen.route is route:
+            queue = chosen.queue
+        else:
+            queue = choose(queues) if choose else self._rotation.next(topic, queues, avoid)
         return queue, _master(route, queue)
 
     async def _pause(self, trials: _Trials, deadline: float, error: MQError | None = None) -> None:

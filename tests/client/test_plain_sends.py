@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from random import Random
@@ -22,6 +23,7 @@ from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command
+from mqbroker.wire.signature import Credentials
 from tests.client.faults import Passage
 from tests.client.loopback import Loopback
 
@@ -159,6 +161,33 @@ def test_a_chosen_queue_is_tried_again_where_it_refused(server: Loopback) -> Non
     found = with_producer(server, use)
     assert len({result.queue for result in found}) == 1
     assert len(bodies(server)) == 6
+
+
+@pytest.mark.parametrize(
+    ("tags", "options"), [("é", {}), ("t", {"credentials": Credentials("key", "secret")})], ids=["é", "signed"]
+)
+def test_sends_that_are_not_plain_go_to_all_queues_in_turn(
+    server: Loopback, tags: str, options: dict[str, Any]
+) -> None:
+    server.add_topic("T", queues=4)
+
+    async def use(producer: Producer) -> Any:
+        return [await producer.send(Message("T", b"x", tags=tags)) for _ in range(8)]
+
+    queues = [result.queue for result in with_producer(server, use, **options)]
+    assert set(queues[:4]) == {MessageQueue("T", "a", n) for n in range(4)}
+    assert queues[:4] == queues[4:]
+
+
+def test_the_queue_of_a_send_that_is_not_plain_is_chosen_once(server: Loopback) -> None:
+    server.add_topic("T", queues=4)
+    asked = itertools.count()
+
+    async def use(producer: Producer) -> Any:
+        selector = lambda queues, message: queues[next(asked) % 4]  # noqa: E731
+        return [await producer.send(Message("T", b"x", tags="é"), selector=selector) for _ in range(4)]
+
+    assert [result.queue.queue_id for result in with_producer(server, use)] == [0, 1, 2, 3]
 
 
 def test_none_goes_before_one_that_is_not_plain(topic: Loopback) -> None:

@@ -16,11 +16,20 @@ from typing import Any
 
 import attrs
 import pytest
+from twisted.internet.address import IPv4Address
 
 from mqbroker.errors import Refused
 from mqbroker.kernel import compiled
 from mqbroker.store import message_reader
-from mqbroker.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData, SubscriptionGroupConfig, TopicConfig
+from mqbroker.wire.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    LockBatchRequestBody,
+    MessageQueue,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import encode_frame
 from mqbroker.wire.headers import (
@@ -29,7 +38,9 @@ from mqbroker.wire.headers import (
     UnregisterClientRequestHeader,
 )
 from mqbroker.wire.names import java_hash
+from tests.access.acl import ADMIN, ALICE, PLAIN, STRANGER, write_acl
 from tests.broker.bench import START, Bench, Client
+from tests.commands import said
 from tests.kernel.test_pulls import ReadEnd
 from tests.kernel.test_records import files_of
 from tests.remoting.link import CLIENT, SERVER, take_together
@@ -39,6 +50,19 @@ pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is
 SEEDS = int(os.environ.get("MQBROKER_TWIN_SEEDS", "60")) // 3
 TOPICS = ["T", "T", "T", "U", "V", "%RETRY%CG", "TBW102", "broker-a"]
 GROUPS = ["CG", "CG", "DG"]
+#: An address that needs no account.
+ADMINISTRATOR = IPv4Address("TCP", "10.10.103.9", 1)
+#: Of an account other permissions, or another key, or none.
+ACCOUNTS = [
+    PLAIN,
+    PLAIN,
+    PLAIN.replace("- T=PUB|SUB", "- T=SUB"),
+    PLAIN.replace("- T=PUB|SUB", "- T=PUB"),
+    PLAIN.replace("- CG=SUB", "- CG=DENY"),
+    PLAIN.replace("secret-of-alice", "another-secret"),
+    PLAIN.replace("alice-key", "somebody-else"),
+    PLAIN.replace("10.10.103.*", "10.10.103.*\n- 10.0.0.2"),
+]
 #: Of each setting that sends or pulls depend on some values.
 SETTINGS = {
     "brokerPermission": "2466",
@@ -77,10 +101,17 @@ class Twin:
     protocols: list[Any]
     is_compiled: bool
     taken: int = 0
+    #: How often the file of accounts was written.
+    accounts: int = 0
+    #: What was answered to locks.
+    locks: list[Any] = attrs.Factory(list)
 
     @classmethod
-    def start(cls, root: Path, *, is_compiled: bool) -> Twin:
-        bench = Bench(root)
+    def start(cls, root: Path, *, is_compiled: bool, has_accounts: bool) -> Twin:
+        home = root.with_name(f"{root.name}-home")
+        if has_accounts:
+            write_acl(home)
+        bench = Bench(root, acl_enable=has_accounts, rocketmq_home=str(home))
         if not is_compiled:
             bench.table.plain.clear()
             bench.rules.plain_targets = Forgetful()
@@ -88,7 +119,7 @@ class Twin:
         protocols: list[Any] = [bench.factory.buildProtocol(CLIENT) for _ in ends]
         for protocol, end in zip(protocols, ends, strict=True):
             protocol.makeConnection(end)
-        return cls(bench, bench.client(), ends, protocols, is_compiled)
+        return cls(bench, bench.client(ADMINISTRATOR), ends, protocols, is_compiled)
 
     def request(self, number: int, data: bytes) -> None:
         rest = data
@@ -97,6 +128,13 @@ class Twin:
             self.taken += len(rest) < len(data)
         if rest:
             self.protocols[number].dataReceived(rest)
+
+    def change_accounts(self, text: str) -> None:
+        acl, home = self.bench.acl, self.bench.settings.rocketmq_home
+        if acl is not None:
+            self.accounts += 1
+            os.utime(write_acl(Path(home), text), (self.accounts, self.accounts))
+            assert acl.look().called
 
     def heard(self) -> list[bytes]:
         return [bytes(end.written) for end in self.ends]
@@ -110,12 +148,13 @@ class Scope:
     groups: list[str]
     queues: str
     is_calm: bool
+    has_accounts: bool
 
     @classmethod
     def of(cls, seed: int) -> Scope:
         if seed % 4:
-            return cls(["T"], ["CG"], "0", is_calm=True)
-        return cls(TOPICS, GROUPS, "00001235", is_calm=False)
+            return cls(["T"], ["CG"], "0", is_calm=True, has_accounts=seed % 4 == 1)
+        return cls(TOPICS, GROUPS, "00001235", is_calm=False, has_accounts=seed % 8 == 0)
 
 
 def request(rng: Random, opaque: int, scope: Scope) -> bytes:
@@ -142,6 +181,8 @@ def request(rng: Random, opaque: int, scope: Scope) -> bytes:
         if rng.random() < 0.25:
             pull |= {"subscription": "x = 1", "expressionType": "SQL92"}
     code, ext = rng.choice([(310, send), (11, pull)])
+    if scope.has_accounts:
+        rng.choice([ALICE, ALICE, ALICE, ADMIN, STRANGER]).sign(ext, b"body" if code == 310 else b"")
     header = {"code": code, "extFields": ext, "flag": rng.choice([0, 0, 0, 2]), "opaque": opaque}
     return encode_frame(0, json.dumps(header, separators=(",", ":")).encode(), b"body" if code == 310 else b"")
 
@@ -150,8 +191,10 @@ def change(rng: Random, twin: Twin, scope: Scope) -> None:
     """Change the world as administrators, consumers, the name server or the time do."""
     bench, topic, group = twin.bench, rng.choice(scope.topics), rng.choice(scope.groups)
     # Of few things subscriptions and permissions change most: each other change hides what they leave.
-    kind = rng.choice([0, 2, 3, 4, 5, 6, 6, 6, 7, 8, 8, 8, 9]) if scope.is_calm else rng.randrange(10)
-    if kind < 2:
+    kind = rng.choice([0, 2, 3, 4, 5, 6, 6, 6, 7, 8, 8, 8, 9, 10]) if scope.is_calm else rng.randrange(11)
+    if scope.has_accounts and rng.random() < 0.3:
+        twin.change_accounts(rng.choice(ACCOUNTS))
+    elif kind < 2:
         perm, kept_as = rng.choice([0, 2, 4, 6, 6, 6]), rng.choice(["SINGLE_TAG", "MULTI_TAG"])
         numbers = rng.choice([(0, 1), (1, 1), (1, 4), (4, 4), (6, 2)])
         bench.topics.put(TopicConfig(topic, *numbers, perm, kept_as, order=rng.random() < 0.3))
@@ -177,8 +220,13 @@ def change(rng: Random, twin: Twin, scope: Scope) -> None:
     elif kind == 8:
         key = "brokerPermission" if rng.random() < 0.4 else rng.choice([*SETTINGS])
         bench.parts.live.change({key: rng.choice(SETTINGS[key])})
+    elif kind == 10:
+        code = rng.choice([RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ])
+        queues = frozenset(MessageQueue(topic, "broker-a", n) for n in range(rng.randrange(3)))
+        twin.locks.append(twin.admin.ask(code, body=LockBatchRequestBody(group, rng.choice("cd"), queues).to_json()))
     else:
         bench.turn(rng.choice([0.5, 1, 3] if scope.is_calm else [1, 3, 150]))
+        twin.admin = bench.client(ADMINISTRATOR)  # the former may have been idle for too long
 
 
 def beat(rng: Random, twin: Twin, group: str) -> None:
@@ -203,7 +251,7 @@ def history(root: Path, seed: int, monkeypatch: pytest.MonkeyPatch, *, is_compil
     with monkeypatch.context() as patch:
         if not is_compiled:
             patch.setattr(message_reader, "compiled", None)
-        twin = Twin.start(root, is_compiled=is_compiled)
+        twin = Twin.start(root, is_compiled=is_compiled, has_accounts=scope.has_accounts)
         for topic in ("T", "T", "U"):
             twin.admin.send(topic, properties="TAGS\x01a")
         requests = [request(rng, number, scope) for number in range(rng.choice([1, 2, 5]))]
@@ -220,7 +268,8 @@ def history(root: Path, seed: int, monkeypatch: pytest.MonkeyPatch, *, is_compil
             if rng.random() < 0.3:
                 requests[rng.randrange(len(requests))] = request(rng, 1000 + len(steps), scope)
         twin.bench.turn(20)
-        steps += [twin.heard(), twin.bench.offsets.snapshot(), [end.closing is not None for end in twin.ends]]
+        steps += [twin.heard(), said(twin.locks), twin.bench.offsets.snapshot()]
+        steps.append([end.closing is not None for end in twin.ends])
         twin.bench.close()
     return [*steps, files_of(root)], twin.taken
 

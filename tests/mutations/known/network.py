@@ -4,6 +4,22 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "give a send that is not plain a second turn, which leaves out queues",
+        "client/plain_sends.py",
+        "                waiter.set_result(queue)\n",
+        "                waiter.set_result(None)\n",
+        ("tests/client/test_plain_sends.py",),
+        with_compiled=True,
+    ),
+    Mutation(
+        "send along the former route of a topic",
+        "client/plain_sends.py",
+        "        if targets is None or targets.route is not route:\n",
+        "        if targets is None:\n",
+        ("tests/client/test_changing_world.py",),
+        with_compiled=True,
+    ),
+    Mutation(
         "take a route that a broker has left for good until the next regular look",
         "client/push_consumer.py",
         "            settled = settled and not self._routes.has_left(topic)\n",
@@ -284,7 +300,7 @@ MISTAKES = [
     Mutation(
         "give a plain send that failed another id",
         "client/producer.py",
-        "lambda: first.msg_id",
+        "lambda: outcome.msg_id",
         "self._next_id",
         ("tests/client/test_plain_sends.py",),
         with_compiled=True,

@@ -101,6 +101,14 @@ def make(network: FakeClient, topics: FakeTopics, clock: Clock, tmp_path: Path) 
 REGISTER = RequestCode.REGISTER_BROKER
 
 
+def registered(make: Callable[..., Registration], network: FakeClient, *given: Any, **changes: Any) -> Registration:
+    """One that all its name servers have accepted."""
+    registration = make(*given, **changes)
+    registration.start()
+    network.answer()
+    return registration
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_what_is_told(make: Callable[..., Registration], network: FakeClient, compressed: bool) -> None:
     make([A], compressed_register=compressed, register_broker_timeout_ms=1234).start()
@@ -159,9 +167,7 @@ def change(registration: Registration, topics: FakeTopics, name: str) -> None:
 def test_changes_of_one_turn_are_told_together_and_alone(
     make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
 ) -> None:
-    registration = make([A])
-    registration.start()
-    network.answer()
+    registration = registered(make, network, [A])
     for n in range(5):
         change(registration, topics, f"N{n}")
     assert network.told == []
@@ -178,9 +184,7 @@ def test_changes_of_one_turn_are_told_together_and_alone(
 def test_a_removed_topic_is_told_by_a_table_without_it(
     make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
 ) -> None:
-    registration = make([A])
-    registration.start()
-    network.answer()
+    registration = registered(make, network, [A])
     for _ in range(2):
         change(registration, topics, "N")
         change(registration, topics, "O")
@@ -248,9 +252,7 @@ def test_a_change_in_the_turn_of_an_answer_is_told_with_its_version(
 def test_who_changed_a_topic_hears_when_all_were_told(
     make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
 ) -> None:
-    registration = make()
-    registration.start()
-    network.answer()
+    registration = registered(make, network)
     change(registration, topics, "New")
     heard: list[Any] = []
     registration.changes_registered().addCallback(heard.append)
@@ -265,9 +267,7 @@ def test_who_changed_a_topic_hears_when_all_were_told(
 def test_nobody_waits_long_for_a_name_server_that_hangs(
     make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
 ) -> None:
-    registration = make()
-    registration.start()
-    network.answer()
+    registration = registered(make, network)
     change(registration, topics, "New")
     heard: list[Any] = []
     registration.changes_registered().addCallback(heard.append)
@@ -301,9 +301,7 @@ def test_a_name_server_that_hangs_keeps_no_other_waiting(
 def test_who_may_have_lost_it_is_told_all(
     make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics, loss: str
 ) -> None:
-    registration = make()
-    registration.start()
-    network.answer()
+    registration = registered(make, network)
     if loss == "closed":
         registration.connection_closed(B)
     else:
@@ -325,9 +323,7 @@ def test_who_may_have_lost_it_is_told_all(
 def test_the_first_retry_after_a_success_is_soon(
     make: Callable[..., Registration], network: FakeClient, clock: Clock
 ) -> None:
-    registration = make([A], register_name_server_period_ms=60_000)
-    registration.start()
-    network.answer()
+    registration = registered(make, network, [A], register_name_server_period_ms=60_000)
     registration.connection_closed(A)
     clock.advance(FIRST_RETRY_SECONDS)
     assert network.told == [(A, REGISTER)]
@@ -344,9 +340,7 @@ def test_the_first_retry_after_a_success_is_soon(
 def test_a_change_after_a_loss_is_told_with_all(
     make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
 ) -> None:
-    registration = make([A])
-    registration.start()
-    network.answer()
+    registration = registered(make, network, [A])
     registration.connection_closed(A)
     change(registration, topics, "N")
     clock.advance(0)
@@ -421,9 +415,7 @@ def test_a_strange_answer_about_the_version_is_a_reason_to_tell_all(
 def test_without_force_a_change_meanwhile_is_told(
     make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
 ) -> None:
-    registration = make([A], force_register=False, register_name_server_period_ms=10_000)
-    registration.start()
-    network.answer()
+    registration = registered(make, network, [A], force_register=False, register_name_server_period_ms=10_000)
     clock.advance(10)
     asked = topics.version
     change(registration, topics, "N")
@@ -498,18 +490,14 @@ def test_what_no_frame_holds_is_registered_compressed(
 def test_another_permission_of_the_broker_is_told_of_all_topics(
     make: Callable[..., Registration], network: FakeClient, topics: FakeTopics
 ) -> None:
-    registration = make([A])
-    registration.start()
-    network.answer()
+    registration = registered(make, network, [A])
     registration._live.change({"brokerPermission": str(int(Perm.READ))})
     ((_, command, _, _),) = network.requests
     assert decode_registration(command.body, compressed=False).queues == {"T": QueueNumbers(4, 4, 4, 0)}
 
 
 def test_one_registration_at_a_time(make: Callable[..., Registration], network: FakeClient, clock: Clock) -> None:
-    registration = make([A], register_name_server_period_ms=10_000)
-    registration.start()
-    network.answer()
+    registration = registered(make, network, [A], register_name_server_period_ms=10_000)
     registration.changed("T")
     clock.advance(0)
     clock.advance(10)  # the period is over, and the one for the change is not answered yet
@@ -590,9 +578,7 @@ def test_goodbye_waits_for_what_is_under_way(
 
 
 def test_goodbye(make: Callable[..., Registration], network: FakeClient, clock: Clock) -> None:
-    registration = make()
-    registration.start()
-    network.answer()
+    registration = registered(make, network)
     registration.changed("T")  # too late to be told
     gone = registration.stop()
     assert network.told == [(A, RequestCode.UNREGISTER_BROKER), (B, RequestCode.UNREGISTER_BROKER)]
@@ -624,9 +610,7 @@ def set_addresses(registration: Registration, *addresses: str) -> None:
 def test_added_name_servers_are_told_all_and_removed_ones_are_left(
     make: Callable[..., Registration], network: FakeClient, topics: FakeTopics, clock: Clock
 ) -> None:
-    registration = make([A])
-    registration.start()
-    network.answer()
+    registration = registered(make, network, [A])
     for gone, come in [(A, B), (B, C), (C, A)]:
         set_addresses(registration, come)
         assert network.told == [(gone, UNREGISTER), (come, REGISTER)]
@@ -645,9 +629,7 @@ def test_added_name_servers_are_told_all_and_removed_ones_are_left(
 
 
 def test_name_servers_that_stay_are_not_disturbed(make: Callable[..., Registration], network: FakeClient) -> None:
-    registration = make([A, B])
-    registration.start()
-    network.answer()
+    registration = registered(make, network, [A, B])
     set_addresses(registration, C, B, A, C)
     assert network.told == [(C, REGISTER)]
     network.answer()
@@ -677,9 +659,7 @@ def test_a_broker_may_be_without_name_servers_for_a_time(
 def test_one_that_is_removed_and_added_again_is_told_so_in_this_order(
     make: Callable[..., Registration], network: FakeClient, clock: Clock
 ) -> None:
-    registration = make([A, B])
-    registration.start()
-    network.answer()
+    registration = registered(make, network, [A, B])
     set_addresses(registration, B)
     set_addresses(registration, A, B)
     registration.changed("T")
@@ -711,9 +691,7 @@ def test_one_that_hangs_is_left_in_the_end_and_believed_no_more(
 def test_a_stop_waits_for_those_that_are_left_and_registers_no_more(
     make: Callable[..., Registration], network: FakeClient, clock: Clock
 ) -> None:
-    registration = make([A, B])
-    registration.start()
-    network.answer()
+    registration = registered(make, network, [A, B])
     set_addresses(registration, B)
     set_addresses(registration, B, A)
     stopped = registration.stop()
@@ -731,9 +709,7 @@ def test_a_change_that_waited_for_another_master_is_registered_soon_each_time(
     make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
 ) -> None:
     may = [True]
-    registration = make([A], may_register=lambda: may[0])
-    registration.start()
-    network.answer()
+    registration = registered(make, network, [A], may_register=lambda: may[0])
     for number in range(3):
         may[0] = False
         topics.put(f"new{number}")

@@ -9,6 +9,7 @@ import pytest
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
+from tests.broker.service.pair import Pair
 from tests.broker.service.running import NAMESRV, Reactor, Running
 from tests.broker.test_name_servers import FakeClient
 from tests.remoting.link import Network, serve
@@ -17,6 +18,13 @@ from tests.remoting.link import Network, serve
 @pytest.fixture
 def reactor() -> Reactor:
     return Reactor()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path / "pair")
+    yield made
+    made.close()
 
 
 @pytest.fixture

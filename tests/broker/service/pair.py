@@ -22,8 +22,9 @@ from mqbroker.store.disk import IDisk
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker, IWorker
-from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import UpdateConsumerOffsetRequestHeader
 from tests.broker.bench import Client, make_settings
 from tests.broker.service.running import Reactor
 from tests.remoting.link import CLIENT, SERVER, Link, Network
@@ -264,3 +265,11 @@ class Pair:
 
     def alive(self) -> Iterator[Member]:
         return iter([member for member in self.members.values() if not member.is_dead])
+
+
+def commit(member: Member, topic: str, offset: int, group: str = "CG") -> None:
+    """Commit an offset of queue 0, as a consumer does."""
+    header = UpdateConsumerOffsetRequestHeader(consumer_group=group, topic=topic, queue_id=0, commit_offset=offset)
+    answer = member.client().ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    assert answer is not None
+    assert answer.code == ResponseCode.SUCCESS

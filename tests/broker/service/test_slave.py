@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,10 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.record import decode_records
 from tests.access.acl import write_acl
 from tests.broker.bench import pull_header, send_command
-from tests.broker.service.pair import Member, Pair
-from tests.remoting.logs import Logged, log_kept
+from tests.broker.service.pair import Member, Pair, commit
+from tests.remoting.logs import Logged
 
-
-@pytest.fixture(autouse=True)
-def logged() -> Iterator[Logged]:
-    with log_kept() as events:
-        yield events
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(tmp_path / "pair")
-    yield made
-    made.close()
+pytestmark = pytest.mark.usefixtures("logged")
 
 
 @pytest.fixture
@@ -228,27 +216,20 @@ def test_groups_that_a_slave_makes_do_not_make_its_tables_newer(pair: Pair) -> N
     assert slave.parts.groups.get("G") is not None
 
 
-def commit(member: Member, offset: int, group: str = "CG") -> None:
-    header = h.UpdateConsumerOffsetRequestHeader(consumer_group=group, topic="T", queue_id=0, commit_offset=offset)
-    answer = member.client().ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
-    assert answer is not None
-    assert answer.code == ResponseCode.SUCCESS
-
-
 def test_offsets_follow_but_never_go_back_by_themselves(pair: Pair) -> None:
     master, slave = pair.master(), pair.slave()
     pair.turn(2)
     fill(master)
-    commit(master, 5)
+    commit(master, "T", 5)
     pair.turn(12)
     assert slave.parts.offsets.query("CG", "T", 0) == 5
-    commit(slave, 9)
+    commit(slave, "T", 9)
     pair.turn(12)
     assert slave.parts.offsets.query("CG", "T", 0) == 9
-    commit(master, 12)
+    commit(master, "T", 12)
     pair.turn(12)
     assert slave.parts.offsets.query("CG", "T", 0) == 12
-    commit(master, 2)  # a reset
+    commit(master, "T", 2)  # a reset
     pair.turn(12)
     assert slave.parts.offsets.query("CG", "T", 0) == 2
 
@@ -258,7 +239,7 @@ def test_offsets_wait_for_the_messages_below_them(pair: Pair) -> None:
     pair.turn(2)
     pair.network.blocked.add(master.addresses[1])
     fill(master)
-    commit(master, 5)
+    commit(master, "T", 5)
     pair.turn(12)
     assert slave.parts.topics.get("T") is not None
     assert slave.parts.offsets.query("CG", "T", 0) is None
@@ -418,7 +399,7 @@ def test_a_slave_that_is_ahead_takes_nothing(pair: Pair, logged: Logged) -> None
 def test_with_its_setting_a_slave_with_another_log_begins_anew(pair: Pair, logged: Logged) -> None:
     other = pair.start("other")
     fill(other, 3, b"other")
-    commit(other, 3)
+    commit(other, "T", 3)
     pair.stop("other")
     former = {path.name for path in (other.root / "commitlog").iterdir()}
     master = pair.master()
@@ -506,7 +487,7 @@ def test_a_slave_becomes_master_and_the_former_master_its_slave(
     master, slave = pair.master(**controlled), pair.slave(**controlled)
     pair.turn(2)
     fill(master, 30)
-    commit(master, 7)
+    commit(master, "T", 7)
     pair.turn(12)
     log = slave.log()
     pair.stop("master")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from mqbroker.broker import slave_synchronize
@@ -19,21 +16,9 @@ from mqbroker.wire.bodies import SubscriptionGroupConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.record import decode_records
 from tests.broker.bench import send_command
-from tests.broker.service.pair import Member, Pair
-from tests.remoting.logs import Logged, log_kept
+from tests.broker.service.pair import Member, Pair, commit
 
-
-@pytest.fixture(autouse=True)
-def logged() -> Iterator[Logged]:
-    with log_kept() as events:
-        yield events
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(tmp_path / "pair")
-    yield made
-    made.close()
+pytestmark = pytest.mark.usefixtures("logged")
 
 
 def send(master: Member, topic: str, *bodies: bytes) -> None:
@@ -50,13 +35,6 @@ def ask(member: Member, code: int, header: h.Header, body: bytes = b"") -> None:
 
 def delete(master: Member, topic: str) -> None:
     ask(master, RequestCode.DELETE_TOPIC_IN_BROKER, h.DeleteTopicRequestHeader(topic=topic))
-
-
-def commit(member: Member, topic: str, offset: int, group: str = "CG") -> None:
-    header = h.UpdateConsumerOffsetRequestHeader(
-        consumer_group=group, topic=topic, queue_id=0, commit_offset=offset
-    )  # fmt: skip
-    ask(member, RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
 
 def served(member: Member, topic: str) -> list[bytes]:

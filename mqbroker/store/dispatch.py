@@ -155,8 +155,9 @@ TURN_MESSAGES = 1000
 #: Seconds of one turn for consume queues, and for the index; then others are served.
 TURN_S = 0.01
 #: Bytes of the log that may wait for dispatch when a request is done. Above this, or when a turn has left something,
-#: the work is done in the time of those who send. It is near the bound of the queue, because turns that do much at once
-#: cost least: at 256 KiB sends had 0.83 times their rate at 64 x 8.
+#: the work is done in the time of those who send. Turns that do much at once cost least: at 256 KiB sends had 0.83
+#: times their rate at 64 x 8. So this only keeps the queue below its bound, beyond which messages are read back from
+#: the log: large messages come so fast in one iteration of the reactor, and what the transient store commits at once.
 UNCHARGED_BYTES_MAX = QUEUED_BYTES_MAX * 7 // 8
 #: Bytes that requests must have appended for that: who sends a little does not work for who sends much.
 CHARGED_BYTES_MIN = 4 * 1024

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import attrs
+from twisted.internet.address import IPv4Address
 from twisted.internet.base import DelayedCall
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionRefusedError
@@ -504,8 +505,9 @@ class Group:
         replica.reactor.advance(self.clock_s - replica.reactor.seconds())
         self.wires.pump(self.chunk)  # before anything can be asked that it does not know
 
-    def client(self, replica: Replica) -> Client:
-        client = Client(self, replica)
+    def client(self, replica: Replica, address: IPv4Address = CLIENT) -> Client:
+        """A connection to a broker, which takes it for one from `address`."""
+        client = Client(self, replica, address)
         self.clients.append(client)
         return client
 
@@ -529,13 +531,13 @@ class Client:
 
     HOST = "10.0.0.7"
 
-    def __init__(self, group: Group, replica: Replica) -> None:
+    def __init__(self, group: Group, replica: Replica, address: IPv4Address) -> None:
         self.group, self.replica = group, replica
         self.peer = Peer()
         self._opaque = 0
         self._decoder = FrameDecoder()
-        far = group.wires.servers[f"{replica.host}:{PORT}"].buildProtocol(CLIENT)
-        self.link = Link(self.peer, far)
+        far = group.wires.servers[f"{replica.host}:{PORT}"].buildProtocol(address)
+        self.link = Link(self.peer, far, near_address=address)
         group.wires.wires.append(Wire(self.HOST, replica.host, self.link))
 
     def tell(self, *commands: RemotingCommand) -> None:

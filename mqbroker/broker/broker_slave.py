@@ -53,7 +53,9 @@ class BrokerSlave:
     _fetching: Deferred[None] | None = attrs.field(init=False, default=None)
     _soon: IDelayedCall | None = attrs.field(init=False, default=None)
     _unknown: set[str] = attrs.field(init=False, factory=set)
-    _why_not: str = attrs.field(init=False, default="")
+    #: How many fetches in a row have failed, and whether that was logged.
+    _failures: int = attrs.field(init=False, default=0)
+    _is_told: bool = attrs.field(init=False, default=False)
     _find_at: float = attrs.field(init=False, default=0.0)
     _find_s: float = attrs.field(init=False, default=LOOK_SECONDS)
     _loops: list[LoopingCall] = attrs.field(init=False, factory=list)
@@ -130,13 +132,16 @@ class BrokerSlave:
         try:
             self._service.master_end = await self._tables.fetch(address)
         except MQError as error:
-            if not self._why_not:
+            self._failures += 1
+            # A master that has just started may fail once (Java's says NoSuchElementException), and one that is away is
+            # reported as not followed.
+            if self._failures > 1 and not self._is_told and not self._service.status.why_not:
+                self._is_told = True
                 log.warn("the tables of master {address} cannot be fetched: {why}", address=address, why=str(error))
-            self._why_not = str(error)
         else:
-            if self._why_not:
+            if self._is_told:
                 log.info("the tables of master {address} are fetched again", address=address)
-            self._why_not = ""
+            self._failures, self._is_told = 0, False
 
     def _report(self) -> None:
         status = self._service.status

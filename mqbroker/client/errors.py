@@ -149,7 +149,8 @@ class SendFailed(ClientError):
     def describe(self) -> str:
         tries = Counter(f"{broker} at {addr}: {type(e).__name__}: {e}" for broker, addr, e in self.attempts)
         told = (what if count == 1 else f"{what} ({count} times)" for what, count in tries.items())
-        return f"Send to topic {self.topic} failed {len(self.attempts)} times: {'; '.join(told)}"
+        often = "once" if len(self.attempts) == 1 else f"{len(self.attempts)} times"
+        return f"Send to topic {self.topic} failed {often}: {'; '.join(told)}"
 
     @property
     def hint(self) -> str:  # type: ignore[override]

@@ -19,7 +19,6 @@ import attrs
 from twisted.internet.error import ReactorAlreadyInstalledError
 from twisted.internet.main import installReactor
 from twisted.logger import Logger
-from twisted.logger import LogLevel as EventLevel
 
 from mqbroker.config import NettySettings
 from mqbroker.config.system import FileStamp, file_stamp, open_new, open_own
@@ -54,8 +53,14 @@ def report_few_files(server: NettySettings) -> None:
     if server.connections_max > most:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         is_default = server.connections_max == attrs.fields(NettySettings).connections_max.default
-        log.emit(
-            EventLevel.info if is_default and most >= CONNECTIONS_MIN else EventLevel.warn,
+        if is_default and most >= CONNECTIONS_MIN:
+            log.info(
+                "up to {most} connections are accepted: {allowed} files may be open, of which {kept} are kept for "
+                "other files; for connectionsMax={wanted} raise the limit of open files (ulimit -Hn, LimitNOFILE)",
+                most=most, allowed=allowed, kept=allowed - most, wanted=server.connections_max,
+            )  # fmt: skip
+            return
+        log.warn(
             "connectionsMax={wanted} cannot be reached: {allowed} files may be open, of which {kept} are kept for "
             "other files than connections; raise the limit of open files (ulimit -Hn, LimitNOFILE), or lower "
             "connectionsMax",

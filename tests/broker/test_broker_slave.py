@@ -10,7 +10,9 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 
 from mqbroker.broker.broker_slave import FETCH_SECONDS, FETCH_SOON_SECONDS, BrokerSlave
+from mqbroker.errors import Refused
 from mqbroker.ha.slave import MasterStatus
+from tests.remoting.logs import Logged
 
 A, B = "10.0.0.1:10911", "10.0.0.2:10911"
 
@@ -132,3 +134,29 @@ def test_each_master_that_is_lost_is_looked_for_soon_at_first(world: World) -> N
         assert [at - began for at in world.asked] == [1, 2, 4, 8, 16, 26, 36]
         world.service.status = MasterStatus("", 0, None, "")
         world.clock.advance(1)
+
+
+def fail(world: World, count: int) -> None:
+    for _ in range(count):
+        world.clock.advance(FETCH_SECONDS)
+        world.tables.fetches[-1][1].errback(Refused(1, "java.util.NoSuchElementException"))
+
+
+def test_tables_that_cannot_be_fetched_are_reported_once_unless_their_master_has_just_started_or_is_away(
+    world: World, logged: Logged
+) -> None:
+    world.slave.start()
+    fail(world, 1)
+    world.clock.advance(FETCH_SECONDS)
+    world.tables.fetches[-1][1].callback(0)
+    assert logged.lines == []
+    world.service.status = MasterStatus("", 0, None, "no connection")
+    fail(world, 3)
+    assert logged.lines == []
+    world.service.status = MasterStatus("", 0, None, "")
+    fail(world, 3)
+    [line] = logged.lines
+    assert line.endswith("cannot be fetched: CODE: 1  DESC: java.util.NoSuchElementException")
+    world.clock.advance(FETCH_SECONDS)
+    world.tables.fetches[-1][1].callback(0)
+    assert logged.lines[1:] == [f"the tables of master {A} are fetched again"]

@@ -114,7 +114,7 @@ def test_a_directory_without_text_is_told(tmp_path: object) -> None:
     [
         (NameServerUnreachable([("h:1", "refused")]), 3, "h:1: refused"),
         (Unreachable("connect to h:1 failed"), 3, "Check that it runs"),
-        (SendFailed("t", [("b", "h:1", Unreachable("gone"))]), 3, "failed 1 times"),
+        (SendFailed("t", [("b", "h:1", Unreachable("gone"))]), 3, "failed once: b at h:1"),
         (SendFailed("t", [("b", "h:1", Unreachable("gone")), ("b", "h:1", Refused(2, "busy"))]), 1, "busy"),
         (SendFailed("t", [("b", "h:1", Refused(14, "disk full"))]), 1, "look whether its disk is full"),
         (ConnectionClosed("the connection to h:1 was lost: closed"), 3, "was lost: closed"),

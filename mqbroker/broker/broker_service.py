@@ -20,7 +20,6 @@ from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -51,6 +50,7 @@ from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.ordered import stop_in_reverse
+from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.remoting.response_table import Opaques
 from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.remoting.steady_clock import SteadyClock
@@ -442,9 +442,8 @@ class BrokerService(Service):
 
         parts.live.follow(restart, "flushConsumerOffsetInterval")
 
-    def _every(self, seconds: float, action: Callable[[], object]) -> LoopingCall:
-        loop = LoopingCall(action)
-        loop.clock = self._clock
+    def _every(self, seconds: float, action: Callable[[], object]) -> RepeatedCall:
+        loop = RepeatedCall(action, clock=self._clock)
         loop.start(seconds, now=False)
         self._stops.append(loop.stop)
         return loop

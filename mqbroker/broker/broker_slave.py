@@ -11,7 +11,6 @@ from collections.abc import Callable
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -21,6 +20,7 @@ from mqbroker.errors import MQError, Refused
 from mqbroker.ha.divergence import LogComparison
 from mqbroker.ha.slave import SlaveService
 from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.wire.codes import RequestCode, ResponseCode
 
 log = Logger()
@@ -58,14 +58,13 @@ class BrokerSlave:
     _is_told: bool = attrs.field(init=False, default=False)
     _find_at: float = attrs.field(init=False, default=0.0)
     _find_s: float = attrs.field(init=False, default=LOOK_SECONDS)
-    _loops: list[LoopingCall] = attrs.field(init=False, factory=list)
+    _loops: list[RepeatedCall] = attrs.field(init=False, factory=list)
 
     def start(self) -> None:
         self._service.follow(self._ha_master_address)
         self._service.startService()
         for act, seconds in ((self._fetch, FETCH_SECONDS), (self._look, LOOK_SECONDS), (self._report, REPORT_SECONDS)):
-            loop = LoopingCall(act)
-            loop.clock = self._clock
+            loop = RepeatedCall(act, clock=self._clock)
             loop.start(seconds, now=False)
             self._loops.append(loop)
 

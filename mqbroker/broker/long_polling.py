@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import LogLevel
 
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.remoting.limits import Shares
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
+from mqbroker.remoting.repeated_call import RepeatedCall
 
 #: The interval at which timed out pulls are looked for.
 SWEEP_SECONDS = 0.5
@@ -76,8 +76,7 @@ class HeldPulls:
         self.waiting = self._held, self._woken
         self._call: IDelayedCall | None = None
         self._shares = Shares()
-        self._sweep = LoopingCall(self.sweep)
-        self._sweep.clock = clock
+        self._sweep = RepeatedCall(self.sweep, clock=clock)
 
     def start(self) -> None:
         self._sweep.start(SWEEP_SECONDS, now=False)

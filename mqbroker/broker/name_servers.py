@@ -14,7 +14,6 @@ from enum import IntEnum
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock, gatherResults, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
@@ -23,6 +22,7 @@ from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import ConnectionClosed, MQError
 from mqbroker.remoting.client import RemotingClient, succeeded
 from mqbroker.remoting.cooperative_tasks import StepRunner
+from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import DataVersion, KVTable, RegisterBrokerBody, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import Perm, RequestCode
@@ -353,8 +353,7 @@ class Registration:
         self._live = live
         self._clock = clock
         self._is_scheduled = False
-        self._loop = LoopingCall(self._tick)
-        self._loop.clock = clock
+        self._loop = RepeatedCall(self._tick, clock=clock)
         requests = RegistrationRequests(identity, topics, live, StepRunner(clock), ha_server_addr)
         timeout_ms = live.current.register_broker_timeout_ms
         self._make: Callable[[str], NameServer] = lambda address: NameServer(

@@ -49,7 +49,11 @@ class SlowConsumers:
             group = self._groups.find(name)
             if live is None or group is None or not group.consume_enable:
                 continue
-            behind = await self._bytes_behind(name, list(live.subscriptions))
+            try:
+                behind = await self._bytes_behind(name, list(live.subscriptions))
+            except Exception:  # of one group: the others are checked
+                log.failure("the offsets of {group} cannot be checked", group=name)
+                continue
             if behind > self._live.current.consumer_fallbehind_threshold:
                 log.warn(
                     "[PROTECT_BROKER] the consumer[{group}] consume slowly, {behind} bytes, disable it",

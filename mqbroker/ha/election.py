@@ -20,12 +20,13 @@ import orjson
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall, deferLater
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.errors import MQError
 from mqbroker.ha.etcd import Compare, EtcdError, IEtcd, KeyValue, Put, Snapshot
+from mqbroker.remoting.repeated_call import RepeatedCall
 
 log = Logger()
 
@@ -197,8 +198,7 @@ class GroupMember(Service):
         self._sleeping: Deferred[None] | None = None
         self._is_woken = False
         self._told = ""
-        self._renewal = LoopingCall(self._renew)
-        self._renewal.clock = clock
+        self._renewal = RepeatedCall(self._renew, clock=clock)
 
     # --- what others ask
 

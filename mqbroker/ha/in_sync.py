@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.ha.master import SlaveConnection, Slaves
+from mqbroker.remoting.repeated_call import RepeatedCall
 
 log = Logger()
 
@@ -73,8 +73,7 @@ class InSyncSet:
         #: How many members follow closely, this broker among them.
         self._following = len(members)
         self._was_master = True
-        self._loop = LoopingCall(self._look)
-        self._loop.clock = clock
+        self._loop = RepeatedCall(self._look, clock=clock)
         slaves.on_acknowledged.append(self._note)
 
     def start(self) -> None:

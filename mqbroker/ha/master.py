@@ -17,7 +17,6 @@ from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.interfaces import IAddress, IListeningPort, IPushProducer, IReactorTCP, IReactorTime
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.internet.protocol import ServerFactory, connectionDone
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -26,6 +25,7 @@ from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.errors import StoreError
 from mqbroker.ha.link import BadPeer, Greeting, MasterLink
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
+from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.remoting.tcp import write_parts_at_once
 from mqbroker.wire.names import join_address
 
@@ -454,9 +454,10 @@ class MasterService(Service):
         )
         self.port = settings.listen_port
         self._listening: IListeningPort | None = None
-        self._loops = [(LoopingCall(self._look), WATCH_SECONDS), (LoopingCall(self._report), REPORT_SECONDS)]
-        for loop, _ in self._loops:
-            loop.clock = self._clock
+        self._loops = [
+            (RepeatedCall(self._look, clock=self._clock), WATCH_SECONDS),
+            (RepeatedCall(self._report, clock=self._clock), REPORT_SECONDS),
+        ]
         self._is_scheduled = False
         self._sent_at = -math.inf
         #: Fired when all slaves have the whole log, or have had the time to get it.

@@ -17,7 +17,6 @@ from twisted.internet.endpoints import connectProtocol
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.internet.protocol import connectionDone
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -26,6 +25,7 @@ from mqbroker.errors import MQError, StoreBusy, StoreError
 from mqbroker.ha.divergence import Diverged
 from mqbroker.ha.link import GREETING, REPORT, BadPeer, Greeting, SlaveLink
 from mqbroker.remoting.client import Connector
+from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.remoting.tcp import write_at_once
 from mqbroker.wire.names import split_address
 from mqbroker.wire.record import BadRecord
@@ -271,8 +271,7 @@ class SlaveService(Service):
         self._connecting: Deferred[Any] = succeed(None)
         #: What the loop sleeps on.
         self._sleeping: Deferred[None] | None = None
-        self._watch = LoopingCall(self._look)
-        self._watch.clock = clock
+        self._watch = RepeatedCall(self._look, clock=clock)
 
     @property
     def status(self) -> MasterStatus:

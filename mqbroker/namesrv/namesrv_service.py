@@ -9,7 +9,6 @@ from typing import Any
 
 from twisted.application.service import IService, Service
 from twisted.internet.defer import Deferred
-from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -28,6 +27,7 @@ from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.ordered import OrderedService
+from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
 from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.remoting.tcp import Buffers
@@ -48,8 +48,7 @@ class ExpiryService(Service):
     def __init__(self, routes: RouteTable[IConnection], clock: SteadyClock) -> None:
         self._routes = routes
         self._clock = clock
-        self._loop = LoopingCall(self._scan)
-        self._loop.clock = clock.timers
+        self._loop = RepeatedCall(self._scan, clock=clock.timers)
 
     def startService(self) -> None:
         self._loop.start(SCAN_SECONDS, now=False)

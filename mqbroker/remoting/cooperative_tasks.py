@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from typing import Any, Protocol, TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import Cooperator
 
@@ -118,7 +118,7 @@ class CooperativeTasks:
                 connection.notify_room(partial(self._wait, (connection, task, done)))
                 continue
             self._running[address] += 1
-            task().addBoth(self._ended, address, done)
+            maybeDeferred(task).addBoth(self._ended, address, done)
         self._is_beginning = False
 
     def _ended(self, result: Any, address: bytes, done: Deferred[RemotingCommand | None]) -> None:

@@ -12,8 +12,11 @@ from itertools import count
 from typing import Protocol
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
 
 from mqbroker.remoting.limits import AddressLoad
+
+log = Logger()
 
 #: Time per reactor iteration for handling frames as they are read, for one address and for all.
 AT_ONCE_S = 0.01
@@ -96,7 +99,11 @@ class FairScheduler:
             handled_s, _, address = heappop(self._addresses)
             self._floor_s = max(self._floor_s, handled_s)
             address.floor_s, _, connection = heappop(address.waiting)
-            more = connection.go_on(min(end, now + SLICE_S))
+            try:
+                more = connection.go_on(min(end, now + SLICE_S))
+            except Exception:  # it could not even be closed: the others go on
+                log.failure("unexpected error of a connection, which is left alone")
+                more = False
             then = self._clock.seconds()
             connection.handled_s += then - now
             address.handled_s = handled_s + then - now

@@ -8,7 +8,6 @@ from typing import Any
 
 from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import ServerFactory
-from twisted.internet.task import LoopingCall
 from twisted.logger import LogLevel
 
 from mqbroker.kernel import compiled
@@ -17,6 +16,7 @@ from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable, PlainRead
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
+from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.remoting.responses import settle, write_left
 from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.remoting.tls import ServerTls
@@ -42,8 +42,7 @@ class IdleWatch:
         self._connections = connections
         self._clock = clock
         self._logs = logs
-        self._loop = LoopingCall(self._look)
-        self._loop.clock = clock.timers
+        self._loop = RepeatedCall(self._look, clock=clock.timers)
 
     def start(self) -> None:
         if not self._loop.running:

@@ -20,7 +20,6 @@ from twisted.internet.interfaces import (
     IReactorTime,
     IStreamClientEndpoint,
 )
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -28,6 +27,7 @@ from zope.interface import implementer
 from mqbroker.config import ClientAuth, TlsMode, TlsSettings
 from mqbroker.config.system import StampedFiles
 from mqbroker.errors import BadTls
+from mqbroker.remoting.repeated_call import RepeatedCall
 
 if TYPE_CHECKING:
     from OpenSSL.SSL import Connection, Context
@@ -124,8 +124,7 @@ class TlsWatch(Service):
     """Looks at the files of `tls` while it runs. `run` is as in ServerTls.look."""
 
     def __init__(self, tls: ServerTls, run: Callable[[Callable[[], Any]], Deferred[Any]], clock: IReactorTime) -> None:
-        self._loop = LoopingCall(tls.look, run)
-        self._loop.clock = clock
+        self._loop = RepeatedCall(tls.look, run, clock=clock)
 
     def startService(self) -> None:
         self._loop.start(WATCH_SECONDS, now=False)

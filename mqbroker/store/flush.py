@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import Deferred, fail, maybeDeferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -278,8 +278,10 @@ class LogFlusher:
         why = f"the commit log cannot be synced to the disk, restart the broker: {error}"
         self.log.critical("{why}", why=why)
         self._commit_log.refuse(Refusal.STOPPED, why)
-        self._on_failed()
-        self._fail_waiting(StoreUnwritable(why))
+        try:
+            self._on_failed()
+        finally:
+            self._fail_waiting(StoreUnwritable(why))
 
     def _not_begun(self, error: OSError) -> None:
         """A file could not be opened for its sync: no sync failed, and the next tick tries again."""
@@ -392,7 +394,7 @@ class CacheFlusher:
         if self._running is not None or self._clock.seconds() < self._not_before:
             return
         self._turn += 1
-        done = self._flush(self._turn % self._index_every == 0)
+        done = maybeDeferred(self._flush, self._turn % self._index_every == 0)
         done.addErrback(lambda failure: self.log.failure("consume queues cannot be synced", failure))
 
     def _flush(self, with_index: bool) -> Deferred[None]:
@@ -422,7 +424,7 @@ class CacheFlusher:
         """Run `work` on the worker while no sync runs: for the removal of files."""
         if self._running is not None:
             later: Deferred[Any] = Deferred()
-            self._running.addBoth(lambda _: self.run_alone(work).chainDeferred(later))
+            self._running.addBoth(lambda _: maybeDeferred(self.run_alone, work).chainDeferred(later))
             return later
         running = self._running = self._worker.run(work)
         done: Deferred[Any] = Deferred()
@@ -442,7 +444,7 @@ class CacheFlusher:
         if self._running is None:
             return self._flush(True)
         last: Deferred[None] = Deferred()
-        self._running.addBoth(lambda _: self._flush(True).chainDeferred(last))
+        self._running.addBoth(lambda _: maybeDeferred(self._flush, True).chainDeferred(last))
         return last
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import attrs
 import pytest
 
 from mqbroker.broker.slow_consumers import CHECK_SECONDS
@@ -76,3 +77,24 @@ def test_a_group_that_is_not_there_is_left_alone(slow: Callable[..., tuple[Bench
 
 def test_it_is_looked_for_while_the_broker_runs(bench: Bench) -> None:
     assert (CHECK_SECONDS, bench.parts.slow_consumers.check) in bench.parts.periodic()
+
+
+def test_a_group_that_cannot_be_checked_keeps_nobody_from_the_check(
+    slow: Callable[..., tuple[Bench, Client]], logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, client = slow(**ON, consumer_fallbehind_threshold=10_000)
+    beat(client, consumers=[consumer("AG", "Lost"), consumer("CG", "T")])
+    by_queue = bench.offsets.by_queue
+
+    def fail(group: str, topic: str) -> dict[int, int]:
+        if topic == "Lost":
+            raise MemoryError
+        return by_queue(group, topic)
+
+    monkeypatch.setattr(bench.offsets, "by_queue", fail)
+    for switched_off in range(1, 4):
+        look(bench)
+        assert not bench.groups.find("CG").consume_enable
+        assert len([line for line in logged.lines if "PROTECT_BROKER" in line]) == switched_off
+        bench.groups.put(attrs.evolve(bench.groups.find("CG"), consume_enable=True))
+    assert len([line for line in logged.lines if "offsets of AG cannot be checked" in line]) == 3

@@ -389,3 +389,21 @@ def test_a_topic_of_as_many_queues_as_may_be(make_bench: Callable[..., Bench]) -
     answer = stats(client)
     assert clock.turns - before >= 65_535 // STEPS_PER_TURN + 65_535 // (STEPS_PER_TURN * PIECES_PER_STEP)
     assert answer.body.count(b"maxOffset") == 65_535
+
+
+def test_tasks_that_cannot_be_begun_fail_alone() -> None:
+    bounded = CooperativeTasks(Clock())
+
+    def broken(request: RemotingCommand, connection: IConnection) -> Any:
+        raise MemoryError
+
+    async def handle(request: RemotingCommand, connection: IConnection) -> Any:
+        return RemotingCommand.response(request)
+
+    for _ in range(3 * TASKS_MAX):
+        failed: list[Any] = []
+        bounded.bounded(broken)(RemotingCommand(1), FakeConnection()).addErrback(failed.append)
+        assert [failure.type for failure in failed] == [MemoryError]
+        answer: Any = bounded.bounded(handle)(RemotingCommand(1), FakeConnection())
+        assert answer.result.code == 0
+    assert not bounded._running

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from mqbroker.broker.requests import end_transaction
-from mqbroker.errors import RecordTooLarge, StoreUnwritable
+from mqbroker.errors import RecordTooLarge, StoreError, StoreUnwritable
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG
 from mqbroker.wire.record import NewMessage, encode_host
 from tests.broker.bench import HOST, STORE_HOST, Bench
 from tests.broker.transacting import COMMIT, HALF, OP, ROLLBACK, UNKNOWN, Transactor, bodies, end_command
 from tests.fakes import SteppedWorker
+from tests.remoting.logs import log_kept
 from tests.store.harness import now
 
 
@@ -366,3 +367,24 @@ def test_who_waits_for_that_is_told_when_the_broker_stops(
 def test_the_store_host_is_the_brokers(bench: Bench, producer: Transactor) -> None:
     producer.commit(producer.half(b"one"))
     assert bench.records(OP)[0].store_host == (HOST, 10911)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("no"), StoreError("not now")])
+def test_reading_what_is_settled_goes_on_after_each_failure(
+    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    bench = make_bench("unread", reads_halves=False)
+    halves, failures = bench.parts.half_queue, [error] * 3
+    read = halves._read_entries
+
+    async def fail() -> bool:
+        if failures:
+            raise failures.pop()
+        return await read()
+
+    monkeypatch.setattr(halves, "_read_entries", fail)
+    with log_kept() as logged:
+        halves.start()
+        bench.turn(20)
+    assert (failures, halves.is_ready) == ([], True)
+    assert len([line for line in logged.lines if "op queue of transactions cannot be read" in line]) == 3

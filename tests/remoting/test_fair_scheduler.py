@@ -7,9 +7,9 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
-from mqbroker.remoting.fair_scheduler import ALL_AT_ONCE_S, AT_ONCE_S, SLICE_S, WAITING_S
+from mqbroker.remoting.fair_scheduler import ALL_AT_ONCE_S, AT_ONCE_S, SLICE_S, WAITING_S, FairScheduler
 from mqbroker.remoting.handlers import HandlerTable, IConnection
-from mqbroker.remoting.limits import Limits
+from mqbroker.remoting.limits import AddressLoad, Limits
 from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.wire.command import RemotingCommand
 from tests.remoting.link import Link, Peer, raw_link, serve
@@ -261,3 +261,30 @@ def test_the_time_of_what_requests_cause_is_counted_against_who_sent_them(clock:
     peer.transport.write(request(code, 1, x="y"))
     link.pump()
     assert not factory.scheduler.has_time(connection.from_address)
+
+
+class Connection:
+    """Has been queued with work for some turns, or fails."""
+
+    def __init__(self, address: AddressLoad, outcomes: str) -> None:
+        self.from_address, self.handled_s = address, 0.0
+        self.outcomes = outcomes
+
+    def go_on(self, until: float) -> bool:
+        outcome, self.outcomes = self.outcomes[0], self.outcomes[1:]
+        if outcome == "x":
+            raise MemoryError
+        return bool(self.outcomes)
+
+
+def test_a_connection_whose_end_fails_too_keeps_nobody_waiting() -> None:
+    clock = Clock()
+    scheduler = FairScheduler(clock)
+    shared, other = AddressLoad(b"1"), AddressLoad(b"2")
+    for _ in range(3):
+        waiting = [Connection(shared, "-x"), Connection(shared, "--"), Connection(other, "x"), Connection(other, "---")]
+        for connection in waiting:
+            scheduler.wait(connection)
+        clock.pump([0] * 8)
+        assert [connection.outcomes for connection in waiting] == [""] * 4
+        assert not scheduler._addresses

@@ -6,6 +6,7 @@ import errno
 from typing import Any
 
 import pytest
+from twisted.internet.defer import maybeDeferred
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 
@@ -13,6 +14,7 @@ from mqbroker.errors import StoreUnwritable
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.flush import RUNNING_MAX, CacheFlusher
 from mqbroker.store.worker import InlineWorker
+from tests.fakes import SteppedWorker
 from tests.store.harness import Bench, message, stop
 from tests.store.test_flush import results
 
@@ -152,3 +154,39 @@ def test_after_a_sync_of_very_many_files_others_get_their_turn() -> None:
     clock.pump([0.5] * 207)
     assert begun == [1, 2, 3, 43, 103]
     assert flusher.stop().called
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_stop_ends_where_what_is_left_cannot_be_collected(runs: bool) -> None:
+    clock, worker = Clock(), SteppedWorker(at_once=False)
+
+    def snapshot(with_index: bool) -> Any:
+        if with_index:
+            raise MemoryError
+        return lambda: None, lambda result: None, 1
+
+    flusher = CacheFlusher(clock, worker, 1000, 10, snapshot)
+    flusher.start()
+    clock.advance(1 if runs else 0)
+    ended: list[Any] = []
+    maybeDeferred(flusher.stop).addErrback(lambda failure: failure.check(MemoryError)).addCallback(ended.append)
+    worker.work()
+    assert ended == [MemoryError]
+
+
+def test_a_sync_that_cannot_be_collected_is_tried_again_each_time() -> None:
+    clock, turns = Clock(), iter("x-xx-")
+    seen: list[str] = []
+
+    def snapshot(with_index: bool) -> Any:
+        seen.append(next(turns))
+        if seen[-1] == "x":
+            raise OSError(5, "Input/output error")
+        return lambda: None, lambda result: None, 1
+
+    flusher = CacheFlusher(clock, InlineWorker(), 1000, 10, snapshot)
+    flusher.start()
+    with capturedLogs() as events:
+        clock.pump([1] * 5)
+    assert "".join(seen) == "x-xx-"
+    assert [formatEvent(event) for event in events] == ["consume queues cannot be synced"] * 3

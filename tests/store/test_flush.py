@@ -545,3 +545,19 @@ def test_names_of_new_files_are_synced_before_anything_relies_on_them(bench: Ben
     store.append([message()])
     bench.clock.pump([1] * 12)
     assert synced == set()
+
+
+def test_all_who_wait_for_a_failed_sync_fail_also_where_the_failure_cannot_be_recorded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = bench.open()
+    monkeypatch.setattr(store._log_flusher, "_on_failed", out_of_memory)
+    bench.worker.at_once = False
+    got = results(*(store.durable(end_of(store.append([message()]))) for _ in range(3)))
+    bench.disk.faults.sync_error = errno.EIO
+    bench.worker.step()
+    assert [type(error) for error in got] == [StoreUnwritable] * 3
+    assert store._commit_log.why_refused
+    bench.disk.faults.sync_error = None
+    bench.worker.at_once = True
+    stop(store)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.offset_table import OffsetTable
@@ -207,7 +208,12 @@ class HalfQueue:
     def _turn(self) -> None:
         self._call = None
         loading = ensureDeferred(self._load())
-        loading.addErrback(lambda failure: log.failure("the op queue of transactions cannot be read", failure))
+        loading.addErrback(self._not_loaded)
+
+    def _not_loaded(self, failure: Failure) -> None:
+        log.failure("the op queue of transactions cannot be read", failure)
+        if not self._is_stopped and not self.is_ready:
+            self._call = self._clock.callLater(_RETRY_SECONDS, self._turn)
 
     async def _load(self) -> None:
         """One turn of reading."""

@@ -4,6 +4,20 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "read no more of what is settled after an unexpected error",
+        "broker/transactions/half_queue.py",
+        "            self._call = self._clock.callLater(_RETRY_SECONDS, self._turn)\n\n    async def",
+        "            pass\n\n    async def",
+        ("tests/broker/test_transactions.py",),
+    ),
+    Mutation(
+        "end the check of all groups with the first that cannot be checked",
+        "broker/slow_consumers.py",
+        "                continue\n            if behind",
+        "                return\n            if behind",
+        ("tests/broker/test_slow_consumers.py",),
+    ),
+    Mutation(
         "take ordered messages at a broker that is drained, where the topic was not ordered before",
         "broker/requests/send_rules.py",
         "        topics.on_order.append(self._topic_changed)\n",

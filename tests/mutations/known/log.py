@@ -4,6 +4,20 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "leave who waits without a result where a failed sync cannot be recorded",
+        "store/flush.py",
+        "        finally:\n            self._fail_waiting(StoreUnwritable(why))\n",
+        "        except ValueError:\n            pass\n        self._fail_waiting(StoreUnwritable(why))\n",
+        ("tests/store/test_flush.py",),
+    ),
+    Mutation(
+        "never end a stop whose last sync cannot be collected",
+        "store/flush.py",
+        "maybeDeferred(self._flush, True).chainDeferred(last)",
+        "self._flush(True).chainDeferred(last)",
+        ("tests/store/test_cache_flush.py",),
+    ),
+    Mutation(
         "let a query wait for a commit that nobody makes",
         "store/transient.py",
         "        if self._waiting:\n            self._commit()\n        elif self._end > end:\n",
@@ -20,8 +34,8 @@ MISTAKES = [
     Mutation(
         "acknowledge after a failed fsync",
         "store/flush.py",
-        "        self._commit_log.refuse(Refusal.STOPPED, why)\n        self._on_failed()\n"
-        "        self._fail_waiting(StoreUnwritable(why))\n",
+        "        self._commit_log.refuse(Refusal.STOPPED, why)\n        try:\n            self._on_failed()\n"
+        "        finally:\n            self._fail_waiting(StoreUnwritable(why))\n",
         "        self._commit_log.refuse(Refusal.STOPPED, why)\n"
         "        self._synced(_Sync(self._commit_log.readable_end, 0, 0.0))\n",
         ("tests/store/test_flush.py::test_a_failed_sync_is_final_whatever_others_beside_it_say",),
@@ -29,8 +43,8 @@ MISTAKES = [
     Mutation(
         "go on writing after a failed fsync",
         "store/flush.py",
-        "        self._commit_log.refuse(Refusal.STOPPED, why)\n        self._on_failed()\n",
-        "        self._on_failed()\n",
+        "        self._commit_log.refuse(Refusal.STOPPED, why)\n        try:\n            self._on_failed()\n",
+        "        try:\n            self._on_failed()\n",
         ("tests/store/test_flush.py",),
     ),
     Mutation(

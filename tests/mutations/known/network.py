@@ -4,6 +4,34 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "begin no more long requests after one that could not be begun",
+        "remoting/cooperative_tasks.py",
+        "maybeDeferred(task).addBoth(",
+        "task().addBoth(",
+        ("tests/broker/test_topic_admin.py",),
+    ),
+    Mutation(
+        "have a failure end what is repeated",
+        "remoting/repeated_call.py",
+        ".addCallbacks(self._worked, self._not_worked)",
+        ".addCallback(self._worked)",
+        ("tests/remoting/test_repeated_call.py",),
+    ),
+    Mutation(
+        "log each failure of what is repeated",
+        "remoting/repeated_call.py",
+        "            self._has_failed = True\n",
+        "",
+        ("tests/remoting/test_repeated_call.py",),
+    ),
+    Mutation(
+        "let the connections that wait behind one that fails wait for good",
+        "remoting/fair_scheduler.py",
+        "            except Exception:  # it could",
+        "            except KeyError:  # it could",
+        ("tests/remoting/test_fair_scheduler.py",),
+    ),
+    Mutation(
         "give a send that is not plain a second turn, which leaves out queues",
         "client/plain_sends.py",
         "                waiter.set_result(queue)\n",

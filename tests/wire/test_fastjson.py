@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mqbroker.wire import fastjson
 from mqbroker.wire.fastjson import DEPTH_MAX, BadJson, JsonKey, dumps, loads
 from tests.commands import decode_frame
 from tests.numbers import numbers
@@ -277,6 +279,25 @@ TOKENS = ["{", "}", "[", "]", ":", ",", '"a"', '"', "\\", "1", "-2", "1.5", "1e5
 @given(st.lists(st.sampled_from(TOKENS), max_size=25).map("".join))
 def test_random_tokens_raise_nothing_but_bad_json(text: str) -> None:
     reads_or_is_refused(text)
+
+
+def found(text: str) -> Any:
+    try:
+        return loads(text)
+    except BadJson:
+        return BadJson
+
+
+FLAT = [*TOKENS, '{"a":1}', '{"a":"b","c":-2}', '{"a":true,"b":null}', '{"a":01}', '{"a":1,}', '{"a":"', '\\"']
+
+
+@given(st.lists(st.sampled_from(FLAT), max_size=12).map("".join))
+@example('{{"a":1,"a":2}:{"b":99999999999999999999}}')
+def test_objects_that_hold_no_other_are_read_to_the_same_effect_at_once(text: str) -> None:
+    at_once = found(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fastjson, "_flat", re.compile("(?!)"))
+        assert repr(found(text)) == repr(at_once)
 
 
 SEEDS = [b'{"a":{0:"x",1:[1,2.5,null]},{"b":"c","d":1}:true}', b'{{"brokerName":"b","queueId":1,"topic":"T"}:12}']

@@ -135,6 +135,20 @@ MISTAKES = [
         ("tests/broker/test_send_back.py",),
     ),
     Mutation(
+        "refuse a start for a file of members that cannot be read",
+        "broker/members_file.py",
+        "        except (StoreDamaged, OSError) as error:\n",
+        "        except StoreDamaged as error:\n",
+        ("tests/broker/test_members_file.py",),
+    ),
+    Mutation(
+        "warn of the tables of a master that has just started",
+        "broker/broker_slave.py",
+        "if self._failures > 1 and not",
+        "if self._failures > 0 and not",
+        ("tests/broker/test_broker_slave.py",),
+    ),
+    Mutation(
         "create lost topics of the system with as many queues as those of users",
         "broker/topic_repair.py",
         "self._topics.is_system(topic) or ",

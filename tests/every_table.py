@@ -395,7 +395,7 @@ TABLES = {
             ("begin", _begin(6, 400, 200)),
             ("begin", _begin(6, 400, 400)),
         ],
-        frozenset(("epoch_at", "common_end", "to_json", "from_json", "last", "epochs")),
+        frozenset(("epoch_at", "has", "common_end", "to_json", "from_json", "last", "epochs")),
     ),
     "accounts": Kept(
         AclFiles,

@@ -1,29 +1,32 @@
 """A broker's part in a group that elects its master: what outlives the stops and starts by which it changes its role.
 
 Each epoch's beginning is noted in `config/epochs.json` before the master of it serves anybody; a replica takes its
-master's history over before it takes anything of its log.
+master's history over before it takes anything of its log. Nothing below the commit point is ever cut off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
 
 import attrs
 import orjson
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.broker.lossy_log import LossyLog
 from mqbroker.broker.offset_table import OffsetTable
+from mqbroker.broker.own_store import OwnStore
 from mqbroker.config import BrokerRole, BrokerSettings, FlushDiskType
 from mqbroker.errors import MQError, StoreUnwritable
+from mqbroker.ha.candidacy import why_set_back
 from mqbroker.ha.divergence import Diverged
-from mqbroker.ha.election import GroupMember, GroupSettings, Role
+from mqbroker.ha.election import SET_BACK, GroupMember, GroupSettings, Role
 from mqbroker.ha.epochs import BadHistory, Epoch, EpochHistory
 from mqbroker.ha.etcd import TIMEOUT_SECONDS, EtcdAccess, IEtcd
+from mqbroker.ha.group_keys import Conflict, GroupState
 from mqbroker.ha.in_sync import InSyncSet, InSyncSettings
-from mqbroker.ha.link import BadPeer, Greeting
+from mqbroker.ha.link import BadPeer, Greeting, proof_of
 from mqbroker.ha.master import Slaves
 from mqbroker.ha.slave import ISlaveLog, MasterConnection
 from mqbroker.store.disk import IDisk
@@ -34,6 +37,13 @@ from mqbroker.store.message_store import MessageStore
 log = Logger()
 
 EPOCHS_FILE = "epochs.json"
+#: How often the note of the store is synced, if it has changed.
+NOTE_SYNC_SECONDS = 1.0
+_PROOF_BYTES = 32
+
+
+class StoreLost(Diverged):
+    """A store that is not whole has what the group's log has not: it is put aside, and filled up anew."""
 
 
 class BrokerGroup:
@@ -42,7 +52,7 @@ class BrokerGroup:
     :param settings: as they were read: brokerId is the broker's id in its group.
     :param on_role: called when the broker must start again in another role.
     :param on_master: called with the master's addresses, for replication and for requests, when a replica is to follow.
-    :param cut: cuts the log back to an offset, and starts the broker again.
+    :param cut: cuts the log back to an offset, and starts the broker again; called with that and the log's end.
     """
 
     def __init__(
@@ -53,8 +63,9 @@ class BrokerGroup:
         steady: Callable[[], float],
         on_role: Callable[[], None],
         on_master: Callable[[str, str], None],
-        cut: Callable[[int], None],
+        cut: Callable[[int, int], None],
         disk: IDisk,
+        randbytes: Callable[[int], bytes],
     ) -> None:
         self._settings, self._clock, self._steady = settings, clock, steady
         self._on_role, self._on_master, self._cut = on_role, on_master, cut
@@ -67,16 +78,13 @@ class BrokerGroup:
             min_in_sync=settings.min_in_sync_replicas,
             is_unclean_allowed=settings.unclean_election_enable,
         )
-        self._lossy = LossyLog(
-            disk, StorePaths(settings.store.store_path_root_dir, settings.store.store_path_commit_log)
-        )
-        #: The log has all that was acknowledged, once it ends there: the master's did when they were compared.
-        self._whole_at: int | None = None
-        self._log_end: Callable[[], int] = lambda: 0
         self._digest = sha256(own.prefix.encode()).digest()[:8]
-        self.member = GroupMember(etcd, clock, steady, own, self._role_changed)
-        self.member.lossy_log = self._lossy_log
-        self._history = EpochHistory()
+        paths = StorePaths(settings.store.store_path_root_dir, settings.store.store_path_commit_log)
+        self.store = OwnStore(disk, paths, self._digest, self.replica_id, randbytes)
+        self.member = GroupMember(etcd, clock, steady, own, self.store, self._role_changed)
+        #: Up to where this broker has what it acknowledges, as durably as it promises.
+        self._durable: Callable[[], int] = lambda: 0
+        self._flushed: Callable[[], int] = lambda: 0
         self._file: JsonFile | None = None
         self._in_sync: InSyncSet | None = None
         #: The epoch as whose master the broker runs; 0 for a replica.
@@ -113,29 +121,32 @@ class BrokerGroup:
     def look_for_loss(self) -> None:
         """Called before the store is opened. With SYNC_FLUSH only what is on the disk was acknowledged. Raises
         OSError."""
-        if self._settings.store.flush_disk_type is not FlushDiskType.SYNC_FLUSH:
-            self._lossy.look()
+        if not self._is_flush_sync:
+            self.store.look_for_power_cut()
 
-    def _lossy_log(self) -> tuple[int, int] | None:
-        """See `GroupMember.lossy_log`."""
-        end = self._log_end()
-        if self._whole_at is not None and end >= self._whole_at:
-            self._is_whole()
-        if self._history.last and not self._lossy.is_noted:
-            return None
-        return self._history.epoch_at(end), end
+    @property
+    def _is_flush_sync(self) -> bool:
+        return self._settings.store.flush_disk_type is FlushDiskType.SYNC_FLUSH
 
-    def _is_whole(self) -> None:
-        if self._lossy.is_noted:
-            self._lossy.clear()
-            log.info("the log has all that the group has acknowledged")
+    @property
+    def _history(self) -> EpochHistory:
+        return self.store.history
 
-    def load(self, file: JsonFile, log_end: Callable[[], int]) -> None:
-        """Read the epochs of the log, which ends at `log_end()`. Raises StoreDamaged."""
-        self._file, self._log_end, self._whole_at = file, log_end, None
-        self._history = file.load(EpochHistory.from_json) or EpochHistory()
-        self.member.known_epoch = self._history.last
+    def load(self, file: JsonFile, store: MessageStore) -> None:
+        """Read the epochs of the log of `store`, and its note. Raises StoreDamaged and OSError."""
+        self._file = file
+        self._flushed = lambda: min(store.flushed, store.log_end)
+        self._durable = self._flushed if self._is_flush_sync else (lambda: store.log_end)
+        self.store.open(file.load(EpochHistory.from_json) or EpochHistory(), lambda: store.log_end)
         self._serves_epoch = 0
+
+    def sync_note(self) -> None:
+        """Bring the store's note to the disk, if it has changed. On the worker. Raises OSError."""
+        if self.store.is_open:
+            note = self.store.note
+            note.note_durable(self._flushed())
+            if note.is_dirty:
+                note.sync()
 
     async def begin_epoch(self, log_min: int, log_end: int) -> None:
         """Note where the log ends, as the beginning of the epoch. Raises StoreUnwritable."""
@@ -143,15 +154,14 @@ class BrokerGroup:
         if role.epoch > self._history.last:
             await self._save(self._history.begin(Epoch(role.epoch, log_end, role.lease), log_min))
         self._serves_epoch = role.epoch
-        self._is_whole()  # for it is what the others follow
+        self.store.be_whole()  # for it is what the others follow
 
     async def _save(self, history: EpochHistory) -> None:
         assert self._file is not None
         # Twice: the copy that is read where the file is damaged must not be an older history.
         if not (await self._file.save(history.to_json) and await self._file.save(history.to_json)):
             raise StoreUnwritable(f"{self._file.path} cannot be written, and without it no epoch can begin")
-        self._history = history
-        self.member.known_epoch = history.last
+        self.store.saved(history)
 
     # --- the master's side
 
@@ -175,6 +185,14 @@ class BrokerGroup:
             lambda: self.member.is_master and self.member.role.epoch == epoch,
             self.member.propose,
         )
+        made.durable = self._durable
+        made.committed = slaves.committed = self.store.committed
+
+        def note(committed: int) -> None:
+            self.store.moved(committed, committed)
+            slaves.committed = committed
+
+        made.on_committed = note
         self.member.on_in_sync = made.stands
         made.start()
         return made
@@ -194,44 +212,125 @@ class BrokerGroup:
         elif not self._serves_epoch:
             offsets.lower_to(store.max_offset)
 
-    def answer(self, greeting: Greeting, log_end: int) -> bytes:
+    def answer(self, greeting: Greeting, log_end: int) -> Deferred[bytes]:
         """See `IGroup`."""
+        return Deferred.fromCoroutine(self._answer(greeting, log_end))
+
+    async def _answer(self, greeting: Greeting, log_end: int) -> bytes:
+        replica_id = greeting.replica_id
         if greeting.group != self._digest:
             raise BadPeer("it is of another group (brokerClusterName and brokerName)")
         if not self.member.is_master:
             raise BadPeer("this broker is not the master any more")
         if greeting.epoch != self._serves_epoch:
             raise BadPeer(f"it follows epoch {greeting.epoch}, and this is epoch {self._serves_epoch}")
-        if greeting.replica_id <= 0:
-            raise BadPeer(f"it has brokerId={greeting.replica_id}, and the ids in a group are above 0")
-        if greeting.replica_id == self.replica_id:
-            raise BadPeer(f"it has brokerId={greeting.replica_id}, as this broker")
-        return orjson.dumps({**orjson.loads(self._history.to_json()), "end": log_end})
+        if replica_id <= 0:
+            raise BadPeer(f"it has brokerId={replica_id}, and the ids in a group are above 0")
+        if replica_id == self.replica_id:
+            raise BadPeer(f"it has brokerId={replica_id}, as this broker")
+        if not self._is_proven(greeting):
+            await self.member.refreshed()  # it may have come a moment ago
+            if replica_id not in self.member.members:
+                raise BadPeer(f"it says that it is broker {replica_id}, of which etcd knows nothing")
+            if not self._is_proven(greeting):
+                raise BadPeer(f"it does not prove that it is broker {replica_id}, as etcd has it: nothing of it counts")
+        answer = orjson.dumps({**orjson.loads(self._history.to_json()), "end": log_end})
+        return proof_of(self.member.nonce, greeting.proof + answer) + answer
+
+    def _is_proven(self, greeting: Greeting) -> bool:
+        member = self.member.members.get(greeting.replica_id)
+        return member is not None and greeting.is_proven(member.nonce)
 
     # --- the replica's side
 
-    async def compare(self, connection: MasterConnection, raw: ISlaveLog) -> None:
-        """Agree with the master on the history of the log. Raises Diverged, MQError."""
-        greeting = Greeting(self._digest, self.member.role.epoch, self.replica_id)
-        answer = await connection.greet(greeting)
-        theirs, end = _read_answer(answer)
-        if theirs.last != greeting.epoch:
-            raise MQError(f"the master's log is of epoch {theirs.last}, not {greeting.epoch}")
+    def progressed(self, committed: int, reported: int) -> None:
+        """Called with the master's commit point, and with up to where this broker reports the log."""
+        self.store.moved(min(committed, reported), reported)
+
+    async def compare(self, connection: MasterConnection, raw: ISlaveLog, check: Callable[[], Awaitable[None]]) -> None:
+        """Agree with the master on the history of the log. Raises Diverged, MQError, OSError.
+
+        :param check: raises Diverged where the log's last record is not the master's, too.
+        """
+        role, store = self.member.role, self.store
+        why_not = why_set_back(role_state(role), store.holdings.epoch, store.holdings.lease)
+        if why_not:
+            raise MQError(f"{why_not}: {SET_BACK}")
+        greeting = Greeting(self._digest, role.epoch, self.replica_id, store.committed, not store.why_not_whole)
+        greeting = greeting.proven(self.member.nonce)
+        theirs, end = self._read_answer(await connection.greet(greeting), greeting, role)
         if raw.end:
-            common = self._history.common_end(raw.end, theirs, end)
-            if common is None:
-                raise Diverged(
-                    "this log shares no epoch with its master's: it is not of this group; start this broker with an "
-                    "empty store, or with a copy of the master's"
-                )
-            if common < raw.end:
-                line = "this log has {n} bytes that the group never acknowledged: it is cut back to {end}"
-                log.warn(line, n=raw.end - common, end=common)
-                self._cut(common)
-                raise MQError(f"the log is cut back to {common} first")
+            await self._agree(raw, theirs, end, check)
         if theirs != self._history:
             await self._save(theirs)
-        self._whole_at = end
+        store.conflict, store.whole_at = None, end
+
+    def _read_answer(self, data: bytes, greeting: Greeting, role: Role) -> tuple[EpochHistory, int]:
+        proof, answer = data[:_PROOF_BYTES], data[_PROOF_BYTES:]
+        nonce = "" if role.master is None else role.master.nonce
+        if not nonce or proof != proof_of(nonce, greeting.proof + answer):
+            self.member.wake()
+            raise MQError("it does not prove that it is the master, as etcd has it: nothing is taken from it")
+        history = EpochHistory.from_json(answer)
+        end = orjson.loads(answer).get("end")
+        if type(end) is not int or end < 0:
+            raise BadHistory("the master does not say where its log ends")
+        if history.last != role.epoch or history.epochs[-1].lease != role.lease:
+            raise MQError(f"the master's log is of epoch {history.last}, not {role.epoch}, or of another {role.epoch}")
+        return history, end
+
+    async def _agree(
+        self, raw: ISlaveLog, theirs: EpochHistory, end: int, check: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Raises where this log is not the beginning of the master's; it is cut back to where they part, if nothing
+        there was acknowledged."""
+        store, role = self.store, self.member.role
+        common, committed = self._history.common_end(raw.end, theirs, end), store.committed
+        if store.why_not_whole:
+            try:
+                await check()  # its epochs may not be those of its log
+            except Diverged as error:
+                if common is not None and not committed <= common < raw.end:
+                    why = f"this broker's store is not whole ({store.why_not_whole}), and {error}"
+                    raise StoreLost(why) from None
+            else:
+                return
+        if common is None:
+            raise Diverged(
+                "this log shares no epoch with its master's: it is not of this group; start this broker with an "
+                "empty store, or with a copy of the master's"
+            )
+        if common < committed:
+            self._refuse(common, committed, role)
+        if common < raw.end:
+            log.warn(
+                "this log has {n} bytes after {end} that its master does not have, and that are above the commit point "
+                "({committed}): they are put aside, and the log is cut back",
+                n=raw.end - common,
+                end=common,
+                committed=committed,
+            )
+            store.note.lower(common)
+            self._cut(common, raw.end)
+            raise MQError(f"the log is cut back to {common} first")
+
+    def _refuse(self, common: int, committed: int, role: Role) -> None:
+        """Take nothing from a master that lacks what was acknowledged, and let the group know."""
+        store = self.store
+        how = f"the group has acknowledged this log up to {committed}, and the master's is another one from {common} on"
+        if role.unclean > store.history.last:
+            store.conflict = None
+            raise Diverged(
+                f"{how}: it was elected by uncleanElectionEnable, or chosen by `mq ha rebuild --keep`. With "
+                "haResyncEnable=true this store is put aside and copied anew; look before whether its messages are "
+                "needed"
+            )
+        store.conflict = Conflict(role.epoch, role.lease)
+        self.member.wake()
+        raise MQError(
+            f"{how}: nothing is cut off, and this broker takes no part, until the group has another master. `mq ha "
+            "status` shows what each broker has, and `mq ha rebuild` lets one of them be elected"
+        )
 
     # --- what people see
 
@@ -240,7 +339,16 @@ class BrokerGroup:
         role, member = self.member.role, self.member
         in_sync = " ".join(map(str, sorted(role.in_sync)))
         found = {"groupReplicaId": str(self.replica_id), "groupEpoch": str(role.epoch), "groupInSync": in_sync}
+        if self.store.is_open:
+            has = self.store.holdings
+            found |= {"groupCommitted": str(has.committed), "groupNotWhole": has.why_not_whole}
+            found |= {"groupLogEpoch": str(has.epoch)}
         return {**found, "groupWhyNot": member.why_not}
+
+
+def role_state(role: Role) -> GroupState:
+    """The part of the group's state that a role is of."""
+    return GroupState("", "", role.epoch, 0, role.lease, role.in_sync)
 
 
 def etcd_access(settings: BrokerSettings) -> EtcdAccess:
@@ -255,11 +363,3 @@ def etcd_access(settings: BrokerSettings) -> EtcdAccess:
         cert_file=settings.etcd_cert_file,
         key_file=settings.etcd_key_file,
     )
-
-
-def _read_answer(data: bytes) -> tuple[EpochHistory, int]:
-    history = EpochHistory.from_json(data)
-    end = orjson.loads(data).get("end")
-    if type(end) is not int or end < 0:
-        raise BadHistory("the master does not say where its log ends")
-    return history, end

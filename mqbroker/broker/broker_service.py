@@ -27,7 +27,7 @@ from twisted.python.threadpool import ThreadPool
 
 from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly, Replication
-from mqbroker.broker.broker_group import EPOCHS_FILE, BrokerGroup, etcd_access
+from mqbroker.broker.broker_group import EPOCHS_FILE, NOTE_SYNC_SECONDS, BrokerGroup, StoreLost, etcd_access
 from mqbroker.broker.broker_slave import BrokerSlave
 from mqbroker.broker.fast_failure import FastFailure, TickingTurnClock, Turns
 from mqbroker.broker.name_servers import BrokerIdentity, OnMaster, Registration
@@ -57,6 +57,7 @@ from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.remoting.tcp import Buffers
 from mqbroker.remoting.tls import WATCH_SECONDS as TLS_WATCH_SECONDS
 from mqbroker.remoting.tls import ServerTls, tls_connector
+from mqbroker.store.cut_tails import forget_tails
 from mqbroker.store.disk import IDisk
 from mqbroker.store.flush import RUNNING_MAX
 from mqbroker.store.jsonfile import JsonFile
@@ -73,6 +74,8 @@ from mqbroker.wire.requests import codes_where
 log = Logger()
 
 FILE_RETRY_SECONDS = 5.0
+#: How often it is looked for what was cut off long ago.
+FORGET_SECONDS = 3600.0
 #: How long accepted requests may take when the broker stops.
 DRAIN_SECONDS_MAX = 5.0
 #: Makes producers try another broker, and consumers retry.
@@ -96,6 +99,7 @@ class BrokerService(Service):
     :param etcd: where a group of brokers elects its master; by default asked at etcdEndpoints.
     :param steady: seconds of a clock that is never set; by default the reactor's.
     :param resolve: returns the address of a host name, which may take long; raises OSError.
+    :param rng: also makes what proves a broker to its group: nobody must be able to guess its numbers.
     """
 
     name = "mqbroker"
@@ -142,7 +146,7 @@ class BrokerService(Service):
         self._next_settings: BrokerSettings | None = None
         #: Called between the stop and the start.
         self._before_next: Callable[[], None] | None = None
-        self._may_resync = settings.ha_resync_enable
+        self._may_resync, self._is_stuck = settings.ha_resync_enable, False
         #: What a replica does; None of a master.
         self._slave: BrokerSlave | None = None
         self._group: BrokerGroup | None = None
@@ -157,6 +161,7 @@ class BrokerService(Service):
                 self._follow_elected,
                 self._plan_cut,
                 disk,
+                rng.randbytes,
             )
             self.settings = self._group.settings(settings)
 
@@ -286,11 +291,33 @@ class BrokerService(Service):
         group = self._group
         if group is None:
             return self.settings
-        group.load(self._file(EPOCHS_FILE, worker), lambda: store.log_end)
+        self._stops.append(group.store.close)
+        group.load(self._file(EPOCHS_FILE, worker), store)
+        self._every(NOTE_SYNC_SECONDS, lambda: self._sync_note(group, worker))
+        self._every(FORGET_SECONDS, lambda: self._forget_cut(worker))
         settings = self.settings = group.settings(self.settings)
         if settings.store.broker_role is not BrokerRole.SLAVE:
             await group.begin_epoch(store.log_min_offset, store.log_end)
         return settings
+
+    def _sync_note(self, group: BrokerGroup, worker: IWorker) -> None:
+        def failed(failure: Failure) -> None:
+            log.error("the note of the store cannot be written: {why}", why=failure.getErrorMessage())
+
+        worker.run(group.sync_note).addErrback(failed)
+
+    def _forget_cut(self, worker: IWorker) -> None:
+        """Delete what was cut off the log long ago."""
+        root, now_ms = self.settings.store.store_path_root_dir, int(self._clock.seconds() * 1000)
+
+        def done(gone: list[str]) -> None:
+            if gone:
+                log.info("what was cut off the log long ago is deleted: {paths}", paths=", ".join(gone))
+
+        def failed(failure: Failure) -> None:
+            log.error("what was cut off the log cannot be deleted: {why}", why=failure.getErrorMessage())
+
+        worker.run(lambda: forget_tails(self._disk, root, now_ms)).addCallbacks(done, failed)
 
     def _take_part(self, store: MessageStore, parts: Assembly) -> None:
         """Take part in what several brokers do together: shards, and groups that elect their master."""
@@ -314,9 +341,13 @@ class BrokerService(Service):
         settings = SlaveSettings.of(self.settings)
 
         async def compare(connection: MasterConnection) -> None:
-            await self._compare(comparison.check() if self._group is None else self._group.compare(connection, raw))
+            group = self._group
+            await self._compare(
+                comparison.check() if group is None else group.compare(connection, raw, comparison.check)
+            )
 
-        service = SlaveService(self._clock, raw, settings, connector, compare, self._steady)
+        progressed = None if self._group is None else self._group.progressed
+        service = SlaveService(self._clock, raw, settings, connector, compare, self._steady, progressed)
         return _Follower(client, comparison, service)
 
     def _follow_master(self, store: MessageStore, parts: Assembly, follower: _Follower) -> None:
@@ -519,8 +550,10 @@ class BrokerService(Service):
         try:
             await comparing
         except Diverged as error:
-            if self._may_resync and self._next_settings is None:
-                log.warn("{why}: haResyncEnable=true, so this store is put aside and copied anew", why=str(error))
+            is_lost = isinstance(error, StoreLost)
+            if (self._may_resync or is_lost) and not self._is_stuck and self._next_settings is None:
+                why = str(error) if is_lost else f"{error}: haResyncEnable=true"
+                log.warn("{why}; so this store is put aside and copied anew", why=why)
                 self._before_next = self._put_store_aside
                 self._plan_start(self._current_settings)
             raise
@@ -533,14 +566,20 @@ class BrokerService(Service):
         if self._slave is not None:
             self._slave.on_master(ha_address, address, is_elected=True)
 
-    def _plan_cut(self, end: int) -> None:
-        """Cut the log back to `end` between a stop and a start."""
-        self._before_next = partial(cut_store_back, self._disk, self.settings.store, end)
-        self._plan_start(self._current_settings)
+    def _plan_cut(self, end: int, log_end: int) -> None:
+        """Cut the log, which ends at `log_end`, back to `end` between a stop and a start."""
+
+        def cut() -> None:
+            now_ms = int(self._clock.seconds() * 1000)
+            self._is_stuck = not cut_store_back(self._disk, self.settings.store, end, log_end, now_ms)
+
+        if not self._is_stuck:
+            self._before_next = cut
+            self._plan_start(self._current_settings)
 
     def _put_store_aside(self) -> None:
         if not put_store_aside(self._disk, self.settings.store, int(self._clock.seconds() * 1000)):
-            self._may_resync = False  # not again in this process: it would be tried each second
+            self._is_stuck = True  # not again in this process: it would be tried each second
 
     async def _start_again(self) -> None:
         log.info("the broker stops, to start again")
@@ -604,7 +643,8 @@ def make_broker(
 ) -> BrokerService:
     """Make the broker described by `settings`, on the real disk.
 
-    :param rng: chooses queues for messages whose producer chose none.
+    :param rng: chooses queues for messages whose producer chose none, and makes what proves a broker to its group:
+        nobody must be able to guess its numbers.
     :param files_max: with this many open files, no connection is accepted.
     :param steady: see `BrokerService`.
     """

@@ -6,6 +6,7 @@ from twisted.logger import Logger
 
 from mqbroker.config import StoreSettings
 from mqbroker.errors import MQError
+from mqbroker.store.cut_tails import KEPT_MS_MAX, keep_tail
 from mqbroker.store.disk import IDisk
 from mqbroker.store.layout import StorePaths, put_aside
 from mqbroker.store.truncation import cut_log
@@ -24,12 +25,27 @@ def put_store_aside(disk: IDisk, settings: StoreSettings, now_ms: int) -> bool:
     return True
 
 
-def cut_store_back(disk: IDisk, settings: StoreSettings, end: int) -> None:
-    """Cut the log back to `end`. A failure is logged: the logs are compared again after the next start."""
+def cut_store_back(disk: IDisk, settings: StoreSettings, end: int, log_end: int, now_ms: int) -> bool:
+    """Cut the log, which ends at `log_end`, back to `end`, after what is behind was put aside; returns whether that was
+    done. A failure is logged, and nothing is cut then."""
+    paths, segment_bytes = _paths(settings), settings.mapped_file_size_commit_log
     try:
-        cut_log(disk, _paths(settings), settings.mapped_file_size_commit_log, end)
+        kept = keep_tail(disk, paths, segment_bytes, end, log_end, now_ms)
+        cut_log(disk, paths, segment_bytes, end)
     except (OSError, MQError) as error:
         log.error("the log cannot be cut back to {end}: {why}", end=end, why=str(error))
+        return False
+    if kept.end < log_end:
+        line = "of the {n} bytes that are cut off only the first {kept} are kept, as no more fit"
+        log.warn(line, n=log_end - end, kept=kept.end - end)
+    log.warn(
+        "what was cut off the log, from {start} to {end}, is kept for {days} days in {path}: `mq store dump` shows it",
+        start=end,
+        end=kept.end,
+        days=KEPT_MS_MAX // 86_400_000,
+        path=kept.path,
+    )
+    return True
 
 
 def _paths(settings: StoreSettings) -> StorePaths:

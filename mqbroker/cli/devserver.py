@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from random import Random
+from random import SystemRandom
 from typing import Any
 
 import attrs
@@ -157,7 +157,7 @@ class DevRun:
         await maybeDeferred(namesrv.startService)
         self._started.append(namesrv)
         port = namesrv.ports["remoting"]
-        broker = make_broker(broker_settings(self._place, port), self._reactor, Random(), steady=time.monotonic)
+        broker = make_broker(broker_settings(self._place, port), self._reactor, SystemRandom(), steady=time.monotonic)
         await maybeDeferred(broker.startService)
         self._started.append(broker)
         await broker.started

@@ -65,12 +65,12 @@ def serve_broker(settings: BrokerSettings, reactor: Any, siblings: SiblingTopics
     """Make the broker's service. `siblings` are those of a shard."""
     # Imported late, so that a wrong setting is reported before the imports.
     import time
-    from random import Random
+    from random import SystemRandom
 
     from mqbroker.broker.broker_service import make_broker
 
     steady = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-    broker = make_broker(settings, reactor, Random(), files_for_connections(), steady)
+    broker = make_broker(settings, reactor, SystemRandom(), files_for_connections(), steady)
     broker.siblings = siblings
 
     def boot_line() -> str:

@@ -3,20 +3,20 @@ stand in etcd.
 
     /mqbroker/CLUSTER/NAME/state         epoch, master, its lease, in-sync replicas; changed by compare-and-swap only
     /mqbroker/CLUSTER/NAME/members/ID    the addresses of a broker that runs; goes with its lease
+    /mqbroker/CLUSTER/NAME/identities/ID which store a broker has; see `mqbroker.ha.candidacy`
 
 A master is one as long as its member's key has the lease that the state names. When that has expired, a replica of the
-in-sync set writes the next epoch, with itself as master.
+in-sync set writes the next epoch, with itself as master, if its store is whole. Epochs only go up: by a state that is
+older than this broker's log nothing is done.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, cast
 from urllib.parse import quote
 
 import attrs
-import orjson
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
@@ -24,8 +24,17 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mqbroker.errors import MQError
+from mqbroker.ha.candidacy import (
+    Holdings,
+    IOwnStore,
+    why_another,
+    why_not_elected,
+    why_not_unclean,
+    why_set_back,
+    why_wrong,
+)
 from mqbroker.ha.etcd import Compare, EtcdError, IEtcd, KeyValue, Put, Snapshot
+from mqbroker.ha.group_keys import GroupError, GroupState, Identity, Member, Remainder
 from mqbroker.remoting.repeated_call import RepeatedCall
 
 log = Logger()
@@ -48,95 +57,37 @@ TTL_MAX_SECONDS = 60
 GRANT_SECONDS = 0.5
 #: How long a group is without a master before uncleanElectionEnable lets another replica than those in sync be one.
 UNCLEAN_SECONDS = 10.0
-NUMBER_MAX = 2**63 - 1
-REPLICAS_MAX = 64
+#: How often etcd is told of a commit point that moves, at most.
+COMMITTED_SECONDS = 1.0
+SET_BACK = (
+    "etcd was set back to an older state, or is another one, or this store is another group's. This broker takes no "
+    "part, and nothing is cut; `mq ha rebuild` shows what each broker has, and writes the group's state anew"
+)
 
 
-class GroupError(MQError):
-    """This broker cannot take part in its group; the text says why and what to do."""
-
-
-@attrs.frozen
-class GroupState:
-    """What the group has agreed on."""
-
-    cluster: str
-    broker: str
-    epoch: int
-    master: int
-    lease: int
-    in_sync: frozenset[int]
-
-    def to_json(self) -> bytes:
-        return orjson.dumps({**attrs.asdict(self), "in_sync": sorted(self.in_sync)})
-
-    @classmethod
-    def from_json(cls, data: bytes) -> GroupState:
-        """Raises GroupError."""
-        row = _object(data)
-        epoch, master, lease = row.get("epoch"), row.get("master"), row.get("lease")
-        in_sync = row.get("in_sync")
-        is_good = isinstance(in_sync, list) and 0 < len(in_sync) <= REPLICAS_MAX
-        if not is_good or not all(map(_is_number, [epoch, master, lease, *(in_sync or ())])):
-            raise GroupError("an epoch, id or lease is missing, or is no whole number above 0")
-        names = str(row.get("cluster")), str(row.get("broker"))
-        return cls(*names, cast(int, epoch), cast(int, master), cast(int, lease), frozenset(in_sync or ()))
-
-
-@attrs.frozen(order=True)
-class Remainder:
-    """What a power cut has left of a log. `of`: the newest epoch of the group when this was written, which had no
-    master any more: nothing is added. `epoch` and `end`: in which epoch the log was written last, and where it ends."""
-
-    of: int
-    epoch: int
-    end: int
-
-
-@attrs.frozen
-class Member:
-    """A broker of the group that runs. `ha_address`: where it serves replicas when it is master. `remainder`: of a log
-    that may lack what this broker has acknowledged; None if it is whole, or there is a master."""
-
-    replica_id: int
-    address: str
-    ha_address: str
-    remainder: Remainder | None = None
-
-    def to_json(self) -> bytes:
-        row = attrs.asdict(self)
-        if self.remainder is None:
-            del row["remainder"]
-        return orjson.dumps(row)
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Member:
-        """Raises GroupError."""
-        row = _object(data)
-        replica_id, address, ha_address = row.get("replica_id"), row.get("address"), row.get("ha_address")
-        if not (_is_number(replica_id) and isinstance(address, str) and isinstance(ha_address, str)):
-            raise GroupError("an id or address is missing")
-        remainder = row.get("remainder")
-        if remainder is not None:
-            names, values = ("of", "epoch", "end"), list[Any]()
-            if isinstance(remainder, dict):
-                values = [remainder.get(name) for name in names]
-            if not values or not all(type(value) is int and 0 <= value <= NUMBER_MAX for value in values):
-                raise GroupError("what is left of its log is not said in whole numbers")
-            remainder = Remainder(*values)
-        return cls(cast(int, replica_id), address, ha_address, remainder)
+class SetBack(GroupError):
+    """etcd has an older state than this broker knows of."""
 
 
 @attrs.frozen
 class Role:
     """What this broker is to be. `epoch` 0: it is not known yet. `lease`: with which its master was elected. `master`:
-    whom to follow; None if there is nobody, or it is this broker. `in_sync`: the replicas in sync as etcd has them."""
+    whom to follow; None if there is nobody, or it is this broker. `in_sync`: the replicas in sync as etcd has them.
+    `unclean`: see `GroupState`."""
 
     epoch: int = 0
     lease: int = 0
     is_master: bool = False
     master: Member | None = None
     in_sync: frozenset[int] = frozenset()
+    unclean: int = 0
+
+    @property
+    def who(self) -> tuple[object, ...]:
+        """By what roles differ: of the members' keys other parts change."""
+        master = self.master
+        addresses = None if master is None else (master.replica_id, master.address, master.ha_address, master.nonce)
+        return self.epoch, self.is_master, addresses
 
 
 @attrs.frozen(kw_only=True)
@@ -159,6 +110,7 @@ class GroupSettings:
 class GroupMember(Service):
     """One broker's part in its group, all the time that it runs.
 
+    :param store: this broker's.
     :param steady: seconds of a clock that is never set, and goes on while the machine is suspended.
     :param on_role: called with the role whenever it changes.
     """
@@ -169,18 +121,18 @@ class GroupMember(Service):
         clock: IReactorTime,
         steady: Callable[[], float],
         settings: GroupSettings,
+        store: IOwnStore,
         on_role: Callable[[Role], None],
     ) -> None:
         self._etcd, self._clock, self._steady, self._settings, self._on_role = etcd, clock, steady, settings, on_role
+        self._store = store
         self.role = Role()
         #: Why it takes no part at the moment; empty if it does.
         self.why_not = "etcd was not asked yet"
-        #: The newest epoch of this broker's log.
-        self.known_epoch = 0
+        #: The members that ran when etcd was read last, this one among them.
+        self.members: Mapping[int, Member] = {}
         #: Called with the in-sync replicas when etcd has a new state, while this broker is master.
         self.on_in_sync: Callable[[frozenset[int]], None] | None = None
-        #: Returns the epoch and the end of this broker's log where that may lack what was acknowledged, else None.
-        self.lossy_log: Callable[[], tuple[int, int] | None] = lambda: None
         self._member = Member(settings.replica_id, "", "")
         self._lease = self._member_revision = 0
         self._ttl_s = float(settings.ttl_s)
@@ -188,6 +140,10 @@ class GroupMember(Service):
         self._granted_at = -GRANT_SECONDS
         self._state: GroupState | None = None
         self._state_revision = 0
+        #: The name of a store that is to replace the one of which etcd has the identity.
+        self._new_name = ""
+        self._identities: Mapping[int, Identity] = {}
+        self._committed_at = -COMMITTED_SECONDS
         self._without_master_since: float | None = None
         self._work: Deferred[None] = succeed(None)
         self._renewing: Deferred[None] | None = None
@@ -198,6 +154,8 @@ class GroupMember(Service):
         self._sleeping: Deferred[None] | None = None
         self._is_woken = False
         self._told = ""
+        #: Called when etcd was read, whatever became of it.
+        self._refreshed: list[Deferred[None]] = []
         self._renewal = RepeatedCall(self._renew, clock=clock)
 
     # --- what others ask
@@ -209,13 +167,13 @@ class GroupMember(Service):
         holds = self.role.is_master and state is not None and state.lease == self._lease
         return holds and self._steady() < self._deadline
 
-    async def propose(self, in_sync: frozenset[int]) -> bool:
-        """Write the in-sync set of the epoch of which this broker is master; returns whether that was done. Raises
-        EtcdError where that is not known."""
+    async def propose(self, in_sync: frozenset[int], committed: int = 0) -> bool:
+        """Write the in-sync set of the epoch of which this broker is master, and the commit point; returns whether that
+        was done. Raises EtcdError where that is not known."""
         state, revision = self._state, self._state_revision
         if state is None or not self.role.is_master:
             return False
-        new = attrs.evolve(state, in_sync=in_sync)
+        new = attrs.evolve(state, in_sync=in_sync, committed=max(state.committed, committed))
         written = await self._etcd.txn([Compare(self._key, revision)], [Put(self._key, new.to_json())])
         if written is None:
             self.wake()
@@ -232,11 +190,23 @@ class GroupMember(Service):
         if sleeping is not None:
             sleeping.callback(None)
 
+    @property
+    def nonce(self) -> str:
+        """By which this broker proves itself to the others."""
+        return self._member.nonce
+
+    def refreshed(self) -> Deferred[None]:
+        """Fires when etcd was asked once more for the members, whether it has answered or not."""
+        done: Deferred[None] = Deferred()
+        self._refreshed.append(done)
+        self.wake()
+        return done
+
     # --- life
 
     def join(self, address: str, ha_address: str) -> None:
         """Begin, with the addresses under which the others reach this broker."""
-        self._member = Member(self._settings.replica_id, address, ha_address)
+        self._member = attrs.evolve(self._member, address=address, ha_address=ha_address)
         super().startService()  # type: ignore[no-untyped-call]
         self._renewal.start(self._ttl_s / RENEWALS, now=False)
         self._work = Deferred.fromCoroutine(self._run())
@@ -276,13 +246,16 @@ class GroupMember(Service):
                 await deferLater(self._clock, early_s)
             looks.append(self._steady())
             self._is_woken, sleep_s = False, LOOK_SECONDS
+            refreshed, self._refreshed = self._refreshed, []
             try:
                 if not self._lease:
                     await self._get_lease()
                 await self._look()
-            except (EtcdError, GroupError) as error:
+            except (EtcdError, GroupError, OSError) as error:
                 self._say(str(error))
                 sleep_s = RETRY_SECONDS if isinstance(error, EtcdError) else LOOK_SECONDS
+            for done in refreshed:
+                done.callback(None)
             await self._sleep(sleep_s)
 
     async def _sleep(self, seconds: float) -> None:
@@ -315,6 +288,7 @@ class GroupMember(Service):
         self._ttl_s, self._member_revision = float(min(ttl_s, TTL_MAX_SECONDS)), 0
         self._deadline = _ends_at(asked_at, ttl_s)
         self._heard_at = self._steady()
+        self._member = attrs.evolve(self._member, nonce=self._store.new_nonce())
 
     def _heard(self) -> None:
         """Called with an answer of etcd."""
@@ -373,19 +347,23 @@ class GroupMember(Service):
         self._heard()
         if self._lease != lease:  # it has expired meanwhile: nothing may be written under it, nor without one
             return
-        if found.revision < known:
-            raise GroupError(
-                f"etcd is at revision {found.revision}, after it was at {known}: it was restored from an old backup, "
-                "or is another one; restore etcd, or see the documentation of replication"
-            )
         self._watch_after(found.revision)
         own = found.items.get(self._member_key(self._settings.replica_id))
+        self._identities = self._read_identities(found)
         if own is None or own.lease != self._lease:
             await self._enter(own)
             return
         self._member_revision = own.modified
-        self._take_state(found)
+        try:
+            self._take_state(found, known)
+        except SetBack:
+            self._set_role(Role())
+            await self._say_what_changed(own)  # so that nobody else trusts it either
+            raise
+        self.members = self._read_members(found)
         state = self._state
+        if self._store.is_open and not await self._is_settled(found, own):
+            return
         if state is None:
             await self._found(own)
             return
@@ -393,10 +371,14 @@ class GroupMember(Service):
         is_master = state.master == self._settings.replica_id and state.lease == self._lease
         if is_master or master is not None:
             self._without_master_since = None
-            self._set_role(Role(state.epoch, state.lease, is_master, None if is_master else master, state.in_sync))
+            if is_master:
+                await self._step_down_if_wrong(state)
+            role = Role(state.epoch, state.lease, is_master, None if is_master else master, state.in_sync)
+            self._set_role(attrs.evolve(role, unclean=state.unclean))
             self._say("")
+            await self._say_what_changed(own)
             return
-        self._set_role(Role(state.epoch, state.lease, False, None, state.in_sync))
+        self._set_role(Role(state.epoch, state.lease, False, None, state.in_sync, state.unclean))
         await self._stand(state, found)
 
     async def _enter(self, own: KeyValue | None) -> None:
@@ -406,36 +388,126 @@ class GroupMember(Service):
             self._set_role(Role())
             raise GroupError(
                 f"a broker at {other.address} runs with brokerId={other.replica_id}, or did until a moment ago; each "
-                "of the group needs an id of its own"
+                "of the group needs an id of its own, and a store of its own, which is no copy"
             )
+        if self._store.is_open:
+            self._member = self._fresh_member(self._store.holdings, None)
+        await self._put_member(None if own is None else own.modified)
+
+    async def _put_member(self, revision: int | None) -> None:
         key, lease = self._member_key(self._settings.replica_id), self._lease
         put = Put(key, self._member.to_json(), lease)
-        if await self._etcd.txn([Compare(key, 0 if own is None else own.modified)], [put]) is None:
+        if await self._etcd.txn([Compare(key, revision or 0)], [put]) is None:
             if self._lease == lease:
                 await self._renew_now(lease)  # it may have expired meanwhile
         else:
             self.wake()
 
-    def _take_state(self, found: Snapshot) -> None:
-        item = found.items.get(self._key)
+    def _fresh_member(self, holdings: Holdings, remainder: Remainder | None) -> Member:
+        return attrs.evolve(
+            self._member,
+            remainder=remainder,
+            epoch=holdings.epoch,
+            lease=holdings.lease,
+            committed=holdings.committed,
+            is_whole=not holdings.why_not_whole,
+            is_known=self._is_known and (holdings.has_lost_power or not holdings.why_not_whole),
+            conflict=holdings.conflict,
+        )
+
+    async def _say_what_changed(self, own: KeyValue) -> None:
+        """Tell the others of another epoch, whether the store is whole, and of a master that lacks what it has."""
+        if self._store.is_open:
+            said, fresh = Member.from_json(own.value), self._fresh_member(self._store.holdings, None)
+            if attrs.evolve(said, committed=fresh.committed) != fresh:
+                self._member = fresh
+                await self._put_member(own.modified)
+
+    def _read_members(self, found: Snapshot) -> dict[int, Member]:
+        prefix = self._member_key(0)[:-1]
+        items = [item.value for key, item in found.items.items() if key.startswith(prefix) and item.lease]
+        members = [Member.from_json(value) for value in items]
+        return {member.replica_id: member for member in members}
+
+    def _read_identities(self, found: Snapshot) -> dict[int, Identity]:
+        prefix, read = f"{self._settings.prefix}identities/", dict[int, Identity]()
+        for key, item in found.items.items():
+            number = key.removeprefix(prefix)
+            if number != key and number.isdecimal():
+                try:
+                    read[int(number)] = Identity.from_json(item.value)
+                except GroupError as error:
+                    raise GroupError(f"the key {key} in etcd holds no identity of a store: {error}") from None
+        return read
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether etcd has this store's identity."""
+        known = self._identities.get(self._settings.replica_id)
+        return known is not None and known.name == self._store.identity.name
+
+    @property
+    def _others(self) -> dict[int, Member]:
+        return {number: member for number, member in self.members.items() if number != self._settings.replica_id}
+
+    def _take_state(self, found: Snapshot, known: int) -> None:
+        """:param known: the revision of the state that was known before etcd was read."""
+        item, state = found.items.get(self._key), self._state
         if item is None:
-            if self._state is not None:
-                raise GroupError(f"the key {self._key} is gone from etcd: restore it from a backup")
-            return
-        if item.modified < self._state_revision:  # a later one was written meanwhile
+            if state is not None:
+                raise SetBack(f"the key {self._key} is gone from etcd: {SET_BACK}")
             return
         try:
-            state = GroupState.from_json(item.value)
+            new = GroupState.from_json(item.value)
         except GroupError as error:
             raise GroupError(
-                f"the key {self._key} in etcd holds no state of a group: {error}; delete or restore it"
+                f"the key {self._key} in etcd holds no state of a group: {error}; `mq ha rebuild` writes it anew"
             ) from None
-        if (state.cluster, state.broker) != (self._settings.cluster, self._settings.broker):
-            raise GroupError(f"the key {self._key} in etcd is of {state.cluster}/{state.broker}")
+        if (new.cluster, new.broker) != (self._settings.cluster, self._settings.broker):
+            raise GroupError(f"the key {self._key} in etcd is of {new.cluster}/{new.broker}")
+        if state is not None and new.epoch <= state.epoch:
+            revision = min(found.revision, item.modified)
+            if revision < known:
+                raise SetBack(f"etcd is at revision {revision}, after it was at {known}: {SET_BACK}")
+            if item.modified < self._state_revision:  # a later one was written meanwhile
+                return
+        why_not = "" if state is None else why_set_back(new, state.epoch, state.lease)
+        if not why_not and self._store.is_open:
+            holdings = self._store.holdings
+            why_not = why_set_back(new, holdings.epoch, holdings.lease)
+        if why_not:
+            raise SetBack(f"{why_not}: {SET_BACK}")
         is_new = item.modified != self._state_revision
-        self._state, self._state_revision = state, item.modified
-        if is_new and self.on_in_sync is not None and self.role.is_master and state.epoch == self.role.epoch:
-            self.on_in_sync(state.in_sync)
+        self._state, self._state_revision = new, item.modified
+        if is_new and self.on_in_sync is not None and self.role.is_master and new.epoch == self.role.epoch:
+            self.on_in_sync(new.in_sync)
+
+    async def _is_settled(self, found: Snapshot, own: KeyValue) -> bool:
+        """Compare the store with the one that etcd knows, and tell etcd of it; returns whether that is done."""
+        key, store = f"{self._settings.prefix}identities/{self._settings.replica_id}", self._store
+        item, known = found.items.get(key), self._identities.get(self._settings.replica_id)
+        if store.identity.name != self._new_name:
+            why = why_another(store.identity, known, store.holdings, self._state, is_new=store.is_new)
+            if why:
+                store.lose(why)
+                self._new_name = store.identity.name
+        identity, now = store.identity, self._steady()
+        is_known = known is not None and (known.name, known.generation) == (identity.name, identity.generation)
+        if is_known:
+            self._new_name = ""
+            assert known is not None
+            moved = (identity.epoch, identity.committed) > (known.epoch, known.committed)
+            if not moved or now < self._committed_at + COMMITTED_SECONDS:
+                return True
+        self._committed_at = now
+        conditions = [
+            Compare(key, 0 if item is None else item.modified),
+            Compare(self._member_key(self._settings.replica_id), own.modified),
+        ]
+        await self._etcd.txn(conditions, [Put(key, identity.to_json())])
+        if not is_known:
+            self.wake()
+        return is_known
 
     def _master_of(self, state: GroupState, found: Snapshot) -> Member | None:
         """The master, if its lease stands."""
@@ -448,68 +520,77 @@ class GroupMember(Service):
 
     async def _found(self, own: KeyValue) -> None:
         """Be the first master of a new group."""
-        if self.known_epoch:
+        if not self._store.is_open:
+            return
+        known = max(self._store.holdings.epoch, *(other.epoch for other in self.members.values()))
+        if known:
             raise GroupError(
-                f"etcd has nothing at {self._key}, but this broker's log is of epoch {self.known_epoch}: restore etcd "
-                "from a backup; if it is lost, stop all brokers of the group, delete config/epochs.json and its .bak "
-                "of the one whose log is longest, and start that one first, and the others with empty stores"
+                f"etcd has nothing at {self._key}, but there is a log of epoch {known} of this group: {SET_BACK}"
             )
         settings = self._settings
         me = settings.replica_id
         state = GroupState(settings.cluster, settings.broker, 1, me, self._lease, frozenset([me]))
         await self._elect(state, 0, [Compare(self._member_key(me), own.modified)])
 
+    async def _step_down_if_wrong(self, state: GroupState) -> None:
+        """Give the lease back where another broker has messages that were acknowledged, and that this one lacks."""
+        holdings = self._store.holdings if self._store.is_open else Holdings()
+        wrong = why_wrong(state, holdings, self._others)
+        if not wrong:
+            return
+        lease, self._lease, self._deadline = self._lease, 0, 0.0
+        log.error("group {broker}: this broker is master no more: {why}", broker=self._settings.broker, why=wrong)
+        self._set_role(Role(state.epoch, state.lease, False, None, state.in_sync, state.unclean))
+        self.wake()
+        await self._etcd.revoke(lease)
+        raise GroupError(f"there is no master, and {wrong}")
+
     async def _stand(self, state: GroupState, found: Snapshot) -> None:
         """Become master, if this replica may."""
         me, now = self._settings.replica_id, self._steady()
         if self._without_master_since is None:
             self._without_master_since = now
-        lossy = self.lossy_log()
-        remainder = None if lossy is None else Remainder(state.epoch, *lossy)
-        self._member, own = attrs.evolve(self._member, remainder=remainder), found.items[self._member_key(me)]
-        if own.value != self._member.to_json():
-            await self._enter(attrs.evolve(own, lease=0))
+        if not self._store.is_open:
             return
-        if self.known_epoch > state.epoch:
-            raise GroupError(
-                f"etcd has epoch {state.epoch} of this group, and this broker's log is of epoch {self.known_epoch}: "
-                "etcd was restored from an old backup; delete the key " + self._key + " and see the documentation"
-            )
+        holdings = self._store.holdings
+        is_lossy = bool(holdings.why_not_whole) and holdings.has_lost_power
+        remainder = Remainder(state.epoch, holdings.written_in, holdings.end) if is_lossy else None
+        self._member, own = self._fresh_member(holdings, remainder), found.items[self._member_key(me)]
+        why_not = why_not_elected(state, me, holdings, self._others, self._identities.values())
+        if (is_lossy or why_not) and own.value != self._member.to_json():
+            await self._put_member(own.modified)
+            return
         in_sync = (state.in_sync - {state.master}) | {me}
         if state.master == me or len(in_sync) < self._settings.min_in_sync:
             # A smaller set acknowledges nothing, and those in it may all lose what a former member has.
             in_sync = state.in_sync
-        why_not = self._why_not_elected(state, found)
+        committed, unclean, lowered = max(state.committed, holdings.committed), state.unclean, state.lowered
         if why_not:
             waited = now - self._without_master_since
             if not self._settings.is_unclean_allowed or waited < UNCLEAN_SECONDS:
                 raise GroupError(f"there is no master, and {why_not}")
+            better = why_not_unclean(holdings, self._others)
+            if better:
+                raise GroupError(f"there is no master, and {why_not}; {better}")
             log.error("uncleanElectionEnable=true: this broker becomes master, and messages that it lacks are lost")
-            in_sync = frozenset([me])
+            in_sync, unclean = frozenset([me]), state.epoch + 1
+        if why_not or is_lossy:
+            committed, lowered = holdings.committed, state.epoch + 1
         old = found.items.get(self._member_key(state.master))
         conditions = [Compare(self._member_key(me), self._member_revision)]
         if state.master != me:
             conditions.append(Compare(self._member_key(state.master), 0 if old is None else old.modified))
-        new = attrs.evolve(state, epoch=state.epoch + 1, master=me, lease=self._lease, in_sync=in_sync)
+        new = attrs.evolve(
+            state,
+            epoch=state.epoch + 1,
+            master=me,
+            lease=self._lease,
+            in_sync=in_sync,
+            committed=committed,
+            unclean=unclean,
+            lowered=lowered,
+        )
         await self._elect(new, self._state_revision, conditions)
-
-    def _why_not_elected(self, state: GroupState, found: Snapshot) -> str:
-        """Why this replica may lack what was acknowledged, or others have more of that; empty if it may be master."""
-        me, in_sync = self._settings.replica_id, sorted(state.in_sync)
-        if me not in state.in_sync:
-            return f"this broker is not in sync: it waits for one of {in_sync}"
-        own = self._member.remainder
-        if own is None:
-            return ""
-        lossy = "this broker's machine lost power, or its log: it may lack what was acknowledged, and"
-        for replica_id in in_sync:
-            item = found.items.get(self._member_key(replica_id))
-            other = None if item is None else Member.from_json(item.value).remainder
-            if other is None or other.of != state.epoch:
-                return f"{lossy} waits for all of {in_sync}, of which {replica_id} has not said what it has"
-            if (other, -replica_id) > (own, -me):
-                return f"{lossy} of those in sync {replica_id} has more"
-        return ""
 
     async def _elect(self, new: GroupState, revision: int, conditions: list[Compare]) -> None:
         done = await self._etcd.txn([Compare(self._key, revision), *conditions], [Put(self._key, new.to_json())])
@@ -522,7 +603,7 @@ class GroupMember(Service):
         if role == self.role:
             return
         before, self.role = self.role, role
-        if (before.epoch, before.is_master, before.master) == (role.epoch, role.is_master, role.master):
+        if before.who == role.who:
             return
         if role.is_master:
             log.info("this broker is elected master of epoch {n}", n=role.epoch)
@@ -551,17 +632,3 @@ class GroupMember(Service):
 def _ends_at(asked_at: float, ttl_s: int) -> float:
     """Until when a lease certainly stands that was asked for then."""
     return asked_at + LEASE_PART * min(ttl_s, TTL_MAX_SECONDS)
-
-
-def _object(data: bytes) -> Mapping[str, Any]:
-    try:
-        row = orjson.loads(data)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
-        raise GroupError("it is no JSON object")
-    return row
-
-
-def _is_number(value: object) -> bool:
-    return type(value) is int and 0 < value <= NUMBER_MAX

@@ -41,6 +41,10 @@ class EpochHistory:
         """The newest epoch; 0 if there is none."""
         return self.epochs[-1].number if self.epochs else 0
 
+    def has(self, number: int, lease: int) -> bool:
+        """Whether a part of the log may be of this epoch."""
+        return any((epoch.number, epoch.lease) == (number, lease) for epoch in self.epochs)
+
     def begin(self, new: Epoch, log_min: int = 0) -> EpochHistory:
         """This history and a new epoch, without the epochs whose part of the log lies below `log_min`, and without
         those of which a power cut has left nothing. Raises BadHistory if it is not new."""

@@ -42,7 +42,8 @@ class InSyncSet:
     :param members: the members when the epoch began.
     :param epoch_start: where the log ended then.
     :param is_master: whether the lease is held: else nothing is confirmed.
-    :param propose: writes the set to etcd; fires whether it stands there now, and fails where that is not known.
+    :param propose: writes the set and the commit point to etcd; fires whether they stand there now, and fails where
+        that is not known.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class InSyncSet:
         members: frozenset[int],
         epoch_start: int,
         is_master: Callable[[], bool],
-        propose: Callable[[frozenset[int]], Awaitable[bool]],
+        propose: Callable[[frozenset[int], int], Awaitable[bool]],
     ) -> None:
         self._slaves, self._steady, self._settings, self._me = slaves, steady, settings, me
         self._is_master, self._propose = is_master, propose
@@ -65,10 +66,18 @@ class InSyncSet:
         #: Replicas that are about to be taken in.
         self._joining: frozenset[int] = frozenset()
         self._acknowledged = dict.fromkeys(members, epoch_start)
+        #: The replicas that have said in this epoch what they have: at its beginning they may lack the log's end.
+        self._reported: set[int] = set()
         #: When each member was last connected, and the time up to which it has the log.
         self._seen_at = dict.fromkeys(members, steady())
         self._close_at = dict(self._seen_at)
+        #: Up to where this broker's log stays whatever happens, as far as it promises that.
+        self.durable: Callable[[], int] = lambda: slaves.log.end
         self._confirmed = epoch_start
+        #: Nobody of the group may cut its log below: what was acknowledged is there.
+        self.committed = 0
+        #: Called when that has grown.
+        self.on_committed: Callable[[int], None] = lambda committed: None
         self._proposing: Deferred[None] | None = None
         #: How many members follow closely, this broker among them.
         self._following = len(members)
@@ -105,17 +114,29 @@ class InSyncSet:
 
     @property
     def _held(self) -> int:
-        others = (self.members | self._possible | self._joining) - {self._me}
-        return min((self._acknowledged.get(replica, 0) for replica in others), default=self._slaves.log.end)
+        return min((self._acknowledged.get(replica, 0) for replica in self._others), default=self._slaves.log.end)
+
+    @property
+    def _others(self) -> frozenset[int]:
+        return (self.members | self._possible | self._joining) - {self._me}
 
     def _note(self) -> None:
         now = self._steady()
         for replica, link in self._slaves.replicas().items():
             # The replica's log is a part of this one: it was compared by epochs, and cut, before it reported.
             self._acknowledged[replica] = link.link.acknowledged
+            self._reported.add(replica)
             self._seen_at[replica] = now
             self._close_at[replica] = max(link.caught_up_at, self._close_at.get(replica, 0.0))
         self._confirmed = max(self._confirmed, self.reached())
+        if self._confirmed > self.committed:
+            self._commit()
+
+    def _commit(self) -> None:
+        committed = min(self._held, self.durable(), self._confirmed)
+        if committed > self.committed and self._others <= self._reported and self._is_master():
+            self.committed = committed
+            self.on_committed(committed)
 
     # --- who is in the set
 
@@ -142,7 +163,7 @@ class InSyncSet:
 
     async def _change(self, wanted: frozenset[int]) -> None:
         try:
-            if await self._propose(wanted):
+            if await self._propose(wanted, self.committed):
                 self.stands(wanted)
         finally:
             self._proposing = None
@@ -152,8 +173,8 @@ class InSyncSet:
         log.debug("the in-sync set may not have changed: {why}", why=failure.getErrorMessage())
 
     def _wanted(self) -> frozenset[int]:
-        """The members that follow closely, and those that do again; at least as many as must be in sync, if there were
-        so many."""
+        """The members that follow closely, and those that do again, whose stores are whole; at least as many as must be
+        in sync, if there were so many."""
         links = self._slaves.replicas()
         kept = self._kept()
         self._following = len(kept)
@@ -161,9 +182,15 @@ class InSyncSet:
         # From now on they count, so that what they must have to be taken in grows no more without them.
         self._joining = frozenset(joining[: max(0, self._settings.replicas_max - len(kept))])
         wanted = kept | {new for new in self._joining if self._acknowledged[new] >= self._confirmed}
-        # Fewer would acknowledge nothing, and those that are left may all lose what one that went away has.
-        away = sorted(self.members - wanted, key=lambda replica: -self._seen_at.get(replica, 0.0))
+        # Fewer would acknowledge nothing, and those that are left may all lose what one that went away has: of those
+        # the ones remain that have most, with a store that is whole.
+        away = sorted(self.members - wanted, key=self._has, reverse=True)
         return frozenset(wanted.union(away[: max(0, self._settings.min_replicas - len(wanted))]))
+
+    def _has(self, replica: int) -> tuple[bool, int, float]:
+        link = self._slaves.replicas().get(replica)
+        is_whole = link is None or link.is_whole
+        return is_whole, self._acknowledged.get(replica, 0), self._seen_at.get(replica, 0.0)
 
     def _kept(self) -> set[int]:
         links = self._slaves.replicas()
@@ -171,6 +198,8 @@ class InSyncSet:
 
     def _keeps_up(self, replica: int, links: dict[int, SlaveConnection]) -> bool:
         now = self._steady()
+        if replica in links and not links[replica].is_whole:
+            return False
         if replica not in links and now - self._seen_at.get(replica, 0.0) > GONE_SECONDS:
             return False
         return now - self._close_at.get(replica, 0.0) <= self._settings.lag_s

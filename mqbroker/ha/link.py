@@ -5,8 +5,12 @@
 
 Brokers of a group begin with a greeting, which Java's neither send nor understand:
 
-    slave to master    -2  8 | digest of the group's name  8 | epoch  8 | brokerId  8
+    slave to master    -2  8 | digest of the group's name  8 | epoch  8 | brokerId  8 | commit point  8 | whole  8 |
+                       proof  32
     master to slave    -2  8 | size  4 | the history of its log's epochs, and where the log ends, as JSON
+    master to slave    -3  8 | size  4 | its commit point  8       when that has moved, to those that have greeted
+
+The proof shows that the slave is the member of that id in etcd: see `proof_of`.
 
 A slave whose log is empty reports 0, and gets the log from the beginning of the master's last segment on; any other
 gets it from the offset of its first report on. Source: HAConnection and HAClient of 4.9.7. Unlike there each report is
@@ -15,7 +19,9 @@ checked: an offset that was not sent to this slave confirms nothing, and ends th
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterator
+from hmac import compare_digest
 from struct import Struct
 
 import attrs
@@ -26,9 +32,12 @@ REPORT = Struct(">q")
 HEADER = Struct(">qi")
 #: Largest piece that a slave accepts; a master sends haTransferBatchSize, 32 KiB by default.
 PIECE_BYTES_MAX = 16 * 1024 * 1024
-#: Stands where an offset would, and is none.
+#: Sentinels in place of an offset.
 GREETING = -2
-_GREETING = Struct(">q8sqq")
+COMMITTED = -3
+_GREETING = Struct(">q8sqqqq32s")
+_SIGNED_BYTES = _GREETING.size - 32
+_COMMIT = Struct(">qiq")
 
 
 class BadPeer(MQError):
@@ -37,14 +46,34 @@ class BadPeer(MQError):
 
 @attrs.frozen
 class Greeting:
-    """How a slave of a group begins: the group, the epoch whose master it takes the other end for, and its id."""
+    """How a slave of a group begins: the group, the epoch whose master it takes the other end for, and its id;
+    `committed`: its commit point; `is_whole`: whether its store has all that it ever acknowledged. `proof`: see
+    `proof_of`."""
 
     group: bytes
     epoch: int
     replica_id: int
+    committed: int = 0
+    is_whole: bool = True
+    proof: bytes = bytes(32)
 
     def encode(self) -> bytes:
-        return _GREETING.pack(GREETING, self.group, self.epoch, self.replica_id)
+        return _GREETING.pack(
+            GREETING, self.group, self.epoch, self.replica_id, self.committed, self.is_whole, self.proof
+        )
+
+    def proven(self, nonce: str) -> Greeting:
+        """This greeting with its proof."""
+        return attrs.evolve(self, proof=proof_of(nonce, self.encode()[:_SIGNED_BYTES]))
+
+    def is_proven(self, nonce: str) -> bool:
+        """Whether the one who made it knows the nonce."""
+        return bool(nonce) and compare_digest(self.proven(nonce).proof, self.proof)
+
+
+def proof_of(nonce: str, data: bytes) -> bytes:
+    """Shows that somebody who sends `data` knows the nonce of a member's key in etcd: its HMAC-SHA256, 32 bytes."""
+    return hmac.digest(nonce.encode(), data, "sha256")
 
 
 class MasterLink:
@@ -61,8 +90,11 @@ class MasterLink:
         self.start: int | None = None
         self.sent: int | None = None
         self.acknowledged = 0
-        #: How the slave began, if it is of a group.
+        #: How the slave began, if it is of a group; and whether it was answered: before, it must wait.
         self.greeting: Greeting | None = None
+        self.is_answered = False
+        #: The commit point that was sent last.
+        self.committed = 0
         self._segment_bytes = segment_bytes
         self._piece_bytes_max = piece_bytes_max
         self._unread = b""
@@ -70,6 +102,8 @@ class MasterLink:
     def receive(self, data: bytes, log_min: int, log_end: int) -> bool:
         """Read reports; returns whether `acknowledged` has grown, or the first report came. Raises BadPeer."""
         data = self._greet(self._unread + data)
+        if self.greeting is not None and data and not self.is_answered:
+            raise BadPeer("it goes on before its greeting was answered")
         whole = len(data) - len(data) % REPORT.size
         if self.sent is None and self.greeting is None and data.startswith(REPORT.pack(GREETING)):
             whole = 0
@@ -87,8 +121,10 @@ class MasterLink:
         is_first = self.sent is None and self.greeting is None
         if not is_first or len(data) < _GREETING.size or not data.startswith(REPORT.pack(GREETING)):
             return data
-        _, group, epoch, replica_id = _GREETING.unpack_from(data)
-        self.greeting = Greeting(group, epoch, replica_id)
+        _, group, epoch, replica_id, committed, is_whole, proof = _GREETING.unpack_from(data)
+        if not (is_whole in (0, 1) and committed >= 0):
+            raise BadPeer("its greeting is of another version of mqbroker, or no greeting")
+        self.greeting = Greeting(group, epoch, replica_id, committed, is_whole == 1, proof)
         return data[_GREETING.size :]
 
     def _begin(self, offset: int, log_min: int, log_end: int) -> None:
@@ -117,7 +153,15 @@ class MasterLink:
 
     def answer(self, history: bytes) -> bytes:
         """The answer to the greeting."""
+        self.is_answered = True
         return HEADER.pack(GREETING, len(history)) + history
+
+    def commit_point(self, committed: int) -> bytes:
+        """What tells a slave that has greeted of the commit point; empty if it knows, or is of no group."""
+        if not self.is_answered or self.sent is None or committed <= self.committed:
+            return b""
+        self.committed = committed
+        return _COMMIT.pack(COMMITTED, REPORT.size, committed)
 
     def _acknowledge(self, offset: int) -> None:
         assert self.sent is not None
@@ -150,12 +194,13 @@ class SlaveLink:
         self._unread, self._wanted = bytearray(), 0
         #: Of the piece that comes: where its next byte belongs in the log, and how many are missing.
         self._offset = self._missing = 0
-        #: Whether the answer to a greeting comes next.
-        self.is_greeting = False
+        #: Whether the answer to a greeting comes next; and whether one came, so that commit points may.
+        self.is_greeting = self.is_greeted = False
 
     def receive(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
         """What `data` brings: offset and bytes of the log, of a piece what is there of it, none in a heartbeat; the
-        answer to a greeting, whole, with the offset `GREETING`. Raises BadPeer."""
+        answer to a greeting, and a commit point, whole, with the offsets `GREETING` and `COMMITTED`. Raises
+        BadPeer."""
         if self._unread:
             self._unread += data
             if len(self._unread) < self._wanted:
@@ -169,15 +214,15 @@ class SlaveLink:
                     self._keep(data[at:], HEADER.size)
                     return
                 offset, size = HEADER.unpack_from(data, at)
-                is_greeted = self.is_greeting and offset == GREETING
-                if not 0 <= size <= PIECE_BYTES_MAX or not (is_greeted or (offset >= 0 and not self.is_greeting)):
+                is_whole = self._comes_whole(offset, size)
+                if not 0 <= size <= PIECE_BYTES_MAX or not (is_whole or (offset >= 0 and not self.is_greeting)):
                     raise BadPeer(f"the master announces {size} bytes at {offset}")
                 stop = at + HEADER.size + size
-                if is_greeted:
+                if is_whole:
                     if len(data) < stop:
                         self._keep(data[at:], stop - at)
                         return
-                    self.is_greeting = False
+                    self.is_greeted, self.is_greeting = True, False
                     yield offset, view[at + HEADER.size : stop]
                     at = stop
                     continue
@@ -190,6 +235,11 @@ class SlaveLink:
             self._missing -= len(part)
             if part or not self._missing:
                 yield offset, part
+
+    def _comes_whole(self, offset: int, size: int) -> bool:
+        if self.is_greeting:
+            return offset == GREETING
+        return offset == COMMITTED and self.is_greeted and size == REPORT.size
 
     def _keep(self, data: bytes, wanted: int) -> None:
         self._unread += data

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 import attrs
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, maybeDeferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred, succeed
 from twisted.internet.interfaces import IAddress, IListeningPort, IPushProducer, IReactorTCP, IReactorTime
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.internet.protocol import ServerFactory, connectionDone
@@ -45,6 +45,8 @@ REPORT_SECONDS = 60.0
 #: Pause between two sends of the log where nobody waits for slaves; Java's looks ten times a second then. Beside a
 #: busy master a slave took 1.5 times as much CPU time with 2 ms as with 5, and 1.15 times as much with 5 as with 10.
 PAUSE_SECONDS = 0.010
+#: A commit point that has moved is sent after so long at most.
+COMMITTED_SECONDS = 0.05
 #: The rate of a slave is that of the last so many seconds.
 RATE_SECONDS = 10
 
@@ -100,8 +102,9 @@ class HaSettings:
 class IGroup(Protocol):
     """What the master of a group of brokers says to a replica that greets it."""
 
-    def answer(self, greeting: Greeting, log_end: int) -> bytes:
-        """The answer: the history of the log. Raises BadPeer where the replica is not of this group and epoch."""
+    def answer(self, greeting: Greeting, log_end: int) -> Deferred[bytes]:
+        """Fires with the answer: the history of the log. Fails with BadPeer where the replica is not of this group and
+        epoch, or is not the one that etcd has."""
 
 
 @attrs.frozen
@@ -134,6 +137,14 @@ class SlaveConnection(TwistedProtocol):
         self._samples: deque[tuple[float, int]] = deque(maxlen=RATE_SECONDS + 1)
         self._factory = factory
         self._is_paused = self._is_reading = self._is_closed = False
+        #: Where the log ended when a replica greeted whose store was not whole: with that it has all again.
+        self._whole_at = 0
+        self._answering: Deferred[None] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the replica has all that it ever acknowledged."""
+        return self.link.acknowledged >= self._whole_at
 
     # --- Twisted's calls
 
@@ -167,12 +178,24 @@ class SlaveConnection(TwistedProtocol):
         group = self._factory.group
         if group is None:
             raise BadPeer("it belongs to a group whose master is elected (etcdEndpoints), and this broker to none")
-        answer = group.answer(greeting, self._factory.log.end)
-        self._factory.slaves.close_former(self, greeting.replica_id)
-        cast(Any, self.transport).write(self.link.answer(answer))
+        end = self._factory.log.end
+        self._whole_at = 0 if greeting.is_whole else end
+        answering = group.answer(greeting, end).addCallback(self._answer, greeting.replica_id)
+        self._answering = answering.addErrback(self._not_answered)
+
+    def _answer(self, answer: bytes, replica_id: int) -> None:
+        if not self._is_closed:
+            self._factory.slaves.close_former(self, replica_id)
+            cast(Any, self.transport).write(self.link.answer(answer))
+
+    def _not_answered(self, failure: Failure) -> None:
+        if not failure.check(CancelledError):  # type: ignore[no-untyped-call]
+            self.close(failure.getErrorMessage())
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._is_closed = True
+        if self._answering is not None:
+            self._answering.cancel()
         self._factory.disconnected(self, reason.getErrorMessage())
 
     def pauseProducing(self) -> None:
@@ -197,6 +220,8 @@ class SlaveConnection(TwistedProtocol):
         source = self._factory.log
         parts: list[bytes | memoryview] = []
         size = 0
+        if not self._is_paused and (told := self.link.commit_point(self._factory.slaves.committed)):
+            parts.append(told)
         while not (self._is_paused or self._is_reading or self._is_closed):
             piece = self.link.next_piece(source.end)
             if piece is None:
@@ -231,7 +256,7 @@ class SlaveConnection(TwistedProtocol):
         self.close(f"the log cannot be read for it: {failure.getErrorMessage()}")
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
-        if parts:
+        if parts and not self._is_closed:
             self.wrote_at = self._factory.now()
             write_parts_at_once(self.transport, parts)
 
@@ -285,6 +310,8 @@ class Slaves:
     def __init__(self, log: ILog) -> None:
         self.log = log
         self.links: list[SlaveConnection] = []
+        #: The commit point of a group, of which its replicas are told.
+        self.committed = 0
         #: Whether slaves can connect.
         self.are_served = False
         self._unserved: set[str] = set()
@@ -309,13 +336,14 @@ class Slaves:
         return {
             link.link.greeting.replica_id: link
             for link in self._reported()
-            if link.link.greeting is not None and not link.is_closed
+            if link.link.greeting is not None and link.link.is_answered and not link.is_closed
         }
 
     def close_former(self, link: SlaveConnection, replica_id: int) -> None:
         """Close the other links to the replica: it has connected again."""
         for other in list(self.links):
-            if other is not link and other.link.greeting is not None and other.link.greeting.replica_id == replica_id:
+            greeting = other.link.greeting if other.link.is_answered else None
+            if other is not link and greeting is not None and greeting.replica_id == replica_id:
                 other.close("the same replica has connected again")
 
     def notify(self) -> None:
@@ -393,11 +421,11 @@ class MasterFactory(ServerFactory):
         links = [
             link
             for link in self.slaves.links
-            if not link.is_closed and (link.link.sent is None or (self.group and link.link.greeting is None))
+            if not link.is_closed and (link.link.sent is None or (self.group and not link.link.is_answered))
         ]
         if not links:
             return False
-        chosen = min(links, key=lambda link: (link.link.greeting is not None, link.link.sent is not None))
+        chosen = min(links, key=lambda link: (link.link.is_answered, link.link.sent is not None))
         why = "it reports nothing" if chosen.link.sent is None else "it is of no replica of the group"
         chosen.close(f"{why}, and others connect")
         return True
@@ -448,6 +476,7 @@ class MasterService(Service):
         self._reactor = cast(IReactorTCP, reactor)
         self._slaves = slaves
         slaves.on_acknowledged.append(self._fire_if_drained)
+        slaves.on_acknowledged.append(self._tell_committed)
         self._steady = steady or self._clock.seconds
         self.factory = MasterFactory(
             slaves, settings, self._steady, is_allowed, self._log_has_grown, self._fire_if_drained, group
@@ -458,7 +487,9 @@ class MasterService(Service):
             (RepeatedCall(self._look, clock=self._clock), WATCH_SECONDS),
             (RepeatedCall(self._report, clock=self._clock), REPORT_SECONDS),
         ]
-        self._is_scheduled = False
+        self._is_scheduled = self._is_telling = False
+        #: The commit point that all replicas were told.
+        self._told = 0
         self._sent_at = -math.inf
         #: Fired when all slaves have the whole log, or have had the time to get it.
         self._drained: Deferred[None] | None = None
@@ -503,6 +534,16 @@ class MasterService(Service):
         self._clock.callLater(max(0.0, self._sent_at + pause_s - self._steady()), self._send_rest)
         if not pause_s:
             self._send()
+
+    def _tell_committed(self) -> None:
+        """Tell replicas of a commit point that has moved: with the next part of the log, or soon without."""
+        if self._slaves.committed > self._told and not self._is_telling:
+            self._is_telling = True
+            self._clock.callLater(COMMITTED_SECONDS, self._tell_now)
+
+    def _tell_now(self) -> None:
+        self._is_telling, self._told = False, self._slaves.committed
+        self._send()
 
     def _send_rest(self) -> None:
         self._is_scheduled = False

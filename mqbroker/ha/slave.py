@@ -23,7 +23,7 @@ from twisted.python.failure import Failure
 from mqbroker.config import BrokerSettings, FlushDiskType
 from mqbroker.errors import MQError, StoreBusy, StoreError
 from mqbroker.ha.divergence import Diverged
-from mqbroker.ha.link import GREETING, REPORT, BadPeer, Greeting, SlaveLink
+from mqbroker.ha.link import COMMITTED, GREETING, REPORT, BadPeer, Greeting, SlaveLink
 from mqbroker.remoting.client import Connector
 from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.remoting.tcp import write_at_once
@@ -114,6 +114,8 @@ class MasterConnection(TwistedProtocol):
 
     :param compare: compares the two logs, of a group by `greet`; raises Diverged, MQError and OSError.
     :param on_following: called when the slave has reported where its log ends.
+    :param on_progress: called, of a group, with the master's commit point and with what is about to be reported, when
+        either has moved.
     """
 
     def __init__(
@@ -123,9 +125,12 @@ class MasterConnection(TwistedProtocol):
         now: Callable[[], float],
         compare: Callable[[MasterConnection], Awaitable[None]],
         on_following: Callable[[], None],
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._raw, self._settings, self._now = raw, settings, now
         self._compare, self._on_following = compare, on_following
+        self._on_progress = on_progress
+        self._committed = 0
         self._link = SlaveLink()
         self._is_reporting = False
         #: Fired with the answer to a greeting.
@@ -181,6 +186,8 @@ class MasterConnection(TwistedProtocol):
             for offset, piece in self._link.receive(data):
                 if offset == GREETING:
                     self._greeted(piece)
+                elif offset == COMMITTED:
+                    self._committed_at(REPORT.unpack(piece)[0])
                 else:
                     self._raw.take(offset, piece)
             self._raw.append()
@@ -199,6 +206,13 @@ class MasterConnection(TwistedProtocol):
         if answer is not None:
             answer.callback(bytes(piece))
 
+    def _committed_at(self, committed: int) -> None:
+        if committed < self._committed:
+            raise BadPeer(f"its commit point goes back from {self._committed} to {committed}")
+        self._committed = committed
+        if self._on_progress is not None:
+            self._on_progress(committed, self._reported)
+
     def _report_progress(self) -> None:
         end = self._raw.flushed if self._settings.reports_flushed else self._raw.end
         if end > self._reported:
@@ -216,6 +230,8 @@ class MasterConnection(TwistedProtocol):
     def _report(self, offset: int) -> None:
         self._reported = offset
         self._wrote_at = self._now()
+        if self._on_progress is not None:
+            self._on_progress(self._committed, offset)  # it must be known that it was, before it counts
         write_at_once(self.transport, REPORT.pack(offset))
 
     def look(self) -> None:
@@ -244,7 +260,7 @@ Compare = Callable[[MasterConnection], Awaitable[None]]
 class SlaveService(Service):
     """Follows the master whose address `follow` was given last.
 
-    :param compare: see `MasterConnection`.
+    :param compare, on_progress: see `MasterConnection`.
     :param steady: seconds of a clock that is never set: no connection is closed because the time of day jumps.
     """
 
@@ -256,8 +272,9 @@ class SlaveService(Service):
         connector: Connector,
         compare: Compare,
         steady: Callable[[], float] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._steady = steady or clock.seconds
+        self._steady, self._on_progress = steady or clock.seconds, on_progress
         self._clock, self._raw, self._settings = clock, raw, settings
         self._connector, self._compare = connector, compare
         self.address = ""
@@ -327,7 +344,9 @@ class SlaveService(Service):
 
     async def _follow_once(self, address: str) -> _Ended:
         """Connect, and follow until the connection ends."""
-        connection = MasterConnection(self._raw, self._settings, self._steady, self._compare, self._following)
+        connection = MasterConnection(
+            self._raw, self._settings, self._steady, self._compare, self._following, self._on_progress
+        )
         try:
             self._connecting = connectProtocol(  # type: ignore[no-untyped-call]
                 self._connector(*split_address(address)), connection

@@ -218,7 +218,8 @@ def refuse_lost_log(
             segments.directory,
             f"there is no segment of the log, but beside it there are {count} queues with messages"
             f"{' and an index' if has_index else ''}: set storePathCommitLog to where the log is, or mount its disk; "
-            f"if it is lost for good, move {queues.root} and index/ beside it away, and a new log begins",
+            "if it is lost for good, so are its messages here: move the whole store away, as a group of brokers fills "
+            "an empty one up; else restore a backup, or a copy of a replica",
         )
 
 

@@ -7,26 +7,61 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+import attrs
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from mqbroker.ha.election import (
-    UNCLEAN_SECONDS,
-    GroupError,
-    GroupMember,
-    GroupSettings,
-    GroupState,
-    Member,
-    Remainder,
-    Role,
-)
+from mqbroker.ha.candidacy import Holdings
+from mqbroker.ha.election import UNCLEAN_SECONDS, GroupMember, GroupSettings, Role
+from mqbroker.ha.epochs import Epoch, EpochHistory
 from mqbroker.ha.etcd import Compare, EtcdError, Put
+from mqbroker.ha.group_keys import GroupError, GroupState, Identity, Member, Remainder
 from tests.ha.etcd_model import EtcdModel, ModelClient
 from tests.remoting.logs import Logged
 
 PREFIX = "/mqbroker/C/B/"
 STATE = f"{PREFIX}state"
+#: Of an epoch that a test makes.
+LATER_LEASE = 99
+
+
+class Store:
+    """A store that has the epochs that its broker has seen, if it is not told another."""
+
+    def __init__(self, replica_id: int, epoch: int) -> None:
+        self.name, self.nonces = f"{replica_id:032x}", 0
+        self.is_open, self.is_new, self.generation = True, False, 1
+        self.holdings = Holdings(EpochHistory((Epoch(epoch, 0, 1),) if epoch else ()))
+        self.lost: list[str] = []
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.name, self.generation, self.holdings.committed, self.holdings.epoch)
+
+    def lose(self, why: str) -> None:
+        self.lost.append(why)
+        self.name = f"{int(self.name, 16) + 1000:032x}"
+        self.has(why_not_whole=why, has_lost_power=False)
+
+    def new_nonce(self) -> str:
+        self.nonces += 1
+        return f"{self.name} {self.nonces}"
+
+    def has(self, **changes: Any) -> None:
+        self.holdings = attrs.evolve(self.holdings, **changes)
+
+    def is_lossy(self, epoch: int, end: int) -> None:
+        """A power cut has left the log up to `end`, written last in `epoch`."""
+        history = self.holdings.history
+        if epoch > self.holdings.epoch:
+            history = EpochHistory((*history.epochs, Epoch(epoch, 0, LATER_LEASE)))
+        elif epoch < self.holdings.epoch:
+            history = EpochHistory((Epoch(epoch, 0, 1), Epoch(self.holdings.epoch, end + 1, self.holdings.lease)))
+        self.has(history=history, end=end, why_not_whole="its machine lost power", has_lost_power=True)
+
+    def is_whole(self) -> None:
+        self.has(why_not_whole="", has_lost_power=False)
 
 
 class World:
@@ -36,6 +71,7 @@ class World:
         self.etcd = EtcdModel(Random(1))
         self.members: dict[int, GroupMember] = {}
         self.roles: dict[int, list[Role]] = {}
+        self.stores: dict[int, Store] = {}
         self.clients: dict[int, ModelClient] = {}
         self.clocks: dict[int, Clock] = {}
         self.now = 0.0
@@ -48,8 +84,17 @@ class World:
         etcd = self.clients[place] = ModelClient(self.etcd, clock, first=replica_id - 1)
         chosen = {"cluster": "C", "broker": "B", "replica_id": replica_id, "ttl_s": 3, **settings}
         roles = self.roles[place] = []
-        member = GroupMember(etcd, clock, lambda: self.now, GroupSettings(**chosen), roles.append)
-        member.known_epoch = known_epoch
+        if known_epoch or place not in self.stores:
+            self.stores[place] = Store(replica_id, known_epoch)
+        store = self.stores[place]
+
+        def take(role: Role) -> None:
+            roles.append(role)
+            if role.epoch > store.holdings.epoch and (role.is_master or role.master is not None):
+                store.is_whole()
+                store.has(history=EpochHistory((*store.holdings.history.epochs, Epoch(role.epoch, 0, role.lease))))
+
+        member = GroupMember(etcd, clock, lambda: self.now, GroupSettings(**chosen), store, take)
         member.join(f"10.0.0.{replica_id}:10911", f"10.0.0.{replica_id}:10912")
         self.members[place] = member
         return member
@@ -103,12 +148,19 @@ def group(*replicas: int, in_sync: set[int] | None = None) -> World:
     return world
 
 
+def who(role: Role) -> tuple[int, str, str]:
+    """The master that is to be followed."""
+    assert role.master is not None
+    return role.master.replica_id, role.master.address, role.master.ha_address
+
+
 def test_the_first_is_master_and_the_others_follow_it() -> None:
     world = group(1, 2, 3)
     assert world.state() | {"lease": 0} == {
-        "cluster": "C", "broker": "B", "epoch": 1, "master": 1, "lease": 0, "in_sync": [1, 2, 3],
+        "cluster": "C", "broker": "B", "epoch": 1, "master": 1, "lease": 0, "in_sync": [1, 2, 3], "committed": 0,
+        "lowered": 0, "unclean": 0, "version": 1,
     }  # fmt: skip
-    assert world.roles[2][-1].master == Member(1, "10.0.0.1:10911", "10.0.0.1:10912")
+    assert who(world.roles[2][-1]) == (1, "10.0.0.1:10911", "10.0.0.1:10912")
     assert [member.why_not for member in world.members.values()] == ["", "", ""]
 
 
@@ -147,9 +199,9 @@ def lose_all(world: World, *replicas: int) -> None:
 def again(world: World, replica_id: int, lossy: tuple[int, int] | None, **settings: Any) -> GroupMember:
     """A member that starts again; `lossy`: the epoch and the end of a log that may lack something."""
     world.frozen.discard(replica_id)
-    member = world.join(replica_id, **settings)
-    member.lossy_log = lambda: lossy
-    return member
+    if lossy is not None:
+        world.stores[replica_id].is_lossy(*lossy)
+    return world.join(replica_id, **settings)
 
 
 def test_one_that_lost_power_waits_for_one_in_sync_that_did_not() -> None:
@@ -169,12 +221,13 @@ def test_one_that_lost_power_waits_for_one_in_sync_that_did_not() -> None:
 
 def test_of_those_that_all_lost_power_the_longest_log_of_the_newest_epoch_is_elected() -> None:
     world = group(1, 2, 3)
+    world.etcd.put(STATE, json.dumps(world.state() | {"epoch": 2, "lease": LATER_LEASE}).encode())
     lose_all(world, 1, 2, 3)
     for replica_id, log in ((1, (1, 900)), (2, (2, 500)), (3, (2, 400))):
         again(world, replica_id, log)
         world.turn(3)
     assert world.wait_for_master() == 2
-    assert "remainder" in json.loads(world.etcd.items[f"{PREFIX}members/3"].value)
+    assert any("remainder" in json.loads(value) for _, key, value in world.etcd.history if key.endswith("members/3"))
 
 
 def test_of_equal_logs_that_all_lost_power_one_is_elected() -> None:
@@ -195,9 +248,10 @@ def test_what_one_said_of_its_log_before_it_followed_another_master_counts_no_mo
     assert world.wait_for_master() == 3
     world.turn(2)
     world.frozen.add(2)  # it would say that its log is whole now
-    members[2].lossy_log = members[3].lossy_log = lambda: None
+    world.stores[2].is_whole()
+    world.stores[3].is_whole()
     world.etcd.leases[members[2]._lease].expires_at = 1e9
-    members[1].lossy_log = lambda: (1, 250)
+    world.stores[1].is_lossy(1, 250)
     lose_all(world, 3)
     again(world, 3, (1, 150))
     world.turn(10)
@@ -210,10 +264,10 @@ def test_what_one_said_of_its_log_before_it_followed_another_master_counts_no_mo
 def test_a_log_that_is_whole_again_may_be_elected() -> None:
     world = group(1, 2, 3)
     lose_all(world, 1, 2, 3)
-    member = again(world, 1, (1, 100))
+    again(world, 1, (1, 100))
     world.turn(5)
     assert not world.masters
-    member.lossy_log = lambda: None
+    world.stores[1].is_whole()
     assert world.wait_for_master() == 1
 
 
@@ -261,7 +315,7 @@ def test_a_master_without_its_lease_is_none_before_another_is_elected() -> None:
     assert elected
     world.clients[1]._passes = lambda way: True
     world.turn(3)
-    assert world.roles[1][-1].master == Member(elected[0], f"10.0.0.{elected[0]}:10911", f"10.0.0.{elected[0]}:10912")
+    assert who(world.roles[1][-1]) == (elected[0], f"10.0.0.{elected[0]}:10911", f"10.0.0.{elected[0]}:10912")
 
 
 def test_one_that_was_suspended_is_no_master_when_it_goes_on() -> None:
@@ -361,10 +415,10 @@ def test_a_group_whose_state_is_gone_is_not_founded_anew() -> None:
 def test_an_etcd_from_an_old_backup_elects_nobody_who_knows_better() -> None:
     world = group(1, 2)
     world.lose(1)
-    world.members[2].known_epoch = 5
+    world.stores[2].has(history=EpochHistory((Epoch(5, 0, 9),)))
     world.turn(20)
     assert not world.masters
-    assert "restored from an old backup" in world.members[2].why_not
+    assert "set back to an older state" in world.members[2].why_not
 
 
 def test_an_etcd_that_goes_back_while_the_group_runs_elects_nobody_until_it_is_restored() -> None:
@@ -378,7 +432,7 @@ def test_an_etcd_that_goes_back_while_the_group_runs_elects_nobody_until_it_is_r
         present = dict(world.etcd.items), world.etcd.revision
         world.etcd.items, world.etcd.revision = dict(kept[0]), kept[1]
         world.turn(1.5)
-        assert all("restored from an old backup" in member.why_not for member in world.members.values())
+        assert all("set back to an older state" in member.why_not for member in world.members.values())
         assert world.state()["in_sync"] == [1, 2, 3], "whoever is elected by this may lack what was acknowledged"
         world.etcd.items, world.etcd.revision = present
         world.turn(3)

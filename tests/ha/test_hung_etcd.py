@@ -174,7 +174,7 @@ def test_a_transaction_without_a_comparison_is_sent_to_one_member() -> None:
     world = World()
     world.join(1)
     client = world.clients[1]
-    world.turn(1)
+    world.turn(4)
     before = client.count["txn"]
     world.etcd.hang("m1")
     asking = Deferred.fromCoroutine(client.txn([Compare("/a", 0)], [Put("/b", b"x")]))

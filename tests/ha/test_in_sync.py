@@ -25,6 +25,7 @@ class Connection:
     def __init__(self) -> None:
         self.link = Link()
         self.caught_up_at = -1.0
+        self.is_whole = True
 
 
 class Log:
@@ -68,7 +69,8 @@ class World:
         )
         self.set.start()
 
-    async def propose(self, members: frozenset[int]) -> bool:
+    async def propose(self, members: frozenset[int], committed: int) -> bool:
+        self.proposed_committed = committed
         answer: Deferred[bool] = Deferred()
         self.proposals.append((set(members), answer))
         return await answer
@@ -231,3 +233,92 @@ def test_no_proposal_after_the_stop_or_without_the_lease() -> None:
     assert answer.called
     world.turn(5)
     assert len(world.proposals) == 1
+
+
+def committing(members: set[int], **changes: Any) -> tuple[World, list[int]]:
+    world = World(members, **changes)
+    told: list[int] = []
+    world.set.on_committed = told.append
+    return world, told
+
+
+def test_at_the_beginning_of_an_epoch_nothing_is_committed_that_a_member_has_not_reported() -> None:
+    """The log of the new master may end with what the others never had."""
+    world, told = committing({1, 2, 3})
+    for replica, has in ((2, 950), (3, 900)):
+        world.connect(replica)
+        world.acknowledge(replica, has)
+    assert told == [900]
+    assert world.set.committed == 900
+    world.acknowledge(3, 1000)
+    assert told == [900, 950]
+
+
+def test_what_is_committed_never_goes_back_and_needs_the_lease() -> None:
+    world, told = committing({1, 2})
+    world.connect(2)
+    world.slaves.log.end = 1200
+    world.acknowledge(2, 1100)
+    world.slaves.links[2].link.acknowledged = 1050
+    world.slaves.notify()
+    world.is_master = False
+    world.acknowledge(2, 1200)
+    assert told == [1100]
+
+
+def test_what_is_committed_is_on_this_brokers_disk_where_that_is_promised() -> None:
+    world, told = committing({1, 2})
+    world.set.durable = lambda: 1040
+    world.connect(2)
+    world.slaves.log.end = 1100
+    world.acknowledge(2, 1100)
+    assert told == [1040]
+    assert world.set.confirmed == 1100
+    world.set.durable = lambda: 1100
+    world.turn()
+    assert told == [1040, 1100]
+
+
+def test_the_commit_point_goes_to_etcd_with_the_set() -> None:
+    world, _ = committing({1, 2, 3})
+    for replica in (2, 3):
+        world.connect(replica)
+    world.slaves.log.end = 1100
+    world.acknowledge(2, 1100)
+    world.acknowledge(3, 1100)
+    del world.slaves.links[3]
+    world.turn(GONE_SECONDS + 1)
+    assert world.proposals[0][0] == {1, 2}
+    assert world.proposed_committed == 1100
+
+
+def test_a_replica_whose_store_is_not_whole_is_taken_out_and_not_in() -> None:
+    world = World({1, 2})
+    for replica in (2, 3):
+        world.connect(replica)
+    world.slaves.links[2].is_whole = False
+    world.acknowledge(2, 10)
+    world.acknowledge(3, 1000)
+    world.turn()
+    assert world.proposals[0][0] == {1, 3}
+    world = World({1, 3})
+    for replica in (2, 3):
+        world.connect(replica)
+        world.acknowledge(replica, 1000)
+    world.slaves.links[2].is_whole = False
+    world.acknowledge(2, 1000)
+    world.turn(2)
+    assert not [members for members, _ in world.proposals if 2 in members]
+
+
+def test_the_minimum_is_filled_by_the_one_that_has_more_not_by_the_one_that_was_seen_last() -> None:
+    world = World({1, 2, 3})
+    for replica in (2, 3):
+        world.connect(replica)
+    world.slaves.log.end = 1100
+    world.acknowledge(2, 1100)
+    world.acknowledge(3, 1000)
+    world.slaves.links.clear()
+    world.set._seen_at[3] += 0.1
+    world.turn(GONE_SECONDS + 1)
+    assert world.proposals[-1][0] == {1, 2}

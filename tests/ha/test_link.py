@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqbroker.ha.link import GREETING, HEADER, PIECE_BYTES_MAX, REPORT, BadPeer, Greeting, MasterLink, SlaveLink
+from mqbroker.ha.link import (
+    COMMITTED,
+    GREETING,
+    HEADER,
+    PIECE_BYTES_MAX,
+    REPORT,
+    BadPeer,
+    Greeting,
+    MasterLink,
+    SlaveLink,
+)
 from tests.numbers import numbers
 
 GOLDEN = Path(__file__).parents[3] / "shared/golden"
@@ -197,6 +209,9 @@ def test_a_greeting_comes_first_and_once() -> None:
         link.receive(GROUP.encode(), 0, 5000)
     link = MasterLink(SEGMENT, 100)
     link.receive(GROUP.encode(), 0, 5000)
+    with pytest.raises(BadPeer, match="before its greeting was answered"):
+        link.receive(GROUP.encode(), 0, 5000)
+    link.answer(b"")
     with pytest.raises(BadPeer, match="the offset -2"):
         link.receive(GROUP.encode(), 0, 5000)
 
@@ -210,3 +225,49 @@ def test_what_is_no_answer_to_a_greeting(header: bytes) -> None:
     plain = SlaveLink()
     with pytest.raises(BadPeer):
         list(plain.receive(HEADER.pack(GREETING, 0)))
+
+
+def test_a_greeting_is_proven_by_the_nonce_of_its_member() -> None:
+    greeting = GROUP.proven("nonce of 2")
+    assert greeting.is_proven("nonce of 2")
+    assert not greeting.is_proven("nonce of 3")
+    assert not greeting.is_proven("")
+    assert not GROUP.is_proven("nonce of 2")
+    assert not attrs.evolve(greeting, replica_id=3).is_proven("nonce of 2")
+    assert not attrs.evolve(greeting, epoch=8).is_proven("nonce of 2")
+    assert not attrs.evolve(greeting, is_whole=False).is_proven("nonce of 2")
+
+
+def answered() -> tuple[MasterLink, SlaveLink]:
+    near, far = MasterLink(SEGMENT, 100), SlaveLink()
+    far.is_greeting = True
+    near.receive(GROUP.encode(), 0, 5000)
+    assert list(far.receive(near.answer(b"history"))) == [(GREETING, b"history")]
+    return near, far
+
+
+def test_the_commit_point_is_told_once_it_has_moved_and_after_the_first_report() -> None:
+    near, far = answered()
+    assert near.commit_point(900) == b""
+    near.receive(REPORT.pack(1000), 0, 5000)
+    told = near.commit_point(900)
+    assert list(far.receive(told)) == [(COMMITTED, REPORT.pack(900))]
+    assert near.commit_point(900) == b""
+    assert near.commit_point(901)
+    java = master(1000, 0, 5000)
+    assert java.commit_point(900) == b"", "Java's slaves do not understand it"
+
+
+@pytest.mark.parametrize("data", [HEADER.pack(COMMITTED, 8) + bytes(8), HEADER.pack(COMMITTED, 0)])
+def test_a_commit_point_comes_after_a_greeting_and_has_its_size(data: bytes) -> None:
+    with pytest.raises(BadPeer, match="announces"):
+        list(SlaveLink().receive(data))
+    _, far = answered()
+    with pytest.raises(BadPeer, match="announces"):
+        list(far.receive(HEADER.pack(COMMITTED, 9)))
+
+
+@pytest.mark.parametrize("change", [{"is_whole": 2}, {"committed": -1}])
+def test_a_greeting_of_no_version_that_is_known_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(BadPeer, match="another version"):
+        MasterLink(SEGMENT, 100).receive(attrs.evolve(GROUP, **change).encode(), 0, 5000)

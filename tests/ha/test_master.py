@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.address import IPv4Address
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectionLost
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
@@ -336,10 +336,10 @@ def test_for_how_long_a_slave_is_behind(
 class OneGroup:
     """A group that knows replicas of epoch 7."""
 
-    def answer(self, greeting: Greeting, log_end: int) -> bytes:
+    def answer(self, greeting: Greeting, log_end: int) -> Deferred[bytes]:
         if greeting.epoch != 7:
-            raise BadPeer("another epoch")
-        return b"history to %d" % log_end
+            return fail(BadPeer("another epoch"))
+        return succeed(b"history to %d" % log_end)
 
 
 @pytest.mark.parametrize("group", [None, OneGroup()])

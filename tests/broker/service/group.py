@@ -376,7 +376,7 @@ class Group:
             settings,
             reactor,
             disk=disk,
-            rng=Random(1),
+            rng=Random(f"{host} {self.now}"),
             worker=InlineWorker(),
             connector=self.wires.connector(host),
             etcd=etcd,

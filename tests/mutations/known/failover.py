@@ -12,7 +12,125 @@ _MASTER = "tests/ha/test_master.py"
 _RUNS = "tests/broker/service/test_group_runs.py"
 _TRUNCATION = "tests/store/test_truncation.py"
 
+_CANDIDACY = "tests/ha/test_candidacy.py"
+_CUT_TAILS = "tests/store/test_cut_tails.py"
+_NOTE = "tests/ha/test_member_note.py"
+_SCHEDULES = "tests/broker/service/test_group_schedules.py"
+_STORES = "tests/broker/service/test_group_stores.py"
+
 MISTAKES = [
+    Mutation(
+        "cut what was acknowledged where the master's history asks for it",
+        "broker/broker_group.py",
+        "        if common < committed:\n",
+        "        if False:\n",
+        (_STORES,),
+    ),
+    Mutation(
+        "go on as master though another broker has what was acknowledged",
+        "ha/candidacy.py",
+        "        if holdings.is_against(other) and other.epoch >= state.unclean:\n",
+        "        if False:\n",
+        (_CANDIDACY, _STORES),
+    ),
+    Mutation(
+        "trust a log that is shorter than what this broker acknowledged",
+        "broker/own_store.py",
+        "        if end < (note.durable if self.has_lost_power else had):\n",
+        "        if False:\n",
+        (_STORES, _SCHEDULES),
+    ),
+    Mutation(
+        "elect one whose store is not whole",
+        "ha/candidacy.py",
+        "    if holdings.why_not_whole and not holdings.has_lost_power:\n",
+        "    if False:\n",
+        (_CANDIDACY, _SCHEDULES),
+    ),
+    Mutation(
+        "elect one whose log ends below the commit point",
+        "ha/candidacy.py",
+        "    if holdings.end < most:\n",
+        "    if False:\n",
+        (_CANDIDACY, _SCHEDULES),
+    ),
+    Mutation(
+        "take a store that was set back for the one that etcd knows",
+        "ha/candidacy.py",
+        "    if found.generation > own.generation:\n",
+        "    if False:\n",
+        (_CANDIDACY,),
+    ),
+    Mutation(
+        "follow an etcd that was set back below this broker's epoch",
+        "ha/candidacy.py",
+        "    if state.epoch < epoch:\n",
+        "    if False:\n",
+        (_CANDIDACY, _SCHEDULES),
+    ),
+    Mutation(
+        "take another epoch of the same number for one's own",
+        "ha/candidacy.py",
+        "    if state.epoch == epoch and state.lease != lease:\n",
+        "    if False:\n",
+        (_CANDIDACY, _SCHEDULES),
+    ),
+    Mutation(
+        "count a replica that proves nothing",
+        "ha/link.py",
+        "        return bool(nonce) and compare_digest(self.proven(nonce).proof, self.proof)\n",
+        "        return True\n",
+        (_LINK, _SCHEDULES),
+    ),
+    Mutation(
+        "take a master that proves nothing",
+        "broker/broker_group.py",
+        "        if not nonce or proof != proof_of(nonce, greeting.proof + answer):\n",
+        "        if False:\n",
+        (_STORES,),
+    ),
+    Mutation(
+        "count what a replica says before its greeting was answered",
+        "ha/link.py",
+        "        if self.greeting is not None and data and not self.is_answered:\n",
+        "        if False:\n",
+        (_LINK,),
+    ),
+    Mutation(
+        "commit at the beginning of an epoch what only the new master has",
+        "ha/in_sync.py",
+        "        if committed > self.committed and self._others <= self._reported and self._is_master():\n",
+        "        if committed > self.committed and self._is_master():\n",
+        (_IN_SYNC,),
+    ),
+    Mutation(
+        "count a replica whose store is not whole",
+        "ha/in_sync.py",
+        "        if replica in links and not links[replica].is_whole:\n",
+        "        if False:\n",
+        (_IN_SYNC,),
+    ),
+    Mutation(
+        "fill the in-sync set up by who was seen last",
+        "ha/in_sync.py",
+        "        return is_whole, self._acknowledged.get(replica, 0), self._seen_at.get(replica, 0.0)\n",
+        "        return is_whole, 0, self._seen_at.get(replica, 0.0)\n",
+        (_IN_SYNC,),
+    ),
+    Mutation(
+        "delete what is cut off a log",
+        "broker/replica_store.py",
+        "        kept = keep_tail(disk, paths, segment_bytes, end, log_end, now_ms)\n",
+        "        kept = forget_tails(disk, paths.root, now_ms)\n",
+        (_STORES,),
+    ),
+    Mutation(
+        "write a header of a store's note over the one that counts",
+        "ha/member_note.py",
+        "        slot = 1 if self._headers[0] is self.header else 0\n",
+        "        slot = 0 if self._headers[0] is self.header else 1\n",
+        (_NOTE,),
+    ),
     Mutation(
         "start again with the settings of the first start",
         "broker/broker_service.py",
@@ -85,30 +203,30 @@ MISTAKES = [
     ),
     Mutation(
         "elect a replica that is not in sync",
-        "ha/election.py",
-        "        if me not in state.in_sync:\n",
-        "        if False:\n",
+        "ha/candidacy.py",
+        "    if me not in state.in_sync:\n",
+        "    if False:\n",
         (_ELECTION,),
     ),
     Mutation(
         "elect a replica that lost power before those that did not",
-        "ha/election.py",
-        "            if other is None or other.of != state.epoch:\n",
-        "            if other is None:\n                continue\n            if other.of != state.epoch:\n",
+        "ha/candidacy.py",
+        "        if other is None or other.of != state.epoch:\n",
+        "        if other is None:\n            continue\n        if other.of != state.epoch:\n",
         (_ELECTION, _POWER),
     ),
     Mutation(
         "believe what a replica said of its log before it followed another master",
-        "ha/election.py",
-        "            if other is None or other.of != state.epoch:\n",
-        "            if other is None:\n",
+        "ha/candidacy.py",
+        "        if other is None or other.of != state.epoch:\n",
+        "        if other is None:\n",
         (_ELECTION,),
     ),
     Mutation(
         "elect any of those that lost power",
-        "ha/election.py",
-        "            if (other, -replica_id) > (own, -me):\n",
-        "            if False:\n",
+        "ha/candidacy.py",
+        "        if (other.epoch, other.end, -replica_id) > (holdings.written_in, holdings.end, -me):\n",
+        "        if False:\n",
         (_ELECTION,),
     ),
     Mutation(
@@ -135,36 +253,36 @@ MISTAKES = [
     Mutation(
         "trust a log after a power cut",
         "broker/broker_group.py",
-        "        if self._settings.store.flush_disk_type is not FlushDiskType.SYNC_FLUSH:\n",
+        "        if not self._is_flush_sync:\n",
         "        if False:\n",
         (_POWER,),
     ),
     Mutation(
         "trust a log after a power cut and a kill",
-        "broker/lossy_log.py",
-        '            disk.write(self._path, b"")\n',
-        "            self._disk = disk\n",
+        "broker/own_store.py",
+        '        self._disk.write(self._mark_path, orjson.dumps({"why": why}).ljust(_MARK_BYTES))\n',
+        "",
         (_POWER,),
     ),
     Mutation(
         "wait for others after a power cut that loses nothing",
         "broker/broker_group.py",
-        "        if self._settings.store.flush_disk_type is not FlushDiskType.SYNC_FLUSH:\n",
+        "        if not self._is_flush_sync:\n",
         "        if True:\n",
         (_POWER,),
     ),
     Mutation(
         "never trust a log again that lost something",
         "broker/broker_group.py",
-        "        self._whole_at = end\n",
-        "",
+        "        store.conflict, store.whole_at = None, end\n",
+        "        store.conflict = None\n",
         (_POWER,),
     ),
     Mutation(
         "trust a replica whose store is gone",
-        "broker/broker_group.py",
-        "        if self._history.last and not self._lossy.is_noted:\n",
-        "        if not self._lossy.is_noted:\n",
+        "ha/candidacy.py",
+        "    if found.name != own.name:\n",
+        "    if False:\n",
         (_POWER,),
     ),
     Mutation(
@@ -233,15 +351,15 @@ MISTAKES = [
     Mutation(
         "found a group anew where etcd has lost its state",
         "ha/election.py",
-        "        if self.known_epoch:\n",
-        "        if False:\n",
+        "        if known:\n            raise GroupError(\n",
+        "        if False:\n            raise GroupError(\n",
         (_ELECTION,),
     ),
     Mutation(
         "trust an etcd from an old backup",
         "ha/election.py",
-        "        if self.known_epoch > state.epoch:\n",
-        "        if False:\n",
+        "            if revision < known:\n",
+        "            if False:\n",
         (_ELECTION,),
     ),
     Mutation(
@@ -254,8 +372,8 @@ MISTAKES = [
     Mutation(
         "take the state of another group",
         "ha/election.py",
-        "if (state.cluster, state.broker) != (self._settings.cluster, self._settings.broker):",
-        "if False:",
+        "        if (new.cluster, new.broker) != (self._settings.cluster, self._settings.broker):\n",
+        "        if False:\n",
         (_ELECTION,),
     ),
     Mutation(
@@ -275,8 +393,8 @@ MISTAKES = [
     Mutation(
         "acknowledge what one of the in-sync replicas has",
         "ha/in_sync.py",
-        "return min((self._acknowledged.get(replica, 0) for replica in others), default=self._slaves.log.end)",
-        "return max((self._acknowledged.get(replica, 0) for replica in others), default=self._slaves.log.end)",
+        "return min((self._acknowledged.get(replica, 0) for replica in self._others), default=self._slaves.log.end)",
+        "return max((self._acknowledged.get(replica, 0) for replica in self._others), default=self._slaves.log.end)",
         (_IN_SYNC,),
     ),
     Mutation(
@@ -303,8 +421,8 @@ MISTAKES = [
     Mutation(
         "never wait for a replica that is about to be taken in",
         "ha/in_sync.py",
-        "others = (self.members | self._possible | self._joining) - {self._me}",
-        "others = (self.members | self._possible) - {self._me}",
+        "return (self.members | self._possible | self._joining) - {self._me}",
+        "return (self.members | self._possible) - {self._me}",
         (_IN_SYNC,),
     ),
     Mutation(
@@ -324,8 +442,8 @@ MISTAKES = [
     Mutation(
         "follow with what the group never acknowledged",
         "broker/broker_group.py",
-        "            if common < raw.end:\n",
-        "            if False:\n",
+        "        if common < raw.end:\n",
+        "        if False:\n",
         (_GROUP,),
     ),
     Mutation(
@@ -429,7 +547,7 @@ MISTAKES = [
     Mutation(
         "let links of strangers keep a replica out",
         "ha/master.py",
-        "(link.link.sent is None or (self.group and link.link.greeting is None))",
+        "(link.link.sent is None or (self.group and not link.link.is_answered))",
         "link.link.sent is None",
         (_MASTER,),
     ),

@@ -507,8 +507,8 @@ MISTAKES = [
     Mutation(
         "put a store aside that nobody wants to be",
         "broker/broker_service.py",
-        "if self._may_resync and self._next_settings is None:",
-        "if self._next_settings is None:",
+        "if (self._may_resync or is_lost) and not",
+        "if not",
         (_PAIR,),
     ),
     Mutation(

@@ -40,7 +40,7 @@ class Forger:
         with suppress(BadPeer):
             for offset, piece in self._link.receive(data):
                 if offset == GREETING:
-                    self._end = json.loads(bytes(piece)).get("end", 0)
+                    self._end = json.loads(bytes(piece)[32:]).get("end", 0)
                 else:
                     self._end = max(self._end, offset + len(piece))
         if self._end != before:

@@ -1,0 +1,235 @@
+"""Brokers of a group whose stores know themselves: what is cut, what is kept, and who takes no part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from mqbroker.ha.group_keys import GroupState
+from mqbroker.store.cut_tails import cut_tails
+from mqbroker.wire.bodies import KVTable
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.broker.bench import send_command
+from tests.broker.service.group import Group, Replica
+from tests.broker.service.simulation.disks import LOG, copied, set_back
+
+STATE = "/mqbroker/DefaultCluster/broker-a/state"
+
+
+@pytest.fixture
+def make_group(tmp_path: Path) -> Iterator[Callable[..., Group]]:
+    """A group of three on simulated disks, all in sync."""
+    made: list[Group] = []
+
+    def make(**settings: Any) -> Group:
+        group = Group(tmp_path / "group", is_disk_simulated=True, **settings)
+        made.append(group)
+        for replica_id in (1, 2, 3):
+            group.start(replica_id)
+        group.wait_for(lambda: group.masters and group.in_sync() == {1, 2, 3})
+        return group
+
+    yield make
+    for group in made:
+        group.close()
+
+
+def send(group: Group, *bodies: bytes) -> None:
+    for body in bodies:
+        assert group.client(group.master()).send(send_command("T", body)).code == ResponseCode.SUCCESS
+
+
+def bodies(replica: Replica) -> list[bytes]:
+    return [record.body for record in replica.records().values()]
+
+
+def info(group: Group, replica: Replica) -> dict[str, str]:
+    return KVTable.from_json(group.client(replica).ask(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+
+
+def set_state(group: Group, **changes: Any) -> None:
+    """Write the group's state as nobody who keeps the rules would."""
+    state = GroupState.from_json(group.etcd.items[STATE].value)
+    group.etcd.put(STATE, attrs.evolve(state, **changes).to_json())
+
+
+def elect_wrongly(group: Group, replica_id: int) -> Replica:
+    """Have one that lacks messages elected, in epoch 2, by an older in-sync set; the others are away."""
+    for other in {1, 2, 3} - {replica_id}:
+        if not group.replicas[other].is_dead:
+            group.kill(other)
+    group.wait(5)
+    for key in [key for key in group.etcd.items if "/identities/" in key]:
+        group.etcd.delete(key)
+    set_state(group, in_sync=frozenset({1, 2, 3}), committed=0)
+    return group.master()
+
+
+def lagging(group: Group) -> tuple[Replica, int]:
+    """The master, and a replica that lacks what the others have acknowledged."""
+    master = group.master()
+    behind = min({1, 2, 3} - {master.replica_id})
+    send(group, b"all have it")
+    group.wires.cut |= {(master.host, f"10.0.0.{behind}"), (f"10.0.0.{behind}", master.host)}
+    send(group, b"two have it", b"this, too")
+    group.wait(2)
+    return master, behind
+
+
+def test_nobody_cuts_what_was_acknowledged_and_a_wrong_master_steps_down(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    former, behind = lagging(group)
+    wrong = elect_wrongly(group, behind)
+    assert wrong.replica_id == behind
+    group.wires.cut.clear()
+    again = group.start(former.replica_id)
+    group.wait(8)
+    assert bodies(again) == [b"all have it", b"two have it", b"this, too"]
+    assert not group.masters or group.master() is again
+    group.start(6 - behind - former.replica_id)
+    group.wait(5)
+    group.wait_for(lambda: group.masters and group.in_sync() == {1, 2, 3}, 60)
+    assert all(bodies(each) == [b"all have it", b"two have it", b"this, too"] for each in group.alive())
+
+
+def test_a_wrong_master_that_has_acknowledged_others_stays_none_and_all_is_kept(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    former, behind = lagging(group)
+    third = 6 - behind - former.replica_id
+    elect_wrongly(group, behind)
+    group.wires.cut.clear()
+    set_state(group, in_sync=frozenset({behind}))
+    group.wait(2)
+    again = group.start(former.replica_id)
+    group.wait(10)
+    assert not group.masters
+    why_not = group.member(group.replicas[behind]).why_not
+    assert f"broker {former.replica_id} has messages that the group has acknowledged" in why_not
+    assert "`mq ha rebuild`" in why_not
+    assert bodies(again)[1:] == [b"two have it", b"this, too"]
+    group.start(third)
+    group.wait(5)
+    assert bodies(group.replicas[third])[1:] == [b"two have it", b"this, too"]
+
+
+def test_after_an_unclean_election_who_has_more_is_told_what_to_do(make_group: Callable[..., Group]) -> None:
+    group = make_group(unclean_election_enable=True)
+    former, behind = lagging(group)
+    for other in {1, 2, 3} - {behind}:
+        group.kill(other)
+    group.wires.cut.clear()
+    assert group.master(60).replica_id == behind
+    state = json.loads(group.etcd.items[STATE].value)
+    assert state["unclean"] == state["lowered"] == state["epoch"]
+    again = group.start(former.replica_id)
+    group.wait(5)
+    assert "elected by uncleanElectionEnable" in again.service._slave._service.status.why_not
+    assert bodies(again)[1:] == [b"two have it", b"this, too"]
+    assert group.master().replica_id == behind
+
+
+def test_what_nobody_acknowledged_is_kept_when_it_is_cut_off(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    master = group.master()
+    send(group, b"all have it")
+    others = [each for each in group.alive() if each is not master]
+    for other in others:
+        group.wires.cut |= {(master.host, other.host), (other.host, master.host)}
+    group.client(master).tell(send_command("T", b"only here"))
+    group.wait(0.3)
+    end, cut_from = master.store.log_end, others[0].store.log_end
+    group.kill(master.replica_id)
+    group.wires.cut.clear()
+    group.master()
+    again = group.start(master.replica_id)
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3})
+    [tail] = cut_tails(again.disk, "/store")
+    assert (tail.start, tail.end) == (cut_from, end)
+    assert b"only here" in again.disk.read(f"{tail.path}/commitlog/{0:020d}")
+    assert bodies(again) == [b"all have it"]
+
+
+def test_the_commit_point_reaches_replicas_their_notes_and_etcd(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    send(group, b"one", b"two")
+    end = group.master().store.log_end
+    group.wait(0.2)
+    assert [each.service._group.store.note.committed for each in group.alive()] == [end] * 3
+    group.wait(3)
+    identities = [json.loads(item.value) for key, item in group.etcd.items.items() if "/identities/" in key]
+    assert [(each["committed"], each["epoch"]) for each in identities] == [(end, 1)] * 3
+    table = info(group, group.master())
+    assert (table["groupCommitted"], table["groupNotWhole"], table["groupLogEpoch"]) == (str(end), "", "1")
+    group.kill(group.master().replica_id)
+    group.master()
+    assert json.loads(group.etcd.items[STATE].value)["committed"] == end
+
+
+def test_a_store_that_is_not_whole_says_so_and_is_filled_up(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    send(group, b"one")
+    replica_id = min({1, 2, 3} - {group.master().replica_id})
+    copy = copied(group.replicas[replica_id].disk, group.rng)
+    send(group, b"two", b"three")
+    group.kill(replica_id)
+    replica = group.replicas[replica_id]
+    replica.disk = set_back(replica.disk, copy, (LOG,))
+    again = group.start(replica_id)
+    assert "its log ends at" in info(group, again)["groupNotWhole"]
+    group.wait(2)
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3})
+    assert bodies(again) == [b"one", b"two", b"three"]
+    group.wait(1.5)
+    assert info(group, again)["groupNotWhole"] == ""
+
+
+def test_a_store_that_is_not_whole_and_has_what_the_group_has_not_is_put_aside(
+    make_group: Callable[..., Group],
+) -> None:
+    """The log of a former master from before its end was cut off, with messages that nobody acknowledged."""
+    group = make_group()
+    master = group.master()
+    send(group, b"one")
+    others = [each for each in group.alive() if each is not master]
+    for other in others:
+        group.wires.cut |= {(master.host, other.host), (other.host, master.host)}
+    group.client(master).tell(send_command("T", b"only here"))
+    group.wait(0.3)
+    copy = copied(master.disk, group.rng)
+    group.kill(master.replica_id)
+    group.wires.cut.clear()
+    group.master()
+    group.start(master.replica_id)
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3})
+    send(group, b"two" * 100)
+    group.kill(master.replica_id)
+    replica = group.replicas[master.replica_id]
+    replica.disk = set_back(replica.disk, copy, (LOG,))
+    again = group.start(master.replica_id)
+    group.wait(5)
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3}, 40)
+    assert bodies(again) == [b"one", b"two" * 100]
+    assert [name for name in again.disk.names("/store") if name.startswith("commitlog.diverged-")]
+
+
+def test_a_cloned_machine_takes_no_part_while_the_first_one_runs(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    send(group, b"one")
+    replica_id = min({1, 2, 3} - {group.master().replica_id})
+    first = group.replicas[replica_id]
+    clone = group.start(replica_id, disk=copied(first.disk, group.rng))
+    group.replicas[9] = first
+    group.wait(5)
+    assert "a store of its own, which is no copy" in group.member(clone).why_not
+    group.replicas[replica_id] = group.replicas.pop(9)
+    group.replicas[9] = clone
+    clone.service.stopService()
+    group.wait(1)
+    del group.replicas[9]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any, cast
@@ -31,7 +31,7 @@ from mqbroker.broker.broker_group import EPOCHS_FILE, NOTE_SYNC_SECONDS, BrokerG
 from mqbroker.broker.broker_slave import BrokerSlave
 from mqbroker.broker.fast_failure import FastFailure, TickingTurnClock, Turns
 from mqbroker.broker.name_servers import BrokerIdentity, OnMaster, Registration
-from mqbroker.broker.ports import allowed_slaves, own_address
+from mqbroker.broker.ports import allowed_slaves, exempt_slaves, own_address
 from mqbroker.broker.replica_store import cut_store_back, put_store_aside
 from mqbroker.broker.requests.broker_admin import Save
 from mqbroker.broker.sibling_topics import SiblingTopics
@@ -42,8 +42,10 @@ from mqbroker.config.system import resolve
 from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable
 from mqbroker.ha.divergence import Diverged, LogComparison
 from mqbroker.ha.etcd import EtcdClient, IEtcd
-from mqbroker.ha.master import HaSettings, MasterService, Slaves
+from mqbroker.ha.link_secret import LinkSecret, read_secret
+from mqbroker.ha.master import HaSettings, MasterService, Slaves, Trust
 from mqbroker.ha.slave import MasterConnection, SlaveService, SlaveSettings
+from mqbroker.ha.slave_check import SlaveCheck, registered_slaves
 from mqbroker.remoting.client import Connector, RemotingClient, tcp_connector
 from mqbroker.remoting.draining import answered
 from mqbroker.remoting.handlers import HandlerTable
@@ -191,6 +193,8 @@ class BrokerService(Service):
 
     async def _start_or_undo(self) -> None:
         try:
+            if self.settings.ha_secret_file:
+                read_secret(self.settings.ha_secret_file)  # rather now than when somebody connects
             if self._group is not None:
                 self._group.look_for_loss()
             await self._start()
@@ -338,7 +342,8 @@ class BrokerService(Service):
         self._stops.append(client.close)
         comparison = LogComparison(raw, client, is_told=lambda: bool(self._current_settings.namesrv_addr))
         connector = self._connector or tcp_connector(self._reactor)
-        settings = SlaveSettings.of(self.settings)
+        secret = LinkSecret.of(self.settings, self._rng.randbytes)
+        settings = attrs.evolve(SlaveSettings.of(self.settings), secret=secret)
 
         async def compare(connection: MasterConnection) -> None:
             group = self._group
@@ -372,10 +377,14 @@ class BrokerService(Service):
         self._master = None
         is_allowed = allowed_slaves(self.settings)
         if is_allowed is None:
-            log.info("no slave can connect: aclEnable and tls.server.mode=enforcing need haWhiteRemoteAddresses")
+            log.info(
+                "no slave can connect: aclEnable and tls.server.mode=enforcing need haSecretFile or "
+                "haWhiteRemoteAddresses"
+            )
             return
         settings = HaSettings.of(self.settings)
-        master = MasterService(self._reactor, slaves, settings, is_allowed, self._group, self._steady)
+        trust = self._trust(store)
+        master = MasterService(self._reactor, slaves, settings, is_allowed, self._group, self._steady, trust)
         try:
             master.startService()
         except CannotListenError as error:
@@ -383,6 +392,27 @@ class BrokerService(Service):
             return
         self._master = master
         self._stops.append(master.stopService)
+
+    def _trust(self, store: MessageStore) -> Trust:
+        """Which slaves count. Raises BadAddress."""
+        settings = self.settings
+        client = self._make_client()
+        self._stops.append(client.close)
+
+        def registered() -> Awaitable[Sequence[str] | None]:
+            return registered_slaves(client, self._current_settings.namesrv_addr, settings.broker_name)
+
+        check = SlaveCheck(store.raw_log, client, self._clock, registered)
+        is_open = not (settings.ha_secret_file or settings.ha_white_remote_addresses)
+        if is_open and settings.store.broker_role is BrokerRole.SYNC_MASTER and self._group is None:
+            log.warn(
+                "brokerRole=SYNC_MASTER, and whoever reaches port {port} counts as a slave: set haSecretFile on all "
+                "brokers of this name, or haWhiteRemoteAddresses here",
+                port=settings.ha_listen_port,
+            )
+        return Trust(
+            LinkSecret.of(settings, self._rng.randbytes), exempt_slaves(settings) or (lambda host: False), check
+        )
 
     def _read_acl(self, worker: IWorker) -> AclFiles | None:
         if not self.settings.acl_enable:

@@ -33,9 +33,17 @@ def own_address(settings: BrokerSettings, resolve: Callable[[str], str]) -> tupl
 def allowed_slaves(settings: BrokerSettings) -> AddressPattern | None:
     """The addresses from which slaves may connect: all, unless the broker is protected. None if none may.
 
-    A link has neither accounts nor TLS. Raises BadAddress.
+    A link has neither accounts nor TLS. With a secret all may, and must prove that they know it unless they are in
+    `exempt_slaves`. Raises BadAddress.
     """
+    if settings.ha_secret_file:
+        return parse_pattern("*")
+    return exempt_slaves(settings)
+
+
+def exempt_slaves(settings: BrokerSettings) -> AddressPattern | None:
+    """The addresses from which slaves need no secret; None if all need it. Raises BadAddress."""
     if settings.ha_white_remote_addresses:
         return parse_pattern(settings.ha_white_remote_addresses)
-    is_protected = settings.acl_enable or settings.tls.mode is TlsMode.ENFORCING
+    is_protected = settings.ha_secret_file or settings.acl_enable or settings.tls.mode is TlsMode.ENFORCING
     return None if is_protected else parse_pattern("*")

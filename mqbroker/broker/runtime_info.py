@@ -49,12 +49,13 @@ _POOLS = {
 class RuntimeInfo:
     """Builds the table. `now` returns seconds since the epoch.
 
-    Keys that begin with "haSlave_" are not Java's: a slave's offset, the bytes and seconds that it is behind, and the
-    bytes that it gets a second. Nor are those that begin with "haMaster_": a slave's own offset, the bytes that it is
-    behind (empty if unknown), and why it does not follow (empty if it does). Those that begin with "group" are of
-    brokers that elect their master: the id in the group, the epoch, the ids of the in-sync replicas, and why it takes
-    no part (empty if it does). `whyRefused` is there while messages are refused, with the reason. `shardOf`, `shard`
-    and `shards` are of a broker with several: their common name, which one this is, and how many they are.
+    Keys that begin with "haSlave_" are not Java's: a slave's offset, the bytes and seconds that it is behind, the bytes
+    that it gets a second, and why it does not count (empty if it does). "haRefused_" and an address: why a slave from
+    there was refused in the last minutes. "haMaster_" is of slaves: the own offset, the bytes that it is behind (empty
+    if unknown), and why it does not follow (empty if it does). Those that begin with "group" are of brokers that
+    elect their master: the id in the group, the epoch, the ids of the in-sync replicas, and why it takes no part
+    (empty if it does). `whyRefused` is there while messages are refused, with the reason. `shardOf`, `shard` and
+    `shards` are of a broker with several: their common name, which one this is, and how many they are.
     """
 
     _store: MessageStore
@@ -136,10 +137,11 @@ class RuntimeInfo:
 
     def _replication(self) -> dict[str, str]:
         if self._follower is None:
-            return {
-                f"haSlave_{slave.peer}": f"{slave.acknowledged},{slave.behind},{slave.behind_s:.0f},{slave.rate:.0f}"
-                for slave in self._slaves.states()
-            }
+            table = {f"haRefused_{host}": why for host, why in self._slaves.refused.items()}
+            for slave in self._slaves.states():
+                numbers = f"{slave.acknowledged},{slave.behind},{slave.behind_s:.0f},{slave.rate:.0f}"
+                table[f"haSlave_{slave.peer}"] = f"{numbers},{slave.why_not_counted}"
+            return table
         master = self._follower.status
         behind = "" if master.behind is None else str(master.behind)
         return {f"haMaster_{master.address}": f"{master.end},{behind},{master.why_not}"}

@@ -218,8 +218,7 @@ def _member(name: str, broker_id: int, address: str, info: dict[str, str], maste
     """A broker that answered. Only ours say how their links are: Java's have no such key."""
     end = number(info.get("commitLogMaxOffset"))
     if broker_id == 0:
-        slaves = [value.split(",") for key, value in info.items() if key.startswith("haSlave_")]
-        return Member(name, broker_id, address, end, None, _slaves_state(slaves), True, True)
+        return Member(name, broker_id, address, end, None, _slaves_state(info), True, True)
     behind = None if end is None or master_end is None else max(0, master_end - end)
     shown = next((value for key, value in info.items() if key.startswith("haMaster_")), None)
     if shown is None:
@@ -230,8 +229,21 @@ def _member(name: str, broker_id: int, address: str, info: dict[str, str], maste
     return Member(name, broker_id, address, end, behind, state, True, not why_not, True)
 
 
-def _slaves_state(slaves: Sequence[Sequence[str]]) -> str:
-    """What a master says of its slaves: of each its offset, the bytes and seconds that it is behind, and its rate."""
+def _slaves_state(info: Mapping[str, str]) -> str:
+    """What a master says of its slaves: of each its offset, the bytes and seconds that it is behind, its rate, and why
+    it does not count; and of those that it refused."""
+    slaves, notes = [], []
+    for key, value in sorted(info.items(), reverse=True):
+        if key.startswith("haSlave_"):
+            slaves.append(value.split(",", 4))
+            if slaves[-1][4:] > [""]:
+                notes.append(f"{key.removeprefix('haSlave_')} does not count: {slaves[-1][4]}")
+        elif key.startswith("haRefused_"):
+            notes.append(f"{key.removeprefix('haRefused_')} is refused: {value}")
+    return "; ".join(filter(None, [_links_state(slaves), *notes]))
+
+
+def _links_state(slaves: Sequence[Sequence[str]]) -> str:
     if not slaves:
         return ""
     state = f"{len(slaves)} slave{'' if len(slaves) == 1 else 's'} connected"

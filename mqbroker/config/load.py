@@ -278,7 +278,7 @@ def _check_name_servers(settings: BrokerSettings, given: Mapping[str, Given]) ->
 _SLAVE_KEYS = "brokerRole", "brokerId", "namesrvAddr", "haMasterAddress"
 _GROUP_KEYS = (
     *("etcdEndpoints", "brokerRole", "brokerId", "haMasterAddress", "haListenPort", "minInSyncReplicas"),
-    *("replicationFactor", "aclEnable", "tls.server.mode", "haWhiteRemoteAddresses"),
+    *("replicationFactor", "aclEnable", "tls.server.mode", "haWhiteRemoteAddresses", "haSecretFile"),
     *("etcdUsername", "etcdPasswordFile", "etcdCaFile", "etcdCertFile", "etcdKeyFile"),
 )
 _SHARD_KEYS = "shards", "brokerName", "listenPort", "haListenPort", "namesrvAddr", "haMasterAddress"

@@ -285,6 +285,7 @@ class BrokerSettings:
     ha_transfer_batch_size: int = whole(32 * 1024, 1, 16 * MIB)
     ha_slave_fallbehind_max: int = whole(256 * MIB, 1, 2**31 - 1)
     ha_white_remote_addresses: str = text("")
+    ha_secret_file: str = text("", parse_optional_path)
     ha_master_address: str = text("", parse_optional_address, important=True)
     ha_resync_enable: bool = boolean(False)
     in_sync_replicas: int = whole(2, 2, 64)
@@ -370,8 +371,13 @@ class BrokerSettings:
             return "the others must know the port for replication; set haListenPort"
         if self.min_in_sync_replicas > self.replication_factor:
             return "minInSyncReplicas is more than replicationFactor"
-        if (self.acl_enable or self.tls.mode is TlsMode.ENFORCING) and not self.ha_white_remote_addresses:
-            return "with aclEnable and tls.server.mode=enforcing no replica can connect; set haWhiteRemoteAddresses"
+        if (self.acl_enable or self.tls.mode is TlsMode.ENFORCING) and not (
+            self.ha_white_remote_addresses or self.ha_secret_file
+        ):
+            return (
+                "with aclEnable and tls.server.mode=enforcing no replica can connect; set haSecretFile, or "
+                "haWhiteRemoteAddresses"
+            )
         return self._why_no_etcd
 
     @property

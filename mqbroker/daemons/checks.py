@@ -22,6 +22,7 @@ from mqbroker.daemons.process import lock_pid_file, require_file
 from mqbroker.daemons.shard_stores import check_shard_stores
 from mqbroker.errors import MQError, StoreLocked
 from mqbroker.ha.etcd_http import check_access
+from mqbroker.ha.link_secret import read_secret
 from mqbroker.remoting.tcp import try_port
 from mqbroker.remoting.tls import client_context, server_context
 from mqbroker.store.layout import StorePaths, lock_holder, refuse_other
@@ -54,6 +55,8 @@ def _check_tls(settings: BrokerSettings | NamesrvSettings) -> list[str]:
         client_context(settings.tls)
     if isinstance(settings, BrokerSettings) and settings.etcd_endpoints:
         check_access(etcd_access(settings))
+    if isinstance(settings, BrokerSettings) and settings.ha_secret_file:
+        read_secret(settings.ha_secret_file)
     return []
 
 

@@ -23,6 +23,18 @@ class Diverged(MQError):
     """The slave's log is not the beginning of its master's; the text says how they differ and what to do."""
 
 
+class FallenBehind(Diverged):
+    """The master has deleted what the slave's log would go on with."""
+
+    @classmethod
+    def of(cls, end: int, begin: int, advice: str = "") -> FallenBehind:
+        """Of a log that ends at `end`, where the master's begins at `begin`."""
+        return cls(
+            f"this log ends at {end}, and the master's begins at {begin}: this broker was away for longer than its "
+            f"master keeps messages (fileReservedTime){advice}"
+        )
+
+
 class IComparedLog(Protocol):
     """What is compared of a slave's log."""
 
@@ -42,15 +54,21 @@ class LogBounds(NamedTuple):
     booted: str
 
 
-async def log_bounds(client: RemotingClient, address: str) -> LogBounds:
+async def log_bounds(client: RemotingClient, address: str, timeout_ms: int = TIMEOUT_MS) -> LogBounds:
     """What the broker at `address` says of its log. Raises MQError."""
-    answer = await client.invoke_sync(address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO), TIMEOUT_MS)
+    answer = await client.invoke_sync(address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO), timeout_ms)
     table = KVTable.from_json(succeeded(answer).body).table
     try:
         begin, end = int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
         return LogBounds(begin, end, table.get("bootTimestamp", ""))
     except (KeyError, ValueError):
         raise MQError(f"the broker at {address} does not say where its commit log begins and ends") from None
+
+
+async def record_at(client: RemotingClient, address: str, offset: int, timeout_ms: int = TIMEOUT_MS) -> bytes:
+    """The record at `offset` of the log of the broker at `address`. Raises Refused where there is none, MQError."""
+    command = RemotingCommand.request(RequestCode.VIEW_MESSAGE_BY_ID, h.ViewMessageRequestHeader(offset=offset))
+    return succeeded(await client.invoke_sync(address, command, timeout_ms)).body
 
 
 class LogComparison:
@@ -64,6 +82,12 @@ class LogComparison:
         self._raw, self._client, self._is_told = raw, client, is_told
         self.master_addr = ""
 
+    def check_begin(self, begin: int) -> None:
+        """Raises FallenBehind where the master's log begins where this one ends, or later."""
+        if 0 < self._raw.end <= begin:
+            advice = "; set haResyncEnable=true, so that it copies the master's log anew, or empty its store"
+            raise FallenBehind.of(self._raw.end, begin, advice)
+
     async def check(self) -> None:
         """Raises Diverged, MQError where the master does not answer, OSError where this log cannot be read."""
         last = self._raw.last_record()
@@ -75,12 +99,13 @@ class LogComparison:
             return
         offset, record = last
         try:
-            found = await self._record(offset)
+            found = await record_at(self._client, self.master_addr, offset)
         except Refused:
             found = b""
         if found == record:
             return
         start, end, _ = await log_bounds(self._client, self.master_addr)
+        self.check_begin(start)
         if self._raw.end > end:
             how = f"this log ends at {self._raw.end}, the master's at {end}: it has what the master never had"
         elif offset < start:
@@ -91,8 +116,3 @@ class LogComparison:
             f"{how}; nothing is taken from the master. If the master's log is the right one, start this broker with an "
             "empty store; compare what the two have before"
         )
-
-    async def _record(self, offset: int) -> bytes:
-        command = RemotingCommand.request(RequestCode.VIEW_MESSAGE_BY_ID, h.ViewMessageRequestHeader(offset=offset))
-        answer = await self._client.invoke_sync(self.master_addr, command, TIMEOUT_MS)
-        return succeeded(answer).body

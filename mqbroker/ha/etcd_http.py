@@ -14,7 +14,7 @@ from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, HTTPConnectionPool, ResponseDone
+from twisted.web.client import Agent, BrowserLikePolicyForHTTPS, HTTPConnectionPool, ResponseDone
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IBodyProducer, IPolicyForHTTPS
 from zope.interface import implementer
@@ -23,11 +23,9 @@ from mqbroker.config.system import StampedFiles
 from mqbroker.errors import BadTls
 from mqbroker.ha.etcd_endpoints import EtcdError, NotDone
 from mqbroker.remoting.tls import openssl_context, openssl_reasons, trust
-from mqbroker.wire.names import is_ip
 
 if TYPE_CHECKING:
-    from OpenSSL.crypto import X509
-    from OpenSSL.SSL import Connection, Context
+    from OpenSSL.crypto import X509, PKey
 
 log = Logger()
 
@@ -59,7 +57,7 @@ def check_access(access: EtcdAccess) -> None:
     if access.password_file:
         _read_password(access.password_file)
     if access.ca_file or access.cert_file:
-        _context(access)
+        _Certificates.read(access)
 
 
 class Gateway:
@@ -71,7 +69,8 @@ class Gateway:
         self._clock, self._access = cast(IReactorTime, reactor), access
         # It sends no POST twice: a transaction may have been done though nothing was answered.
         self._pool = HTTPConnectionPool(reactor)  # type: ignore[no-untyped-call]
-        self._agent = Agent(reactor, _Policy(access), connectTimeout=access.timeout_s, pool=self._pool)  # type: ignore[no-untyped-call]
+        policy = _Policy(access) if access.ca_file or access.cert_file else BrowserLikePolicyForHTTPS()  # type: ignore[no-untyped-call]
+        self._agent = Agent(reactor, policy, connectTimeout=access.timeout_s, pool=self._pool)  # type: ignore[no-untyped-call]
         self._token, self._token_at = "", 0.0
         self._why_refused, self._refused_at = "", -AUTHENTICATE_SECONDS
 
@@ -225,44 +224,54 @@ def _read_password(path: str) -> str:
 # --- certificates
 
 
-def _context(access: EtcdAccess) -> Context:
-    """Raises BadTls."""
-    context = openssl_context(access.cert_file, access.key_file, "")
-    trust(context, access.ca_file)
-    return context
-
-
-@implementer(IOpenSSLClientConnectionCreator)
 @attrs.frozen
-class _Creator:
-    """Makes connections to a host, whose certificate must be for its name or address."""
+class _Certificates:
+    """What a connection shows, and which authorities it trusts; None: those of the machine."""
 
-    context: Context
-    host: str
+    authorities: list[X509] | None
+    key: PKey | None
+    chain: list[X509]
 
-    def clientConnectionForTLS(self, protocol: object) -> Connection:  # noqa: N802 - Twisted's name
-        from OpenSSL import SSL
+    @classmethod
+    def read(cls, access: EtcdAccess) -> _Certificates:
+        """Raises BadTls."""
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+        from OpenSSL.crypto import PKey
 
-        connection = SSL.Connection(self.context, None)
-        if not is_ip(self.host):
-            connection.set_tlsext_host_name(self.host.encode("idna"))
-        connection.set_verify(SSL.VERIFY_PEER, self._verify)
-        return connection
+        # These say what is wrong with the files.
+        trust(openssl_context(access.cert_file, access.key_file, ""), access.ca_file)
+        authorities = _read_chain(access.ca_file) if access.ca_file else None
+        if not access.cert_file:
+            return cls(authorities, None, [])
+        with open(access.key_file, "rb") as file:
+            key = load_pem_private_key(file.read(), None)
+        return cls(authorities, PKey.from_cryptography_key(cast(Any, key)), _read_chain(access.cert_file))
 
-    def _verify(self, connection: Connection, certificate: X509, _: int, depth: int, is_good: int) -> bool:
-        """Called for each certificate of the peer's chain; the last is its own, at depth 0."""
-        from service_identity.exceptions import CertificateError, VerificationError
-        from service_identity.hazmat import DNS_ID, IPAddress_ID, verify_service_identity
-        from service_identity.pyopenssl import extract_patterns
+    def creator(self, host: str) -> IOpenSSLClientConnectionCreator:
+        from twisted.internet.ssl import Certificate, optionsForClientTLS, platformTrust, trustRootFromCertificates
 
-        if not is_good or depth:
-            return bool(is_good)
-        try:
-            expected = IPAddress_ID(self.host) if is_ip(self.host) else DNS_ID(self.host)
-            verify_service_identity(extract_patterns(certificate), [expected], [])
-        except (VerificationError, CertificateError, ValueError):
-            return False
-        return True
+        options: dict[str, Any] = {}
+        if self.key is not None:
+            own, *more = self.chain
+            options = {"privateKey": self.key, "certificate": own, "extraCertChain": more}
+        root = platformTrust()  # type: ignore[no-untyped-call]
+        if self.authorities is not None:
+            root = trustRootFromCertificates([Certificate(each) for each in self.authorities])  # type: ignore[no-untyped-call]
+        return optionsForClientTLS(host, root, extraCertificateOptions=options)
+
+
+def _read_chain(path: str) -> list[X509]:
+    """Raises BadTls."""
+    from cryptography.x509 import load_pem_x509_certificates
+    from OpenSSL.crypto import X509
+
+    try:
+        with open(path, "rb") as file:
+            return [X509.from_cryptography(each) for each in load_pem_x509_certificates(file.read())]
+    except OSError as error:
+        raise BadTls(f"{path}: {error.strerror}") from None
+    except ValueError:
+        raise BadTls(f"{path}: no certificates can be read there; it must be a PEM file") from None
 
 
 @implementer(IPolicyForHTTPS)
@@ -270,19 +279,18 @@ class _Policy:
     """Certificates by the files as they are; where these can no longer be used, the former ones stay."""
 
     def __init__(self, access: EtcdAccess) -> None:
+        """Raises BadTls."""
         self._access = access
         self._files = StampedFiles(access.ca_file, access.cert_file, access.key_file)
-        self._context: Context | None = None
+        self._certificates = _Certificates.read(access)
 
-    def creatorForNetloc(self, hostname: bytes, port: int) -> _Creator:  # noqa: N802 - Twisted's name
-        if self._files.have_changed() or self._context is None:
+    def creatorForNetloc(self, hostname: bytes, port: int) -> IOpenSSLClientConnectionCreator:  # noqa: N802
+        if self._files.have_changed():
             try:
-                self._context = _context(self._access)
-            except BadTls as error:
-                if self._context is None:
-                    raise
+                self._certificates = _Certificates.read(self._access)
+            except (BadTls, OSError, ValueError) as error:
                 log.error("the certificates for etcd were not reloaded: {why}", why=str(error))
-        return _Creator(self._context, hostname.decode("ascii").strip("[]"))
+        return self._certificates.creator(hostname.decode("ascii"))
 
 
 # --- bodies

@@ -22,8 +22,10 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.config import BrokerRole, BrokerSettings
-from mqbroker.errors import StoreError
+from mqbroker.errors import MQError, StoreError
 from mqbroker.ha.link import BadPeer, Greeting, MasterLink
+from mqbroker.ha.link_secret import LinkSecret, MasterProof
+from mqbroker.ha.slave_check import NotCompared, SlaveCheck
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.remoting.tcp import write_parts_at_once
@@ -49,6 +51,12 @@ PAUSE_SECONDS = 0.010
 COMMITTED_SECONDS = 0.05
 #: The rate of a slave is that of the last so many seconds.
 RATE_SECONDS = 10
+#: Delays before a slave is compared again, which could not be; the last one stays.
+COMPARE_SECONDS = (1.0, 2.0, 4.0, 10.0)
+#: For so long a slave that has not been compared is sent nothing; then it is, and does not count.
+UNCOMPARED_SECONDS = 10.0
+#: For so long it is shown that a slave was refused; of so many addresses.
+REFUSED_SECONDS, REFUSED_MAX = 300.0, 16
 
 
 class ILog(Protocol):
@@ -111,13 +119,28 @@ class IGroup(Protocol):
 class SlaveStatus:
     """State of one link. `acknowledged`: the slave has the log below this offset; `behind`: bytes that it lacks;
     `behind_s`: for how long it has not had the whole log, seconds; `rate`: bytes a second that it got in the last
-    RATE_SECONDS."""
+    RATE_SECONDS; `why_not_counted`: why nothing that it reports confirms a message; empty if it does."""
 
     peer: str
     acknowledged: int
     behind: int
     behind_s: float
     rate: float = 0.0
+    why_not_counted: str = ""
+
+
+@attrs.frozen
+class Trust:
+    """Which slaves count.
+
+    :param secret: that slaves must know; None if they need not.
+    :param is_exempt: whether a slave at an address, without port, need not: one of the Java system cannot.
+    :param check: compares a slave's log with this one before it counts; None to compare nothing.
+    """
+
+    secret: LinkSecret | None = None
+    is_exempt: Callable[[str], bool] = lambda host: True
+    check: SlaveCheck | None = None
 
 
 @implementer(IPushProducer)
@@ -125,7 +148,17 @@ class SlaveConnection(TwistedProtocol):
     """The master's end of a connection to one slave."""
 
     def __init__(self, factory: MasterFactory, peer: str) -> None:
-        self.peer = peer
+        self.peer, self.host = peer, peer.rpartition(":")[0].strip("[]")
+        secret = factory.trust.secret
+        self._proof = MasterProof(
+            None if secret is None else secret.keys,
+            is_needed=secret is not None and not factory.trust.is_exempt(self.host),
+        )
+        #: Whether what it reports counts: its log was compared with this one; why it does not; and whether it is sent
+        #: nothing until then.
+        self.counts, self.why_not_counted, self._is_held = True, "", False
+        self._comparing: Deferred[None] | None = None
+        self._compare_at, self._attempts = 0.0, 0
         self.link = MasterLink(factory.log.segment_bytes, factory.settings.piece_bytes_max)
         self.heard_at = self.wrote_at = factory.now()
         #: The slave has all that was in the log at this time; minus infinity until it had.
@@ -159,13 +192,23 @@ class SlaveConnection(TwistedProtocol):
         source = self._factory.log
         is_new, is_greeted = self.link.sent is None, self.link.greeting is not None
         try:
+            if not self._proof.is_over:
+                answer, data = self._proof.receive(data, source.start, source.end)
+                if answer:
+                    cast(Any, self.transport).write(answer)
+                if not data:
+                    return
             has_grown = self.link.receive(data, source.start, source.end)
             if not is_greeted and self.link.greeting is not None:
                 self._greet(self.link.greeting)
         except BadPeer as error:
+            self._refuse(str(error))
+            return
+        except MQError as error:  # this end's secret cannot be read
             self.close(str(error))
             return
         if is_new and self.link.sent is not None:
+            self._begin_comparing()
             self._samples.append((self.heard_at, self.link.acknowledged))
             log.info("slave {peer} connected, and gets the log from {n} on", peer=self.peer, n=self.link.sent)
         if has_grown:
@@ -190,12 +233,14 @@ class SlaveConnection(TwistedProtocol):
 
     def _not_answered(self, failure: Failure) -> None:
         if not failure.check(CancelledError):  # type: ignore[no-untyped-call]
-            self.close(failure.getErrorMessage())
+            self._refuse(failure.getErrorMessage())
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._is_closed = True
         if self._answering is not None:
             self._answering.cancel()
+        if self._comparing is not None:
+            self._comparing.cancel()
         self._factory.disconnected(self, reason.getErrorMessage())
 
     def pauseProducing(self) -> None:
@@ -213,6 +258,65 @@ class SlaveConnection(TwistedProtocol):
         """Whether the link is closed, or about to be."""
         return self._is_closed
 
+    # --- whether it counts
+
+    def confirms(self, begin: int, end: int) -> bool:
+        """Whether the slave counts, and has acknowledged begin..end of the log, which was sent over this link."""
+        return self.counts and self.link.confirms(begin, end)
+
+    def _begin_comparing(self) -> None:
+        """Called with the first report: what a slave of no group has must be as in this log."""
+        link, check = self.link, self._factory.trust.check
+        if check is None or link.greeting is not None or not link.acknowledged:
+            self._factory.slaves.accepted(self)
+            return
+        self.counts, self._is_held, self.why_not_counted = False, True, "its log is being compared"
+        self._compare_again()
+
+    def _compare_again(self) -> None:
+        check = self._factory.trust.check
+        assert check is not None
+        self._comparing = Deferred.fromCoroutine(self._compare(check))
+        self._comparing.addErrback(self._not_compared)
+
+    async def _compare(self, check: SlaveCheck) -> None:
+        link, slaves = self.link, self._factory.slaves
+        offset = link.start
+        assert offset is not None
+        proof, was_sent = self._proof, slaves.was_sent(self.host, offset)
+        ending = await check.check_ending(offset, proof.last, is_proven=proof.is_proven, was_sent=was_sent)
+        if ending is not None:
+            await check.ask(self.host, ending, offset, lambda: link.sent or offset)
+        self._comparing, self.counts, self._is_held, self.why_not_counted = None, True, False, ""
+        slaves.accepted(self)
+        slaves.notify()
+        self.send()
+
+    def _not_compared(self, failure: Failure) -> None:
+        self._comparing = None
+        error = failure.value
+        if isinstance(error, CancelledError) or self._is_closed:
+            return
+        if isinstance(error, BadPeer):
+            self._refuse(str(error))
+            return
+        if not isinstance(error, MQError):
+            log.failure("the log of slave {peer} cannot be compared", failure, peer=self.peer)
+        now, why = self._factory.now(), f"its log cannot be compared with this one: {error}"
+        if why != self.why_not_counted:
+            line = "nothing that slave {peer} reports counts: {why}"
+            self._factory.lines.say(LogLevel.warn, line, peer=self.peer, why=why)
+        self.why_not_counted = why
+        self._compare_at = now + COMPARE_SECONDS[min(self._attempts, len(COMPARE_SECONDS) - 1)]
+        self._attempts += 1
+        if isinstance(error, NotCompared) and error.is_hopeless:
+            self._is_held = False
+            self.send()
+
+    def _refuse(self, why: str) -> None:
+        self._factory.slaves.refuse(self.host, why)
+        self.close(why)
+
     # --- sending
 
     def send(self) -> None:
@@ -222,7 +326,7 @@ class SlaveConnection(TwistedProtocol):
         size = 0
         if not self._is_paused and (told := self.link.commit_point(self._factory.slaves.committed)):
             parts.append(told)
-        while not (self._is_paused or self._is_reading or self._is_closed):
+        while not (self._is_paused or self._is_reading or self._is_closed or self._is_held):
             piece = self.link.next_piece(source.end)
             if piece is None:
                 break
@@ -264,10 +368,14 @@ class SlaveConnection(TwistedProtocol):
         """Send a heartbeat if one is due; close the link if nothing was received for too long."""
         settings = self._factory.settings
         self._note_progress(now)
+        if self._attempts and now - self._connected_at >= UNCOMPARED_SECONDS:
+            self._is_held = False
         if self.link.sent is not None:
             self._samples.append((now, self.link.acknowledged))
         if now - self.heard_at > settings.idle_s:
             self.close(f"nothing was heard from it for {settings.idle_s:.0f} s")
+        elif not (self.counts or self._is_closed) and self._comparing is None and now >= self._compare_at:
+            self._compare_again()
         elif self.link.sent is not None and not self._is_paused and now - self.wrote_at >= settings.heartbeat_s:
             self._write([self.link.header(0)])
 
@@ -284,7 +392,8 @@ class SlaveConnection(TwistedProtocol):
         acknowledged = self.link.acknowledged
         behind = self._factory.log.end - acknowledged
         behind_s = self._factory.now() - max(self.caught_up_at, self._connected_at)
-        return SlaveStatus(self.peer, acknowledged, behind, behind_s if behind else 0.0, self._rate())
+        seconds, rate = behind_s if behind else 0.0, self._rate()
+        return SlaveStatus(self.peer, acknowledged, behind, seconds, rate, self.why_not_counted)
 
     def _rate(self) -> float:
         if not self._samples:
@@ -317,6 +426,41 @@ class Slaves:
         self._unserved: set[str] = set()
         #: Called when a slave connects, or has acknowledged more.
         self.on_acknowledged: list[Callable[[], None]] = []
+        self.now: Callable[[], float] = lambda: 0.0
+        #: Why slaves were refused, and when, by address; and which part of the log others were sent.
+        self._refused: dict[str, tuple[str, float]] = {}
+        self._sent: dict[str, tuple[int, int]] = {}
+
+    def refuse(self, host: str, why: str) -> None:
+        """Remember why a slave was refused, for a while."""
+        self._refused.pop(host, None)
+        if len(self._refused) >= REFUSED_MAX:
+            self._refused.pop(next(iter(self._refused)))
+        self._refused[host] = why, self.now()
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Why slaves were refused in the last minutes, by address."""
+        since = self.now() - REFUSED_SECONDS
+        return {host: why for host, (why, at) in self._refused.items() if at >= since}
+
+    def accepted(self, connection: SlaveConnection) -> None:
+        """Called when a slave counts from now on."""
+        self._refused.pop(connection.host, None)
+
+    def note_sent(self, connection: SlaveConnection) -> None:
+        """Called when the link to a slave has ended: it goes on somewhere in what it was sent."""
+        link = connection.link
+        if connection.counts and link.start is not None and link.sent is not None:
+            self._sent.pop(connection.host, None)
+            if len(self._sent) >= LINKS_MAX:
+                self._sent.pop(next(iter(self._sent)))
+            self._sent[connection.host] = link.start, link.sent
+
+    def was_sent(self, host: str, offset: int) -> bool:
+        """Whether a slave at `host` was sent the log up to `offset`."""
+        start, sent = self._sent.get(host, (0, 0))
+        return start < offset <= sent
 
     def _reported(self) -> list[SlaveConnection]:
         """The links over which the first report has come."""
@@ -324,12 +468,12 @@ class Slaves:
 
     def acknowledged(self, count: int) -> int | None:
         """The highest offset that `count` slaves have acknowledged; None if there are not so many."""
-        offsets = sorted((connection.link.acknowledged for connection in self._reported()), reverse=True)
+        offsets = sorted((each.link.acknowledged for each in self._reported() if each.counts), reverse=True)
         return offsets[count - 1] if len(offsets) >= count else None
 
     def confirm(self, begin: int, end: int, count: int) -> bool:
         """Whether `count` slaves have acknowledged begin..end of the log, which was sent to them."""
-        return sum([connection.link.confirms(begin, end) for connection in self.links]) >= count
+        return sum([connection.confirms(begin, end) for connection in self.links]) >= count
 
     def replicas(self) -> dict[int, SlaveConnection]:
         """The links to replicas of the group, by their id, over which the first report has come."""
@@ -392,8 +536,10 @@ class MasterFactory(ServerFactory):
         on_growth: Callable[[], None],
         on_disconnected: Callable[[], None],
         group: IGroup | None = None,
+        trust: Trust | None = None,
     ) -> None:
-        self.group = group
+        self.group, self.trust = group, trust or Trust()
+        slaves.now = now
         self.slaves, self.log, self.settings, self.now = slaves, slaves.log, settings, now
         self._is_allowed = is_allowed
         self._on_growth = on_growth
@@ -412,6 +558,7 @@ class MasterFactory(ServerFactory):
             why = f"there are {LINKS_MAX} already"
         if why is not None:
             self.lines.say(LogLevel.warn, "a replication link from {peer} is refused: {why}", peer=peer, why=why)
+            self.slaves.refuse(host, why)
             return None
         return SlaveConnection(self, peer)
 
@@ -437,6 +584,7 @@ class MasterFactory(ServerFactory):
 
     def disconnected(self, connection: SlaveConnection, why: str) -> None:
         self.slaves.links.remove(connection)
+        self.slaves.note_sent(connection)
         if not self.slaves.links:
             self.log.on_growth.remove(self._on_growth)
         if connection.link.sent is not None:
@@ -471,6 +619,7 @@ class MasterService(Service):
         is_allowed: Callable[[str], bool] = lambda host: True,
         group: IGroup | None = None,
         steady: Callable[[], float] | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self._clock = cast(IReactorTime, reactor)
         self._reactor = cast(IReactorTCP, reactor)
@@ -479,7 +628,7 @@ class MasterService(Service):
         slaves.on_acknowledged.append(self._tell_committed)
         self._steady = steady or self._clock.seconds
         self.factory = MasterFactory(
-            slaves, settings, self._steady, is_allowed, self._log_has_grown, self._fire_if_drained, group
+            slaves, settings, self._steady, is_allowed, self._log_has_grown, self._fire_if_drained, group, trust
         )
         self.port = settings.listen_port
         self._listening: IListeningPort | None = None

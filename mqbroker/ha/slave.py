@@ -24,6 +24,7 @@ from mqbroker.config import BrokerSettings, FlushDiskType
 from mqbroker.errors import MQError, StoreBusy, StoreError
 from mqbroker.ha.divergence import Diverged
 from mqbroker.ha.link import COMMITTED, GREETING, REPORT, BadPeer, Greeting, SlaveLink
+from mqbroker.ha.link_secret import Last, LinkSecret, SlaveProof
 from mqbroker.remoting.client import Connector
 from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.remoting.tcp import write_at_once
@@ -67,18 +68,23 @@ class ISlaveLog(Protocol):
     def durable(self, end: int) -> Deferred[None]:
         """Fires when the log is on disk below `end`. Fails with StoreError."""
 
+    def last_record(self) -> tuple[int, bytes] | None:
+        """Offset and bytes of the last record; None without records. Raises OSError."""
+
 
 @attrs.frozen(kw_only=True)
 class SlaveSettings:
     """haSendHeartbeatInterval and haHousekeepingInterval of 4.9.7.
 
     `heartbeat_s`: after so long without a report the last one is sent again. `idle_s`: a connection on which nothing
-    was received for longer is closed. `reports_flushed`: only what is on disk is reported.
+    was received for longer is closed. `reports_flushed`: only what is on disk is reported. `secret`: what both ends
+    prove that they know.
     """
 
     heartbeat_s: float = 5.0
     idle_s: float = 20.0
     reports_flushed: bool = False
+    secret: LinkSecret | None = None
 
     @classmethod
     def of(cls, settings: BrokerSettings) -> SlaveSettings:
@@ -132,6 +138,13 @@ class MasterConnection(TwistedProtocol):
         self._on_progress = on_progress
         self._committed = 0
         self._link = SlaveLink()
+        #: The proof under way, which fires with where the master's log begins and ends.
+        self._proof: SlaveProof | None = None
+        self._proved: Deferred[tuple[int, int]] | None = None
+        #: Where the master's log begins and ends, if it has proved that it knows the secret.
+        self.bounds: tuple[int, int] | None = None
+        #: A log that is empty is to begin there.
+        self.begin_at = 0
         self._is_reporting = False
         #: Fired with the answer to a greeting.
         self._answer: Deferred[bytes] | None = None
@@ -151,14 +164,36 @@ class MasterConnection(TwistedProtocol):
 
     async def _begin(self) -> None:
         self._raw.restart()
+        if self._settings.secret is not None:
+            self.bounds = await self._prove(self._settings.secret)
         await self._compare(self)
         if self._settings.reports_flushed:
             await self._raw.durable(self._raw.end)
         if self._why is None:
             self._heard_at = self._now()
             self._is_reporting = True
-            self._report(self._raw.end)
+            self._report(self._raw.end or self.begin_at)
             self._on_following()
+
+    def _prove(self, secret: LinkSecret) -> Deferred[tuple[int, int]]:
+        """Prove that this end knows the secret, once the other has proved it. Raises MQError and OSError."""
+        proof = self._proof = SlaveProof(secret.keys(), Last.of(self._raw.last_record()))
+        proved = self._proved = Deferred()
+        cast(Any, self.transport).write(proof.hello())
+        return proved
+
+    def _take_proof(self, proof: SlaveProof, data: bytes) -> None:
+        try:
+            answer = proof.receive(data)
+        except BadPeer as error:
+            self.close(str(error), DIVERGED_SECONDS)
+            return
+        if answer:
+            self._proof = None
+            cast(Any, self.transport).write(answer)
+            proved, self._proved = self._proved, None
+            if proved is not None and proof.bounds is not None:
+                proved.callback(proof.bounds)
 
     def greet(self, greeting: Greeting) -> Deferred[bytes]:
         """Begin as a replica of a group; fires with what the master answers, once."""
@@ -178,6 +213,9 @@ class MasterConnection(TwistedProtocol):
     def dataReceived(self, data: bytes) -> None:
         self._heard_at = self._now()
         if self._why is not None:
+            return
+        if self._proof is not None:
+            self._take_proof(self._proof, data)
             return
         if not self._is_reporting and not self._link.is_greeting:
             self.close("it sends something before it was told where this log ends", DIVERGED_SECONDS)
@@ -249,7 +287,10 @@ class MasterConnection(TwistedProtocol):
             cast(Any, self.transport).abortConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._why = self._why or _Ended(reason.getErrorMessage())
+        why = reason.getErrorMessage()
+        if self._proof is not None:
+            why = f"it ends the link rather than prove that it knows the secret (haSecretFile): its log says why; {why}"
+        self._why = self._why or _Ended(why)
         self._beginning.cancel()
         self.ended.callback(self._why)
 

@@ -33,7 +33,7 @@ def test_a_broker_that_elects_its_master_keeps_its_id(broker: Loader) -> None:
         ("haMasterAddress=10.0.0.1:10912", "leave haMasterAddress out"),
         ("haListenPort=0", "set haListenPort"),
         ("minInSyncReplicas=4", "minInSyncReplicas is more than replicationFactor"),
-        ("aclEnable=true\nrocketmqHome=/h", "set haWhiteRemoteAddresses"),
+        ("aclEnable=true\nrocketmqHome=/h", "set haSecretFile, or haWhiteRemoteAddresses"),
         ("etcdUsername=mq", "etcdUsername and etcdPasswordFile go together"),
         ("etcdPasswordFile=/p", "etcdUsername and etcdPasswordFile go together"),
         ("etcdCertFile=/c", "etcdCertFile and etcdKeyFile go together"),

@@ -42,6 +42,7 @@ OWN = {
     *("connectionsMax", "connectionsPerAddressMax", "unsentBytesMax", "vipPortEnable"),
     *(
         "haWhiteRemoteAddresses",
+        "haSecretFile",
         "haResyncEnable",
         "inSyncReplicas",
         "etcdEndpoints",

@@ -17,6 +17,10 @@ from mqbroker.ha.master import Slaves
 @attrs.define
 class Connection:
     link: MasterLink
+    counts: bool = True
+
+    def confirms(self, begin: int, end: int) -> bool:
+        return self.link.confirms(begin, end)
 
 
 class World:

@@ -7,24 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
-from OpenSSL import SSL
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor as _reactor
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
-from twisted.web.server import NOT_DONE_YET, Site
-from zope.interface import implementer
+from twisted.web.server import NOT_DONE_YET
 
-from mqbroker.config import load_broker_settings
-from mqbroker.daemons.checks import check
 from mqbroker.errors import BadTls
 from mqbroker.ha.etcd import EtcdAccess, EtcdClient, EtcdError, Put, Snapshot
 from mqbroker.ha.etcd_http import check_access
-from mqbroker.remoting.tls import openssl_context, trust
-from tests.ha.test_etcd import HEADER, Gateway, World, later
-from tests.remoting.certificates import Authority
+from tests.ha.test_etcd import HEADER, World, later
 
 reactor: Any = _reactor
 
@@ -227,77 +219,6 @@ def test_certificates_that_cannot_be_used_are_told_at_the_start(tmp_path: Path) 
             check_access(EtcdAccess(endpoints=("https://a:1",), **files))
 
 
-def test_files_of_etcd_are_checked_before_a_start(tmp_path: Path) -> None:
-    conf = tmp_path / "broker.conf"
-    conf.write_text(
-        f"brokerRole=SYNC_MASTER\nbrokerId=1\netcdEndpoints=https://a:1\netcdUsername=mq\n"
-        f"etcdPasswordFile={tmp_path}/none\nstorePathRootDir={tmp_path}/store\nlistenPort=0\nhaListenPort=1\n"
-    )
-    faults, _ = check(load_broker_settings(str(conf)), {})
-    assert faults == [f"etcdPasswordFile: {tmp_path}/none: No such file or directory"]
-
-
-class Tls:
-    """A gateway that wants certificates of an authority, as an etcd with --client-cert-auth."""
-
-    def __init__(self, tmp_path: Path, **names: Any) -> None:
-        self.authority = Authority(tmp_path)
-        cert, key = self.authority.issue("etcd", **names)
-        context = openssl_context(cert, key, "")
-        trust(context, self.authority.path)
-        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT)
-        self.gateway = Gateway(lambda request: HEADER)
-        self.port: Any = reactor.listenSSL(0, Site(self.gateway), Creator(context), interface="127.0.0.1")
-        self.endpoints = (f"https://127.0.0.1:{self.port.getHost().port}",)
-
-
-@implementer(IOpenSSLServerConnectionCreator)
-@attrs.frozen
-class Creator:
-    """What Twisted's listenSSL wants."""
-
-    context: SSL.Context
-
-    def serverConnectionForTLS(self, protocol: object) -> SSL.Connection:  # noqa: N802 - Twisted's name
-        return SSL.Connection(self.context, None)
-
-
-@ensureDeferred
-async def test_certificates_are_shown_and_checked_both_ways(tmp_path: Path) -> None:
-    etcd = Tls(tmp_path, addresses=["127.0.0.1"])
-    cert, key = etcd.authority.issue("broker")
-    good = EtcdAccess(endpoints=etcd.endpoints, ca_file=etcd.authority.path, cert_file=cert, key_file=key)
-    client = EtcdClient(reactor, good)
-    assert await client.read("/p/") == Snapshot(42, {})
-    await client.close()
-    (tmp_path / "other").mkdir()
-    other = Authority(tmp_path / "other").path
-    for access, why in (
-        (attrs.evolve(good, ca_file=other), "etcdCaFile must name the authority"),
-        (attrs.evolve(good, ca_file=""), "etcdCaFile must name the authority"),
-        (attrs.evolve(good, cert_file="", key_file=""), "set etcdCertFile and etcdKeyFile"),
-    ):
-        client = EtcdClient(reactor, access)
-        with pytest.raises(EtcdError, match=why) as caught:
-            await client.read("/p/")
-        assert "Failure" not in str(caught.value)
-        await client.close()
-    await etcd.port.stopListening()
-
-
-@ensureDeferred
-async def test_a_certificate_for_another_address_is_not_taken(tmp_path: Path) -> None:
-    etcd = Tls(tmp_path, addresses=["127.0.0.2"])
-    cert, key = etcd.authority.issue("broker")
-    access = EtcdAccess(endpoints=etcd.endpoints, ca_file=etcd.authority.path, cert_file=cert, key_file=key)
-    client = EtcdClient(reactor, access)
-    with pytest.raises(EtcdError):
-        await client.read("/p/")
-    assert etcd.gateway.asked == []
-    await client.close()
-    await etcd.port.stopListening()
-
-
 @ensureDeferred
 async def test_a_hung_endpoint_costs_a_quarter_of_the_time_and_then_nothing() -> None:
     hung = World(lambda request: NOT_DONE_YET)
@@ -334,7 +255,7 @@ async def test_a_watch_ends_when_its_endpoint_does_not_answer_requests_any_more(
     await later()
     assert not watch.called
     await client.read("/p/")
-    await watch.addTimeout(5, reactor)
+    await watch
     await client.close()
     await first.close()
     await second.close()

@@ -121,20 +121,6 @@ def test_an_endpoint_that_was_silent_is_asked_last_for_a_while_and_the_other_fir
     assert world.endpoints.current == "a"
 
 
-def test_an_endpoint_that_was_silent_beside_a_slow_one_is_asked_last() -> None:
-    world = World(first=2)
-    asking = world.ask()
-    world.clock.pump([0.25] * 2)
-    assert world.order == "cab"
-    world.answer("c")
-    assert result(asking)
-    asking = world.ask()
-    world.clock.pump([0.25] * 2)
-    assert world.order == "cba"  # a said nothing for a quarter of a second, and b was only just asked
-    world.answer("a")
-    assert result(asking)
-
-
 def test_an_endpoint_that_fails_is_followed_by_the_next_at_once() -> None:
     world = World()
     world.at_once = {"a": EtcdError("answers 503"), "b": NotDone("cannot be connected"), "c": "yes"}

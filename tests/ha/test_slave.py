@@ -53,6 +53,9 @@ class Log:
         self.restarts += 1
         self._taken = b""
 
+    def last_record(self) -> tuple[int, bytes] | None:
+        return (0, self.data) if self.data else None
+
     def durable(self, end: int) -> Deferred[None]:
         if end <= self.flushed:
             return succeed(None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import attrs
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.interfaces import IProtocolFactory
@@ -27,7 +28,7 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import UpdateConsumerOffsetRequestHeader
 from tests.broker.bench import Client, make_settings
 from tests.broker.service.running import Reactor
-from tests.remoting.link import CLIENT, SERVER, Link, Network
+from tests.remoting.link import CLIENT, SERVER, Endpoint, Link, Network
 
 NAMESRV_PORT = 9876
 NAMESRV = f"10.0.0.9:{NAMESRV_PORT}"
@@ -39,7 +40,25 @@ class Wires(Network):
     def __init__(self) -> None:
         super().__init__()
         self.by_address: list[tuple[str, Any]] = []
+        #: Where those come from who connect at the moment, by the id of their factory.
+        self.sources: dict[int, IPv4Address] = {}
         self.blocked: set[str] = set()
+
+    def connector_of(self, host: str) -> Callable[[str, int], Endpoint]:
+        """Connects from `host`."""
+
+        def connector(to: str, port: int) -> Endpoint:
+            endpoint = self.connector(to, port)
+            connect = endpoint.connect
+
+            def connect_from(factory: IProtocolFactory) -> Deferred[Any]:
+                self.sources[id(factory)] = IPv4Address("TCP", host, 40000)
+                return connect(factory)
+
+            endpoint.connect = connect_from
+            return endpoint
+
+        return connector
 
     def let_through(self) -> None:
         held, self._held = self._held, []
@@ -47,7 +66,8 @@ class Wires(Network):
             if address not in self.servers or address in self.blocked:
                 deferred.errback(ConnectionRefusedError("nobody there"))
                 continue
-            near, far = factory.buildProtocol(SERVER), self.servers[address].buildProtocol(CLIENT)
+            source = self.sources.pop(id(factory), CLIENT)
+            near, far = factory.buildProtocol(SERVER), self.servers[address].buildProtocol(source)
             if far is None:
                 deferred.errback(ConnectionRefusedError("not accepted"))
                 continue
@@ -178,7 +198,7 @@ class Pair:
             disk=disk or OsDisk(),
             rng=Random(1),
             worker=worker or InlineWorker(),
-            connector=self.network.connector,
+            connector=self.network.connector_of(host),
         )
         before = len(self.reactor.tcpServers)
         service.startService()

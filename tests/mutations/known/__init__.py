@@ -11,6 +11,7 @@ from tests.mutations.known import (
     queues,
     replication,
     shards,
+    slave_trust,
     spark,
 )
 from tests.mutations.mutation import SOURCE, Mutation
@@ -27,6 +28,7 @@ KNOWN = [
     *failover.MISTAKES,
     *etcd.MISTAKES,
     *shards.MISTAKES,
+    *slave_trust.MISTAKES,
     *kernel.MISTAKES,
     *spark.MISTAKES,
 ]

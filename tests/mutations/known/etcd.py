@@ -105,11 +105,4 @@ MISTAKES = [
         "        if False:\n            token = await",
         (_ACCESS,),
     ),
-    Mutation(
-        "take the certificate of another server for that of etcd",
-        "ha/etcd_http.py",
-        "        except (VerificationError, CertificateError, ValueError):\n            return False\n",
-        "        except (VerificationError, CertificateError, ValueError):\n            return True\n",
-        (_ACCESS,),
-    ),
 ]

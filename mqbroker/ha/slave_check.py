@@ -1,0 +1,203 @@
+"""Comparison of the log of a slave that connects with this master's, before the slave counts.
+
+A slave of the Java system says no more than where its log ends. That must be the end of a record of this log, and the
+record must be the slave's last, too: its broker is asked for it, at the address that name servers have. A slave that
+knows the secret of the link has told the digest of that record, and nobody need be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import sha256
+from typing import NamedTuple, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+
+from mqbroker.errors import MQError, Refused
+from mqbroker.ha.divergence import log_bounds, record_at
+from mqbroker.ha.link import BadPeer
+from mqbroker.ha.link_secret import Last
+from mqbroker.remoting.client import RemotingClient, succeeded
+from mqbroker.wire.bodies import ClusterInfo
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.names import is_ip, split_address
+from mqbroker.wire.record import BLANK_MAGIC, MAGIC_BYTES, SIZE_AND_MAGIC, BadRecord, decode_raw
+
+TIMEOUT_MS = 3_000
+#: So much of the log is read to find the record that ends at an offset; then more, up to its segment.
+_WINDOWS = (64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
+#: So many places that look like a record are tried in one iteration of the reactor.
+_TRIED_AT_ONCE = 2_000
+#: Brokers at one address that are asked.
+ASKED_MAX = 8
+
+
+class NotCompared(MQError):
+    """The slave's log could not be compared; the text says why. `is_hopeless`: it never can be."""
+
+    def __init__(self, why: str, *, is_hopeless: bool = False) -> None:
+        super().__init__(why)
+        self.is_hopeless = is_hopeless
+
+
+class IReadLog(Protocol):
+    """What is read of the master's log: see `mqbroker.ha.master.ILog`."""
+
+    segment_bytes: int
+
+    @property
+    def start(self) -> int:
+        """Where the log begins."""
+
+    def read(self, offset: int, size: int) -> Deferred[bytes] | memoryview:
+        """Bytes of one segment."""
+
+
+class Ending(NamedTuple):
+    """The last whole record up to an offset, and whether it, or the filler behind it, ends there."""
+
+    offset: int
+    record: bytes
+    is_at_end: bool
+
+
+async def find_ending(log: IReadLog, end: int, clock: IReactorTime) -> Ending | None:
+    """The last whole record of the log up to `end`; None if it has none. Fails with StoreError."""
+    high = end
+    while high > log.start:
+        low = max(log.start, (high - 1) - (high - 1) % log.segment_bytes)
+        for size in (*_WINDOWS, log.segment_bytes):
+            begin = max(low, high - size)
+            read = log.read(begin, high - begin)
+            data = bytes(await read if isinstance(read, Deferred) else read)
+            found = await _last_in(data, begin, clock)
+            if found is not None:
+                offset, record = found
+                rest = data[offset + len(record) - begin :]
+                is_filler = len(rest) >= SIZE_AND_MAGIC.size and not high % log.segment_bytes
+                is_filler = is_filler and SIZE_AND_MAGIC.unpack_from(rest) == (len(rest), BLANK_MAGIC)
+                return Ending(offset, record, high == end and (not rest or is_filler))
+            if begin == low:
+                break
+        high = low
+    return None
+
+
+async def _last_in(data: bytes, begin: int, clock: IReactorTime) -> tuple[int, bytes] | None:
+    """Offset and bytes of the last record in a part of the log that starts at `begin`."""
+    stop, tried = len(data), 0
+    while (at := data.rfind(MAGIC_BYTES, 4, stop)) >= 0:
+        try:
+            return begin + at - 4, data[at - 4 :][: decode_raw(data, at - 4, begin + at - 4)[0]]
+        except BadRecord:
+            stop, tried = at + len(MAGIC_BYTES) - 1, tried + 1
+        if tried % _TRIED_AT_ONCE == 0:
+            await deferLater(clock, 0)
+    return None
+
+
+@attrs.frozen
+class SlaveCheck:
+    """Compares slaves' logs with `log`.
+
+    :param registered: fires with the addresses of this broker's slaves, as name servers have them; None if there is no
+        name server to ask.
+    """
+
+    _log: IReadLog
+    _client: RemotingClient
+    _clock: IReactorTime
+    _registered: Callable[[], Awaitable[Sequence[str] | None]]
+
+    async def check_ending(self, offset: int, last: Last | None, *, is_proven: bool, was_sent: bool) -> Ending | None:
+        """The record that the slave must have at the end of its log; None if nothing has to be asked.
+
+        :param last: what the slave has told of its last record, if it `is_proven`.
+        :param was_sent: whether the slave has the log up to `offset` from this broker: it may end within a record then.
+
+        Raises BadPeer where the slave has another log, StoreError where this one cannot be read.
+        """
+        ending = await find_ending(self._log, offset, self._clock)
+        if not (was_sent or offset == self._log.start or (ending is not None and ending.is_at_end)):
+            raise BadPeer(
+                f"its log ends at {offset}, where no record of this one does: it has what this master never had, or "
+                "was cut off within a record; start it again, and if that does not help compare the two stores, and "
+                "start it with an empty one where this master's is the right one"
+            )
+        if ending is None or not is_proven:
+            return ending
+        if last != Last(ending.offset, sha256(ending.record).digest()):
+            raise BadPeer(_differ(ending.offset))
+        return None
+
+    async def ask(self, host: str, ending: Ending, offset: int, sent: Callable[[], int]) -> None:
+        """Compare the slave's record: the slave at `host` has reported `offset`, and was sent the log up to `sent()`.
+
+        Raises BadPeer where it has another one, and NotCompared where that cannot be found out.
+        """
+        addresses = await self._registered()
+        if addresses is None:
+            why = "there is no name server (namesrvAddr) that says where its broker can be asked"
+            raise NotCompared(why, is_hopeless=True)
+        there = [address for address in addresses if split_address(address)[0] == host]
+        there = there or [address for address in addresses if not is_ip(split_address(address)[0])]
+        if not there:
+            raise NotCompared("the name servers know no slave of this broker at its address")
+        asked, other_ends = 0, []
+        for address in there[:ASKED_MAX]:
+            try:
+                begin, end, _ = await log_bounds(self._client, address, TIMEOUT_MS)
+                if not offset <= end <= sent():  # another slave on its machine
+                    other_ends.append(f"{address} says that its log ends at {end}")
+                    continue
+                if ending.offset < begin:
+                    raise NotCompared(f"its broker at {address} has no message below {begin}")
+                found = await self._record(address, ending.offset)
+            except NotCompared:
+                raise
+            except MQError as error:
+                raise NotCompared(f"its broker at {address} cannot be asked: {error}") from None
+            if found != ending.record:
+                raise BadPeer(_differ(ending.offset))
+            asked += 1
+        if not asked:
+            raise NotCompared(f"it reports {offset}, and {'; '.join(other_ends)}")
+
+    async def _record(self, address: str, offset: int) -> bytes:
+        try:
+            return await record_at(self._client, address, offset, TIMEOUT_MS)
+        except Refused as error:
+            if error.code == ResponseCode.SYSTEM_ERROR:  # it has none there
+                return b""
+            raise
+
+
+async def registered_slaves(
+    client: RemotingClient, name_servers: Sequence[str], broker_name: str
+) -> Sequence[str] | None:
+    """The addresses of the slaves of `broker_name` at the first name server that answers. Raises NotCompared where
+    none does."""
+    if not name_servers:
+        return None
+    why = ""
+    for address in name_servers:
+        request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        try:
+            answer = succeeded(await client.invoke_sync(address, request, TIMEOUT_MS))
+            known = ClusterInfo.from_json(answer.body).broker_addr_table.get(broker_name)
+        except MQError as error:
+            why = f"the name server at {address} does not say where its broker can be asked: {error}"
+            continue
+        return [] if known is None else [addr for broker_id, addr in known.broker_addrs.items() if broker_id > 0]
+    raise NotCompared(why)
+
+
+def _differ(offset: int) -> str:
+    return (
+        f"its log and this one differ at {offset}: it has what this master never had; compare the two stores, and "
+        "start it with an empty one where this master's is the right one"
+    )

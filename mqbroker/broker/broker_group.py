@@ -342,8 +342,8 @@ class BrokerGroup:
         if self.store.is_open:
             has = self.store.holdings
             found |= {"groupCommitted": str(has.committed), "groupNotWhole": has.why_not_whole}
-            found |= {"groupLogEpoch": str(has.epoch)}
-        return {**found, "groupWhyNot": member.why_not}
+            found |= {"groupLogEpoch": str(has.epoch), "groupLogLease": str(has.lease)}
+        return {**found, "groupWhyNot": member.why_not, "groupIsMaster": str(member.is_master).lower()}
 
 
 def role_state(role: Role) -> GroupState:

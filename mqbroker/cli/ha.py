@@ -12,6 +12,7 @@ import click
 
 from mqbroker.cli.cluster import asked, broker_sets, number, request, runtime_info, shard_number, table_lines
 from mqbroker.cli.failures import FAILED, Failure, NoAnswer, failure_of, told
+from mqbroker.cli.ha_rebuild import rebuild
 from mqbroker.cli.lines import escape_controls
 from mqbroker.cli.servers import Servers, server_options
 from mqbroker.errors import MQError
@@ -32,8 +33,8 @@ class Member:
 
     `is_answering`: whether it answered; `is_well`: it answered, and follows if it is a slave. `is_ours`: it says how
     its links are. `epoch`, `in_sync`: what brokers that elect their master say: the epoch, and the ids of the in-sync
-    replicas; None and empty of others. `shard_of`, `shards`: of a shard, the name that it has in common with the
-    others, and how many they are.
+    replicas; None and empty of others; `committed`, `not_whole`: its commit point, and why its store is not whole.
+    `shard_of`, `shards`: of a shard, the name that it has in common with the others, and how many they are.
     """
 
     name: str
@@ -47,6 +48,8 @@ class Member:
     is_ours: bool = False
     epoch: int | None = None
     in_sync: tuple[int, ...] = ()
+    committed: int | None = None
+    not_whole: str = ""
     shard_of: str = ""
     shards: int = 1
 
@@ -58,6 +61,9 @@ class Member:
 @click.group()
 def ha() -> None:
     """Masters and slaves."""
+
+
+ha.add_command(rebuild)
 
 
 @ha.command()
@@ -260,10 +266,16 @@ def _in_group(member: Member, info: dict[str, str]) -> Member:
     in_sync = tuple(int(text) for text in info.get("groupInSync", "").split() if number(text) is not None)
     own, why_not = number(info.get("groupReplicaId")), info.get("groupWhyNot", "")
     state = f"replica {own}, epoch {epoch}, {'in sync' if own in in_sync else 'not in sync'}; {member.state}"
+    committed, not_whole = number(info.get("groupCommitted")), info.get("groupNotWhole", "")
+    if committed is not None:
+        state = f"{state.removesuffix('; ')}; commit point {committed}"
+    if not_whole:
+        state = f"not whole: {not_whole}; {state}"
     if why_not:
         state = f"takes no part: {why_not}; {state}"
-    is_well = member.is_well and not why_not and own in in_sync
-    return attrs.evolve(member, state=state.removesuffix("; "), is_well=is_well, epoch=epoch, in_sync=in_sync)
+    is_well = member.is_well and not why_not and not not_whole and own in in_sync
+    found = attrs.evolve(member, state=state.removesuffix("; "), is_well=is_well, epoch=epoch, in_sync=in_sync)
+    return attrs.evolve(found, committed=committed, not_whole=not_whole)
 
 
 def lines(members: Sequence[Member], *, as_json: bool, on_terminal: bool) -> list[str]:

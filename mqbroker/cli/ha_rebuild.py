@@ -1,0 +1,87 @@
+"""`mq ha rebuild`: writes the state of a group of brokers anew, by what its members have, after etcd was lost or set
+back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import click
+
+from mqbroker.cli.cluster import asked
+from mqbroker.cli.failures import told
+from mqbroker.cli.lines import escape_controls
+from mqbroker.cli.servers import Servers, server_options
+
+
+@click.command()
+@click.option(
+    "-c",
+    "--config",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="The settings of one of the group's brokers: they name the group, and how etcd is asked.",
+)
+@click.option("--keep", type=click.IntRange(1), metavar="ID", help="Keep this broker's log, whatever others have.")
+@click.option("--yes", is_flag=True, help="Do not ask before writing.")
+@server_options
+def rebuild(config: str, keep: int | None, yes: bool, servers: Servers) -> None:
+    """Write the state of a group anew where etcd has lost it, or was set back, and nobody is elected.
+
+    Shows what each broker that runs has, and who will be in sync. Start all brokers before, so that none is missing. No
+    log is changed.
+    """
+    from mqbroker.broker.broker_group import etcd_access
+    from mqbroker.cli.group_copies import copies_of, copy_lines, new_state, read_keys, write_state
+    from mqbroker.config import load_broker_settings
+    from mqbroker.ha.election import GroupSettings
+    from mqbroker.ha.etcd import EtcdClient
+
+    settings = load_broker_settings(config, warn=lambda warning: click.echo(warning, err=True))
+    if not settings.etcd_endpoints:
+        raise click.UsageError(f"{config} names no etcdEndpoints: its broker is of no group")
+    cluster, broker = settings.broker_cluster_name, settings.broker_name
+    prefix = GroupSettings(cluster=cluster, broker=broker, replica_id=1, ttl_s=1).prefix
+
+    async def run(reactor: Any) -> None:
+        etcd = EtcdClient(reactor, etcd_access(settings))
+        try:
+            keys = await read_keys(etcd, prefix)
+            copies = asked(servers, lambda net, _: copies_of(net, keys))
+            for line in copy_lines(copies, on_terminal=sys.stdout.isatty()):
+                click.echo(line)
+            state = new_state(cluster, broker, keys, copies, keep)
+            ids = ", ".join(map(str, sorted(state.in_sync)))
+            click.echo(f"in sync will be: {ids}; the commit point is {state.committed}; one of them will be elected")
+            if keep is not None:
+                click.echo(f"messages that broker {keep} lacks are lost to the group", err=True)
+            if not yes:
+                click.confirm(f"Write this as the state of {escape_controls(broker)}?", abort=True)
+            await write_state(etcd, prefix, state, keys.revision)
+        finally:
+            await etcd.close()
+
+    with told():
+        run_in_reactor(run)
+    click.echo("written: `mq ha status` shows the master in a few seconds")
+
+
+def run_in_reactor(act: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+    """Run it, and the reactor as long; raises what it raises."""
+    from twisted.internet import reactor as installed
+    from twisted.internet.defer import Deferred
+    from twisted.python.failure import Failure
+
+    reactor: Any = installed
+    failed: list[BaseException] = []
+
+    def ended(result: Failure | None) -> None:
+        if result is not None and result.value is not None:
+            failed.append(result.value)
+        reactor.callLater(0, reactor.stop)
+
+    reactor.callWhenRunning(lambda: Deferred.fromCoroutine(act(reactor)).addBoth(ended))
+    reactor.run()
+    if failed:
+        raise failed[0]

@@ -284,6 +284,7 @@ class Life:
     def _get(self, topic: str, queue_id: int, offset: int, count: int) -> int:
         """Get and compare; returns the next offset."""
         entries = self.model.queues[topic, queue_id]
+        end = self.store.max_offset(topic, queue_id)  # after which more may be dispatched
         if self._is_cold:
             result = self._read(lambda: self.store.get(topic, queue_id, offset, count))
         else:
@@ -291,9 +292,7 @@ class Life:
         where = f"{topic} {queue_id} from {offset} ({result.status.name})"
         data = b"".join(bytes(piece) for piece in result.pieces)
         served = entries[offset : result.next_offset]
-        if offset < self.store.max_offset(topic, queue_id) and not any(
-            entry.is_rotten or entry.is_gone_from((topic, queue_id)) for entry in served
-        ):
+        if offset < end and not any(entry.is_rotten or entry.is_gone_from((topic, queue_id)) for entry in served):
             require(result.count > 0, "nothing lost", f"{where}: nothing is got")
         at = count = 0
         for entry in served:  # what rotted is served from memory until the disk is read again, or not at all

@@ -53,6 +53,7 @@ SOMETIMES = (
     "power while the worker was busy",
     "read failed",
     "reads refused for want of descriptors",
+    "record that fills its segment",
     "removal refused",
     "reopened after kill",
     "reopened after power",

@@ -123,7 +123,7 @@ def steps_of(seed: int, options: Options) -> list[Step]:
     result: list[Step] = []
     streams = {fault: Random(f"{seed} {fault}") for fault in FAULTS}
     ages, names = Random(f"{seed} ages"), Random(f"{seed} names of messages")
-    hostile = Random(f"{seed} hostile messages")
+    hostile, edges = Random(f"{seed} hostile messages"), Random(f"{seed} ends of segments")
     others = {extra: Random(f"{seed} {name}") for extra, (name, _) in _EXTRA_STEPS.items()}
     spoils = {extra: Random(f"{seed} steps of {extra}") for extra in spoil.EXTRAS}
     for step in steps:
@@ -145,8 +145,17 @@ def steps_of(seed: int, options: Options) -> list[Step]:
         if "hostile" in options["extras"] and step[0] == "append":
             rows = [[*row, 0][:5] for row in step[2]]
             step[2] = [[*row, hostile.choice([HONEST, HONEST, HONEST, *KINDS])] for row in rows]
+        if step[0] == "append":
+            _put_at_an_end(edges, step[2])
         result.append(step)
     return result
+
+
+def _put_at_an_end(rng: Random, rows: list[list[int]]) -> None:
+    """Sometimes have one message of a batch end where its segment does."""
+    share, row, size = rng.random(), rng.choice(rows), rng.choice(EDGES)
+    if share < 0.15 and not any(row[4:]):  # names of queues, and what is hostile, make a record longer
+        row[2] = size
 
 
 def _age_steps(rng: Random) -> list[Step]:
@@ -221,6 +230,11 @@ _EXTRA_STEPS = {
 }
 #: How likely a fault comes before a step, in the order of FAULTS.
 _SHARES = dict(zip(FAULTS, (0.12, 0.12, 0.12, 0.06, 0.1, 0.06, 0.1, 0.1, 0.04), strict=True))
+
+
+#: Sizes that stand for where the record ends: one byte more than its segment has room for before the last blank,
+#: all of that, and one byte less.
+EDGES = (-1, -2, -3)
 
 
 def _plain_step(rng: Random, options: Options) -> Step:

@@ -71,7 +71,13 @@ class World(Life):
         store_host_bytes = len(V6 if self.options["ipv6_store"] else HOST)
         found = []
         for topic, queue_id, size, kind, named, hostility in ([*row, 0, 0][:6] for row in batch):
-            message = self._message(topic, queue_id, size, kind, named)
+            message = self._message(topic, queue_id, size if size >= 0 else 1, kind, named)
+            if size < 0:
+                room = segment - BLANK_BYTES_MIN - hostile.size_of(message, store_host_bytes)
+                longer = min(room, room - start % segment + 2 + size)  # a longer one is in no segment
+                if longer > 0:
+                    message = (*message[:8], message[8] + _PATTERN[:longer], *message[9:])
+                    self.counts["record that fills its segment"] += size == -2
             for _ in range(2):  # what does not fit begins the next segment
                 made = message
                 if hostility:

@@ -233,3 +233,18 @@ def test_a_cloned_machine_takes_no_part_while_the_first_one_runs(make_group: Cal
     clone.service.stopService()
     group.wait(1)
     del group.replicas[9]
+
+
+def test_a_master_that_proves_nothing_is_not_followed(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    part: Any = group.master().service._group
+    answer = part.answer
+    part.answer = lambda greeting, end: answer(greeting, end).addCallback(lambda data: bytes(32) + data[32:])
+    replica_id = min({1, 2, 3} - {group.master().replica_id})
+    group.kill(replica_id)
+    again = group.start(replica_id)
+    group.wait(6)
+    assert "does not prove that it is the master" in again.service._slave._service.status.why_not
+    del part.answer
+    group.wait(10)
+    assert again.service._slave._service.status.why_not == ""

@@ -1,7 +1,5 @@
 """The unmodified Java producer and consumers on our name server and broker, and on Java's: the same holds on both."""
 
-from typing import get_args
-
 import pytest
 
 from tests.interop.fleet import Broker, Fleet, Kind, Namesrv
@@ -21,7 +19,7 @@ from tests.interop.traffic import (
 COMPRESSED = 0x1
 
 
-@pytest.fixture(scope="module", params=get_args(Kind))
+@pytest.fixture(scope="module", params=["ours", pytest.param("java", marks=pytest.mark.thorough)])
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Whose name server and broker."""
     kind: Kind = request.param

@@ -17,8 +17,9 @@ from tests.interop.traffic import bodies, consumer, produce, stop_consumer
 #: Of the larger logs, as by default.
 SEGMENT = 1 << 30
 #: Master and slave.
-PAIRS: list[tuple[Kind, Kind]] = [("ours", "java"), ("java", "ours"), ("ours", "ours")]
-pairs = pytest.mark.parametrize(("master_kind", "slave_kind"), PAIRS)
+PAIRS: list[tuple[Kind, Kind]] = [("ours", "java"), ("java", "ours")]
+OURS = pytest.param("ours", "ours", marks=pytest.mark.thorough)
+pairs = pytest.mark.parametrize(("master_kind", "slave_kind"), [*PAIRS, OURS])
 
 
 def log_files(broker: Broker) -> dict[str, bytes]:
@@ -45,7 +46,7 @@ def start_slave(fleet: Fleet, namesrv: Namesrv, master: Broker, kind: Kind, segm
 
 
 @pairs
-@pytest.mark.parametrize("namesrv_kind", ["java", "ours"])
+@pytest.mark.parametrize("namesrv_kind", [pytest.param("java", marks=pytest.mark.thorough), "ours"])
 def test_a_slave_follows_and_serves_when_its_master_is_away(
     fleet: Fleet, topic: str, master_kind: Kind, slave_kind: Kind, namesrv_kind: Kind
 ) -> None:
@@ -118,7 +119,8 @@ def require_same_log(slave: Broker, master: Broker, end: int) -> None:
                 left -= size
 
 
-@pytest.mark.parametrize(("master_kind", "slave_kind"), PAIRS[:2])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("master_kind", "slave_kind"), PAIRS)
 def test_a_slave_gets_a_log_of_two_gibibytes(fleet: Fleet, topic: str, master_kind: Kind, slave_kind: Kind) -> None:
     """While messages go on to come, and through a kill of the slave and a stop of the master."""
     namesrv = fleet.namesrv("ours")

@@ -98,7 +98,11 @@ def test_transactions_end_as_on_the_java_broker(
 
 @pytest.mark.parametrize(
     ("first", "second", "how"),
-    [("ours", "java", "stopped"), ("ours", "java", "killed"), ("java", "ours", "killed")],
+    [
+        pytest.param("ours", "java", "stopped", marks=pytest.mark.thorough),
+        ("ours", "java", "killed"),
+        ("java", "ours", "killed"),
+    ],
 )
 def test_a_store_changes_hands_in_the_middle_of_transactions(
     fleet: Fleet, our_namesrv: Namesrv, topic: str, first: Kind, second: Kind, how: str

@@ -148,9 +148,14 @@ class Link:
     @property
     def can_move(self) -> bool:
         """Whether `pump` would do anything."""
-        return not self.lost and any(
-            (end.outbox and other.reading and other.closing is None) or (end.closing is not None and not end.outbox)
-            for end, other in (self.ends, self.ends[::-1])
+        if self.lost:
+            return False
+        near, far = self.ends
+        return bool(
+            (near.outbox and far.reading and far.closing is None)
+            or (far.outbox and near.reading and near.closing is None)
+            or (near.closing is not None and not near.outbox)
+            or (far.closing is not None and not far.outbox)
         )
 
     def pump(self, chunk: int = 1 << 30) -> None:

@@ -7,6 +7,8 @@ _MASTER = "tests/ha/test_master.py"
 _SLAVE = "tests/ha/test_slave.py"
 _DIVERGENCE = "tests/ha/test_divergence.py"
 _RAW = "tests/store/test_raw_append.py"
+_IN_SYNC = "tests/ha/test_in_sync.py"
+_CANDIDACY = "tests/ha/test_candidacy.py"
 _PAIR = "tests/broker/service/test_slave.py"
 
 MISTAKES = [
@@ -531,5 +533,40 @@ MISTAKES = [
         "            self._offset += len(part)\n",
         "",
         ("tests/ha/test_link.py",),
+    ),
+    Mutation(
+        "count what members may lack of the log at the beginning of an epoch as acknowledged",
+        "ha/in_sync.py",
+        "if committed > self.committed and self._others <= self._reported and self._is_master():",
+        "if committed > self.committed and self._is_master():",
+        (_IN_SYNC,),
+    ),
+    Mutation(
+        "take an older epoch of etcd for a new one where only its lease differs",
+        "ha/candidacy.py",
+        "    if state.epoch == epoch and state.lease != lease:\n",
+        "    if state.epoch < epoch and state.lease != lease:\n",
+        (_CANDIDACY,),
+    ),
+    Mutation(
+        "take a store that is one start older for this one",
+        "ha/candidacy.py",
+        "    if found.generation > own.generation:\n",
+        "    if found.generation > own.generation + 1:\n",
+        (_CANDIDACY,),
+    ),
+    Mutation(
+        "elect a broker whose log is one byte short of what was acknowledged",
+        "ha/candidacy.py",
+        "    if holdings.end < most:\n",
+        "    if holdings.end + 1 < most:\n",
+        (_CANDIDACY,),
+    ),
+    Mutation(
+        "read the older of two headers of a store's note",
+        "ha/member_note.py",
+        "max(found, key=lambda header: header.generation)",
+        "min(found, key=lambda header: header.generation)",
+        ("tests/ha/test_member_note.py",),
     ),
 ]

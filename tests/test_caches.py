@@ -129,7 +129,6 @@ OWN: Final = {
     "ha/etcd_endpoints.py: _Asking._open": "addresses of the settings",
     "ha/etcd_endpoints.py: _Asking._reasons": "addresses of the settings",
     "ha/master.py: Slaves._refused": "REFUSED_MAX addresses",
-    "ha/master.py: Slaves._sent": "LINKS_MAX addresses",
     "ha/master.py: Slaves._unserved": "LINKS_MAX addresses",
     "remoting/client.py: RemotingClient._connections": "addresses of the settings, and of members of the group",
     "remoting/client.py: RemotingClient._connecting": "the same",

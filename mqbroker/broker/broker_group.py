@@ -20,7 +20,7 @@ from mqbroker.broker.own_store import OwnStore
 from mqbroker.config import BrokerRole, BrokerSettings, FlushDiskType
 from mqbroker.errors import MQError, StoreUnwritable
 from mqbroker.ha.candidacy import why_set_back
-from mqbroker.ha.divergence import Diverged
+from mqbroker.ha.divergence import Diverged, FallenBehind
 from mqbroker.ha.election import SET_BACK, GroupMember, GroupSettings, Role
 from mqbroker.ha.epochs import BadHistory, Epoch, EpochHistory
 from mqbroker.ha.etcd import TIMEOUT_SECONDS, EtcdAccess, IEtcd
@@ -85,6 +85,7 @@ class BrokerGroup:
         #: Up to where this broker has what it acknowledges, as durably as it promises.
         self._durable: Callable[[], int] = lambda: 0
         self._flushed: Callable[[], int] = lambda: 0
+        self._log_min: Callable[[], int] = lambda: 0
         self._file: JsonFile | None = None
         self._in_sync: InSyncSet | None = None
         #: The epoch as whose master the broker runs; 0 for a replica.
@@ -186,6 +187,7 @@ class BrokerGroup:
             self.member.propose,
         )
         made.durable = self._durable
+        self._log_min = lambda: slaves.log.start
         made.committed = slaves.committed = self.store.committed
 
         def note(committed: int) -> None:
@@ -234,7 +236,7 @@ class BrokerGroup:
                 raise BadPeer(f"it says that it is broker {replica_id}, of which etcd knows nothing")
             if not self._is_proven(greeting):
                 raise BadPeer(f"it does not prove that it is broker {replica_id}, as etcd has it: nothing of it counts")
-        answer = orjson.dumps({**orjson.loads(self._history.to_json()), "end": log_end})
+        answer = orjson.dumps({**orjson.loads(self._history.to_json()), "begin": self._log_min(), "end": log_end})
         return proof_of(self.member.nonce, greeting.proof + answer) + answer
 
     def _is_proven(self, greeting: Greeting) -> bool:
@@ -258,26 +260,32 @@ class BrokerGroup:
             raise MQError(f"{why_not}: {SET_BACK}")
         greeting = Greeting(self._digest, role.epoch, self.replica_id, store.committed, not store.why_not_whole)
         greeting = greeting.proven(self.member.nonce)
-        theirs, end = self._read_answer(await connection.greet(greeting), greeting, role)
+        theirs, begin, end = self._read_answer(await connection.greet(greeting), greeting, role)
+        common = self._history.common_end(raw.end, theirs, end)
+        if 0 < raw.end <= begin and common is None:  # it may be of those that the master has forgotten
+            raise StoreLost(str(FallenBehind.of(raw.end, begin)))
+        if common is not None and max(store.committed, 1) <= common == raw.end <= begin:
+            raise FallenBehind.of(raw.end, begin)
         if raw.end:
             await self._agree(raw, theirs, end, check)
         if theirs != self._history:
             await self._save(theirs)
         store.conflict, store.whole_at = None, end
 
-    def _read_answer(self, data: bytes, greeting: Greeting, role: Role) -> tuple[EpochHistory, int]:
+    def _read_answer(self, data: bytes, greeting: Greeting, role: Role) -> tuple[EpochHistory, int, int]:
         proof, answer = data[:_PROOF_BYTES], data[_PROOF_BYTES:]
         nonce = "" if role.master is None else role.master.nonce
         if not nonce or proof != proof_of(nonce, greeting.proof + answer):
             self.member.wake()
             raise MQError("it does not prove that it is the master, as etcd has it: nothing is taken from it")
         history = EpochHistory.from_json(answer)
-        end = orjson.loads(answer).get("end")
-        if type(end) is not int or end < 0:
-            raise BadHistory("the master does not say where its log ends")
+        said = orjson.loads(answer)
+        begin, end = said.get("begin", 0), said.get("end")
+        if type(end) is not int or type(begin) is not int or not 0 <= begin <= end:
+            raise BadHistory("the master does not say where its log begins and ends")
         if history.last != role.epoch or history.epochs[-1].lease != role.lease:
             raise MQError(f"the master's log is of epoch {history.last}, not {role.epoch}, or of another {role.epoch}")
-        return history, end
+        return history, begin, end
 
     async def _agree(
         self, raw: ISlaveLog, theirs: EpochHistory, end: int, check: Callable[[], Awaitable[None]]

@@ -32,7 +32,7 @@ from mqbroker.broker.broker_slave import BrokerSlave
 from mqbroker.broker.fast_failure import FastFailure, TickingTurnClock, Turns
 from mqbroker.broker.name_servers import BrokerIdentity, OnMaster, Registration
 from mqbroker.broker.ports import allowed_slaves, exempt_slaves, own_address
-from mqbroker.broker.replica_store import cut_store_back, put_store_aside
+from mqbroker.broker.replica_store import cut_store_back, paths_of, put_store_aside
 from mqbroker.broker.requests.broker_admin import Save
 from mqbroker.broker.sibling_topics import SiblingTopics
 from mqbroker.broker.slave_synchronize import SlaveSynchronize
@@ -40,7 +40,7 @@ from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.config.changes import rewrite_conf
 from mqbroker.config.system import resolve
 from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable
-from mqbroker.ha.divergence import Diverged, LogComparison
+from mqbroker.ha.divergence import Diverged, FallenBehind, LogComparison
 from mqbroker.ha.etcd import EtcdClient, IEtcd
 from mqbroker.ha.link_secret import LinkSecret, read_secret
 from mqbroker.ha.master import HaSettings, MasterService, Slaves, Trust
@@ -66,6 +66,7 @@ from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.linux_aio import LinuxAio
 from mqbroker.store.message_store import MessageStore, open_store_in_turns
 from mqbroker.store.os_disk import OsDisk
+from mqbroker.store.stores_aside import forget_stores, was_put_aside
 from mqbroker.store.syncs import AioSyncs, ISyncs, WorkerSyncs
 from mqbroker.store.worker import IWorker, SerialWorker, ThreadWorker
 from mqbroker.wire.codes import ResponseCode
@@ -293,12 +294,12 @@ class BrokerService(Service):
     async def _take_role(self, store: MessageStore, worker: IWorker) -> BrokerSettings:
         """The settings; in a group, of the role that the broker has now, and of a master the epoch is noted."""
         group = self._group
+        self._every(FORGET_SECONDS, lambda: self._forget_cut(worker))
         if group is None:
             return self.settings
         self._stops.append(group.store.close)
         group.load(self._file(EPOCHS_FILE, worker), store)
         self._every(NOTE_SYNC_SECONDS, lambda: self._sync_note(group, worker))
-        self._every(FORGET_SECONDS, lambda: self._forget_cut(worker))
         settings = self.settings = group.settings(self.settings)
         if settings.store.broker_role is not BrokerRole.SLAVE:
             await group.begin_epoch(store.log_min_offset, store.log_end)
@@ -311,17 +312,20 @@ class BrokerService(Service):
         worker.run(group.sync_note).addErrback(failed)
 
     def _forget_cut(self, worker: IWorker) -> None:
-        """Delete what was cut off the log long ago."""
-        root, now_ms = self.settings.store.store_path_root_dir, int(self._clock.seconds() * 1000)
+        """Delete what was cut off the log long ago, and stores that were put aside."""
+        paths, now_ms = paths_of(self.settings.store), int(self._clock.seconds() * 1000)
 
         def done(gone: list[str]) -> None:
             if gone:
-                log.info("what was cut off the log long ago is deleted: {paths}", paths=", ".join(gone))
+                log.info("what was cut off or put aside long ago is deleted: {paths}", paths=", ".join(gone))
 
         def failed(failure: Failure) -> None:
-            log.error("what was cut off the log cannot be deleted: {why}", why=failure.getErrorMessage())
+            log.error("what was cut off or put aside cannot be deleted: {why}", why=failure.getErrorMessage())
 
-        worker.run(lambda: forget_tails(self._disk, root, now_ms)).addCallbacks(done, failed)
+        def forget() -> list[str]:
+            return forget_tails(self._disk, paths.root, now_ms) + forget_stores(self._disk, paths, now_ms)
+
+        worker.run(forget).addCallbacks(done, failed)
 
     def _take_part(self, store: MessageStore, parts: Assembly) -> None:
         """Take part in what several brokers do together: shards, and groups that elect their master."""
@@ -347,9 +351,12 @@ class BrokerService(Service):
 
         async def compare(connection: MasterConnection) -> None:
             group = self._group
-            await self._compare(
-                comparison.check() if group is None else group.compare(connection, raw, comparison.check)
-            )
+            if group is not None:
+                await self._compare(group.compare(connection, raw, comparison.check))
+                return
+            await self._compare(comparison.check(connection.bounds))
+            if not raw.end and was_put_aside(self._disk, paths_of(self.settings.store)):
+                connection.begin_at = await comparison.master_begin(connection.bounds)
 
         progressed = None if self._group is None else self._group.progressed
         service = SlaveService(self._clock, raw, settings, connector, compare, self._steady, progressed)
@@ -580,11 +587,12 @@ class BrokerService(Service):
         try:
             await comparing
         except Diverged as error:
-            is_lost = isinstance(error, StoreLost)
+            is_outlived = isinstance(error, FallenBehind)
+            is_lost = isinstance(error, StoreLost) or (is_outlived and self._group is not None)
             if (self._may_resync or is_lost) and not self._is_stuck and self._next_settings is None:
                 why = str(error) if is_lost else f"{error}: haResyncEnable=true"
                 log.warn("{why}; so this store is put aside and copied anew", why=why)
-                self._before_next = self._put_store_aside
+                self._before_next = partial(self._put_store_aside, is_outlived)
                 self._plan_start(self._current_settings)
             raise
 
@@ -607,8 +615,9 @@ class BrokerService(Service):
             self._before_next = cut
             self._plan_start(self._current_settings)
 
-    def _put_store_aside(self) -> None:
-        if not put_store_aside(self._disk, self.settings.store, int(self._clock.seconds() * 1000)):
+    def _put_store_aside(self, is_outlived: bool) -> None:
+        now_ms = int(self._clock.seconds() * 1000)
+        if not put_store_aside(self._disk, self.settings.store, now_ms, is_outlived=is_outlived):
             self._is_stuck = True  # not again in this process: it would be tried each second
 
     async def _start_again(self) -> None:

@@ -88,8 +88,18 @@ class LogComparison:
             advice = "; set haResyncEnable=true, so that it copies the master's log anew, or empty its store"
             raise FallenBehind.of(self._raw.end, begin, advice)
 
-    async def check(self) -> None:
-        """Raises Diverged, MQError where the master does not answer, OSError where this log cannot be read."""
+    async def master_begin(self, bounds: tuple[int, int] | None) -> int:
+        """Where the master's log begins; 0 if nobody says. Raises MQError."""
+        if bounds is not None:
+            return bounds[0]
+        return max(0, (await log_bounds(self._client, self.master_addr)).begin) if self.master_addr else 0
+
+    async def check(self, bounds: tuple[int, int] | None = None) -> None:
+        """`bounds`: where the master's log begins and ends, if it has said so on the link.
+
+        Raises Diverged, MQError where the master does not answer, OSError where this log cannot be read."""
+        if bounds is not None:
+            self.check_begin(bounds[0])
         last = self._raw.last_record()
         if last is None:
             return

@@ -280,13 +280,12 @@ class SlaveConnection(TwistedProtocol):
         self._comparing.addErrback(self._not_compared)
 
     async def _compare(self, check: SlaveCheck) -> None:
-        link, slaves = self.link, self._factory.slaves
+        link, slaves, proof = self.link, self._factory.slaves, self._proof
         offset = link.start
         assert offset is not None
-        proof, was_sent = self._proof, slaves.was_sent(self.host, offset)
-        ending = await check.check_ending(offset, proof.last, is_proven=proof.is_proven, was_sent=was_sent)
+        ending = await check.check_ending(offset, proof.last, is_proven=proof.is_proven)
         if ending is not None:
-            await check.ask(self.host, ending, offset, lambda: link.sent or offset)
+            await check.ask(self.host, ending, offset, lambda: link.sent or offset, lambda: link.acknowledged)
         self._comparing, self.counts, self._is_held, self.why_not_counted = None, True, False, ""
         slaves.accepted(self)
         slaves.notify()
@@ -309,7 +308,7 @@ class SlaveConnection(TwistedProtocol):
         self.why_not_counted = why
         self._compare_at = now + COMPARE_SECONDS[min(self._attempts, len(COMPARE_SECONDS) - 1)]
         self._attempts += 1
-        if isinstance(error, NotCompared) and error.is_hopeless:
+        if isinstance(error, NotCompared) and error.goes_on:
             self._is_held = False
             self.send()
 
@@ -427,9 +426,8 @@ class Slaves:
         #: Called when a slave connects, or has acknowledged more.
         self.on_acknowledged: list[Callable[[], None]] = []
         self.now: Callable[[], float] = lambda: 0.0
-        #: Why slaves were refused, and when, by address; and which part of the log others were sent.
+        #: Why slaves were refused, and when, by address.
         self._refused: dict[str, tuple[str, float]] = {}
-        self._sent: dict[str, tuple[int, int]] = {}
 
     def refuse(self, host: str, why: str) -> None:
         """Remember why a slave was refused, for a while."""
@@ -447,20 +445,6 @@ class Slaves:
     def accepted(self, connection: SlaveConnection) -> None:
         """Called when a slave counts from now on."""
         self._refused.pop(connection.host, None)
-
-    def note_sent(self, connection: SlaveConnection) -> None:
-        """Called when the link to a slave has ended: it goes on somewhere in what it was sent."""
-        link = connection.link
-        if connection.counts and link.start is not None and link.sent is not None:
-            self._sent.pop(connection.host, None)
-            if len(self._sent) >= LINKS_MAX:
-                self._sent.pop(next(iter(self._sent)))
-            self._sent[connection.host] = link.start, link.sent
-
-    def was_sent(self, host: str, offset: int) -> bool:
-        """Whether a slave at `host` was sent the log up to `offset`."""
-        start, sent = self._sent.get(host, (0, 0))
-        return start < offset <= sent
 
     def _reported(self) -> list[SlaveConnection]:
         """The links over which the first report has come."""
@@ -584,7 +568,6 @@ class MasterFactory(ServerFactory):
 
     def disconnected(self, connection: SlaveConnection, why: str) -> None:
         self.slaves.links.remove(connection)
-        self.slaves.note_sent(connection)
         if not self.slaves.links:
             self.log.on_growth.remove(self._on_growth)
         if connection.link.sent is not None:

@@ -37,11 +37,12 @@ ASKED_MAX = 8
 
 
 class NotCompared(MQError):
-    """The slave's log could not be compared; the text says why. `is_hopeless`: it never can be."""
+    """The slave's log could not be compared; the text says why. `goes_on`: the log is to be sent nevertheless: it never
+    can be, or only then."""
 
-    def __init__(self, why: str, *, is_hopeless: bool = False) -> None:
+    def __init__(self, why: str, *, goes_on: bool = False) -> None:
         super().__init__(why)
-        self.is_hopeless = is_hopeless
+        self.goes_on = goes_on
 
 
 class IReadLog(Protocol):
@@ -113,36 +114,40 @@ class SlaveCheck:
     _clock: IReactorTime
     _registered: Callable[[], Awaitable[Sequence[str] | None]]
 
-    async def check_ending(self, offset: int, last: Last | None, *, is_proven: bool, was_sent: bool) -> Ending | None:
+    async def check_ending(self, offset: int, last: Last | None, *, is_proven: bool) -> Ending | None:
         """The record that the slave must have at the end of its log; None if nothing has to be asked.
 
         :param last: what the slave has told of its last record, if it `is_proven`.
-        :param was_sent: whether the slave has the log up to `offset` from this broker: it may end within a record then.
 
         Raises BadPeer where the slave has another log, StoreError where this one cannot be read.
         """
+        start = self._log.start
         ending = await find_ending(self._log, offset, self._clock)
-        if not (was_sent or offset == self._log.start or (ending is not None and ending.is_at_end)):
+        if offset == start:
+            return None
+        if not is_proven:
+            return ending or Ending(start, b"", False)
+        if ending is None or not ending.is_at_end:
             raise BadPeer(
-                f"its log ends at {offset}, where no record of this one does: it has what this master never had, or "
-                "was cut off within a record; start it again, and if that does not help compare the two stores, and "
-                "start it with an empty one where this master's is the right one"
+                f"its log ends at {offset}, where no record of this one does: it has what this master never had; "
+                "compare the two stores, and start it with an empty one where this master's is the right one"
             )
-        if ending is None or not is_proven:
-            return ending
         if last != Last(ending.offset, sha256(ending.record).digest()):
             raise BadPeer(_differ(ending.offset))
         return None
 
-    async def ask(self, host: str, ending: Ending, offset: int, sent: Callable[[], int]) -> None:
-        """Compare the slave's record: the slave at `host` has reported `offset`, and was sent the log up to `sent()`.
+    async def ask(
+        self, host: str, ending: Ending, offset: int, sent: Callable[[], int], acknowledged: Callable[[], int]
+    ) -> None:
+        """Compare the slave's record: the slave at `host` has reported `offset`, was sent the log up to `sent()`, and
+        has it up to `acknowledged()`.
 
         Raises BadPeer where it has another one, and NotCompared where that cannot be found out.
         """
         addresses = await self._registered()
         if addresses is None:
             why = "there is no name server (namesrvAddr) that says where its broker can be asked"
-            raise NotCompared(why, is_hopeless=True)
+            raise NotCompared(why, goes_on=True)
         there = [address for address in addresses if split_address(address)[0] == host]
         there = there or [address for address in addresses if not is_ip(split_address(address)[0])]
         if not there:
@@ -156,16 +161,35 @@ class SlaveCheck:
                     continue
                 if ending.offset < begin:
                     raise NotCompared(f"its broker at {address} has no message below {begin}")
-                found = await self._record(address, ending.offset)
+                found = await self._record(address, ending.offset) if ending.record else b""
             except NotCompared:
                 raise
             except MQError as error:
                 raise NotCompared(f"its broker at {address} cannot be asked: {error}") from None
             if found != ending.record:
                 raise BadPeer(_differ(ending.offset))
+            if not ending.is_at_end:
+                await self._ask_following(address, ending.offset + len(ending.record), acknowledged())
             asked += 1
         if not asked:
             raise NotCompared(f"it reports {offset}, and {'; '.join(other_ends)}")
+
+    async def _ask_following(self, address: str, at: int, acknowledged: int) -> None:
+        """Of a slave that ended within the record at `at`, as those of the Java system may: it must not have another
+        one there, and have this one once it has the rest."""
+        size, _ = SIZE_AND_MAGIC.unpack(await self._read(at, SIZE_AND_MAGIC.size))
+        found = await self._record(address, at)
+        if acknowledged >= at + size:
+            if found != await self._read(at, size):
+                raise BadPeer(_differ(at))
+        elif found:
+            raise BadPeer(_differ(at))
+        else:
+            raise NotCompared(f"it ends within the message at {at}, and gets the rest first", goes_on=True)
+
+    async def _read(self, offset: int, size: int) -> bytes:
+        read = self._log.read(offset, size)
+        return bytes(await read if isinstance(read, Deferred) else read)
 
     async def _record(self, address: str, offset: int) -> bytes:
         try:

@@ -161,7 +161,7 @@ def check(by_address: dict[str, Any], registered: Sequence[str] | None = None) -
 
 def ask(by_address: dict[str, Any], sent: int = END, host: str = "10.0.0.2") -> None:
     made, _ = check(by_address)
-    now(Deferred.fromCoroutine(made.ask(host, ENDING, END, lambda: sent)))
+    now(Deferred.fromCoroutine(made.ask(host, ENDING, END, lambda: sent, lambda: END)))
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_an_address_that_is_none_is_no_more_than_an_error() -> None:
 def test_without_name_servers_it_never_can_be() -> None:
     made = SlaveCheck(LOG, cast(Any, None), Clock(), lambda: registered_slaves(cast(Any, None), (), "B"))
     with pytest.raises(NotCompared, match="there is no name server") as caught:
-        now(Deferred.fromCoroutine(made.ask("10.0.0.2", ENDING, END, lambda: END)))
-    assert caught.value.is_hopeless
+        now(Deferred.fromCoroutine(made.ask("10.0.0.2", ENDING, END, lambda: END, lambda: END)))
+    assert caught.value.goes_on
 
 
 @attrs.define
@@ -255,13 +255,75 @@ def test_a_name_server_that_says_nothing_of_use_is_told(said: Any) -> None:
         registered(said)
 
 
+# --- a slave that ends within a record, as those of the Java system may
+
+
+@attrs.define
+class Slave:
+    """A slave's broker with a part of a log, and what it was sent behind that."""
+
+    data: bytes
+
+    def invoke_sync(self, address: str, command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:
+        if command.code == RequestCode.GET_BROKER_RUNTIME_INFO:
+            table = {"commitLogMinOffset": "0", "commitLogMaxOffset": str(len(self.data))}
+            return succeed(RemotingCommand(0, body=KVTable(table).to_json()))
+        at = int(command.ext_fields["offset"])
+        size = int.from_bytes(self.data[at : at + 4], "big")
+        if at + size > len(self.data) or not size:
+            return succeed(RemotingCommand(ResponseCode.SYSTEM_ERROR, remark="can not find message by the offset"))
+        return succeed(RemotingCommand(0, body=self.data[at : at + size]))
+
+
+def follow_within(had: bytes, log: Log = LOG, more: int = 0) -> None:
+    """A slave that ended with `had` has `more` bytes of the log, too."""
+    now_has = had + log.data[len(had) : len(had) + more]
+
+    async def registered() -> Sequence[str]:
+        return [A]
+
+    made = SlaveCheck(log, cast(Any, Slave(now_has)), Clock(), registered)
+    found = now(Deferred.fromCoroutine(made.check_ending(len(had), None, is_proven=False)))
+    asking = made.ask("10.0.0.2", found, len(had), lambda: len(now_has), lambda: len(now_has))
+    now(Deferred.fromCoroutine(asking))
+
+
+@pytest.mark.parametrize("cut", [AT + 1, AT + 9, END - 1, AT - 1, 3])
+def test_one_that_ends_within_a_record_counts_once_it_has_the_rest(cut: int) -> None:
+    stop = AT if cut < AT else END
+    for more in (0, stop - cut - 1):
+        with pytest.raises(NotCompared, match="it ends within the message at") as caught:
+            follow_within(LOG.data[:cut], more=more)
+        assert caught.value.goes_on
+    follow_within(LOG.data[:cut], more=END - cut)
+
+
+def test_one_that_ends_within_a_filler_counts_once_it_has_the_rest() -> None:
+    log, offsets = make_log([b"x" * 200_000, b"y" * 100_000])
+    assert offsets[1] == SEGMENT
+    with pytest.raises(NotCompared, match="it ends within"):
+        follow_within(log.data[: SEGMENT - 7], log)
+    follow_within(log.data[: SEGMENT - 7], log, more=20)
+
+
+def test_one_that_has_another_record_there_is_refused() -> None:
+    log, _ = make_log([b"a", b"longer than that"])
+    with pytest.raises(BadPeer, match=f"differ at {AT}"):
+        follow_within(LOG.data, log)
+    broken = bytearray(log.data[: AT + 60])
+    broken[AT + 20] ^= 1
+    with pytest.raises(NotCompared):
+        follow_within(bytes(broken), log)
+    with pytest.raises(BadPeer, match=f"differ at {AT}"):
+        follow_within(bytes(broken), log, more=len(log.data))
+
+
 # --- by what a slave that knows the secret has told
 
 
-def check_ending(offset: int, last: Last | None, *, was_sent: bool = False, is_proven: bool = True) -> Ending | None:
+def check_ending(offset: int, last: Last | None, *, is_proven: bool = True) -> Ending | None:
     made, brokers = check({})
-    checking = made.check_ending(offset, last, is_proven=is_proven, was_sent=was_sent)
-    found: Ending | None = now(Deferred.fromCoroutine(checking))
+    found: Ending | None = now(Deferred.fromCoroutine(made.check_ending(offset, last, is_proven=is_proven)))
     assert brokers.asked == []
     return found
 
@@ -274,8 +336,7 @@ def test_what_a_proven_slave_has_told_is_compared_at_once() -> None:
             check_ending(END, last)
 
 
-def test_an_offset_where_no_record_ends_is_refused_unless_it_was_sent() -> None:
+def test_a_proven_slave_that_ends_where_no_record_does_is_refused() -> None:
     for offset in (1, AT - 1, AT + 1, END - 1):
         with pytest.raises(BadPeer, match="where no record of this one does"):
-            check_ending(offset, None, is_proven=False)
-    assert check_ending(END - 1, None, is_proven=False, was_sent=True) == Ending(0, LOG.data[:AT], False)
+            check_ending(offset, Last.of((0, LOG.data[:AT])))

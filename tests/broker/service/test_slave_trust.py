@@ -179,24 +179,6 @@ def test_a_slave_whose_log_is_one_record_longer_is_refused_and_does_not_count(
     assert "it has what this master never had" in refused(master)
 
 
-def test_a_slave_whose_log_ends_within_a_record_is_refused_unless_it_was_sent_that_part(pair: Pair) -> None:
-    master, _ = pair.master(**SYNC, ha_transfer_batch_size=100), pair.slave()
-    pair.turn(2)
-    fill(master, 3)
-    pair.turn(2)
-    peer = connect(master, "10.0.0.7")
-    peer.report(master.store.log_end - 7)
-    assert peer.transport.disconnecting
-    assert "where no record of this one does" in refused(master, "10.0.0.7")
-    PEERS.pop().connection.connectionLost()
-    again = connect(master, "10.0.0.2")  # where one was sent all of it
-    pair.stop("slave1")
-    again.report(master.store.log_end - 7)
-    pair.turn(1)
-    assert not again.transport.disconnecting
-    assert "its log cannot be compared with this one: the name servers know no slave" in why_not(master)[0]
-
-
 def test_a_peer_that_no_name_server_knows_does_not_count(pair: Pair, logged: Logged) -> None:
     master = pair.master(**SYNC)
     fill(master, 3)

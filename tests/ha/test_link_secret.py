@@ -9,7 +9,6 @@ from struct import unpack
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from mqbroker.errors import MQError
 from mqbroker.ha.link import GREETING, REPORT, BadPeer
@@ -136,7 +135,7 @@ def test_a_master_sends_nothing_behind_its_proof_before_it_has_the_slaves() -> N
         near.receive(answer + bytes(12))
 
 
-@given(st.integers(8, 79), st.integers(1, 255))
+@given(numbers(8, 79), numbers(1, 255))
 def test_each_byte_of_a_slaves_message_is_checked(at: int, change: int) -> None:
     near, far = SlaveProof(keys(), LAST), master()
     answer, _ = far.receive(near.hello(), 1000, 9000)
@@ -147,7 +146,7 @@ def test_each_byte_of_a_slaves_message_is_checked(at: int, change: int) -> None:
     assert not far.is_proven
 
 
-@given(st.integers(0, 91), st.integers(1, 255))
+@given(numbers(0, 91), numbers(1, 255))
 def test_each_byte_of_a_masters_answer_is_checked(at: int, change: int) -> None:
     near, far = SlaveProof(keys(), LAST), master()
     answer = bytearray(far.receive(near.hello(), 1000, 9000)[0])

@@ -225,3 +225,47 @@ def test_our_slave_removes_the_topics_that_its_master_removed(fleet: Fleet, topi
     fleet.restart(slave)
     with closing(Line(slave.addr)) as copy:
         assert [record.body for record in copy.read(topic, 0)] == [b"4", b"5"]
+
+
+def shown(master: Broker, prefix: str) -> list[str]:
+    with closing(Line(master.addr)) as line:
+        table = KVTable.from_json(line.one(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+    return [value for key, value in table.items() if key.startswith(prefix)]
+
+
+def test_a_java_slave_counts_if_its_log_is_its_masters_and_only_then(fleet: Fleet, topic: str) -> None:
+    """The old Java master has one message more, and is started as the slave of its successor."""
+    namesrv = fleet.namesrv("ours")
+    old = fleet.broker("java", namesrv)
+    slave = start_slave(fleet, namesrv, old, "ours")
+    produce(fleet, namesrv, topic, count=20)
+    eventually("the slave has it all", lambda: follows(slave, old), patience_s=40)
+    slave.process.stop()
+    produce(fleet, namesrv, topic, prefix="more", count=1)
+    old.process.stop()
+    master = fleet.broker(
+        "ours", namesrv, store=slave.store, brokerName=old.name, brokerRole="SYNC_MASTER", syncFlushTimeout="2000"
+    )
+
+    def statuses(prefix: str) -> set[str]:
+        process = fleet.peer("produce", namesrv, topic=topic, prefix=prefix, count=1)
+        process.finish()
+        return {event["status"] for event in process.events("sent")}
+
+    assert end_of(master) > 0
+    started = fleet.broker("java", namesrv, store=old.store, brokerName=old.name, brokerId="1", brokerRole="SLAVE")
+    eventually("it is refused as longer", lambda: "never had" in "".join(shown(master, "haRefused_")), patience_s=40)
+    assert statuses("other") == {"SLAVE_NOT_AVAILABLE"}
+    assert statuses("others") == {"SLAVE_NOT_AVAILABLE"}
+    eventually("it is refused as different", lambda: "differ at" in "".join(shown(master, "haRefused_")), patience_s=40)
+    assert (statuses("still"), shown(master, "haSlave_")) == ({"SLAVE_NOT_AVAILABLE"}, [])
+
+    started.process.stop()
+    shutil.rmtree(old.store)
+    fleet.restart(started)
+    eventually("the slave with an empty store counts", lambda: statuses("both") == {"SEND_OK"}, patience_s=60)
+    started.process.kill()
+    fleet.restart(started)
+    eventually("it counts again", lambda: statuses("again") == {"SEND_OK"}, patience_s=60)
+    assert follows(started, master)
+    assert shown(master, "haRefused_") == []

@@ -21,6 +21,7 @@ from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.codes import ResponseCode
 from tests.broker.bench import send_command
+from tests.broker.service.group import Group
 from tests.broker.service.pair import NAMESRV, Member, Pair
 from tests.broker.service.test_slave import info, sent
 from tests.remoting.logs import Logged, log_kept
@@ -321,6 +322,22 @@ def test_a_sync_master_that_would_count_anybody_says_so(pair: Pair, logged: Logg
     peer = connect(master, "10.0.0.7")
     peer.report(0)
     assert "haSlave_10.0.0.7:40000" in info(master)
+
+
+def test_a_group_whose_brokers_know_the_secret_gets_in_sync_and_no_other_broker_does(
+    secret: dict[str, Any], tmp_path: Path, logged: Logged
+) -> None:
+    group = Group(tmp_path / "group", is_disk_simulated=True, **secret)
+    for replica_id in (1, 2):
+        group.start(replica_id)
+    group.wait_for(lambda: group.masters and group.in_sync() == {1, 2})
+    assert group.client(group.master()).send(send_command("T")).code == ResponseCode.SUCCESS
+    group.changes.pop("ha_secret_file")
+    group.start(3)
+    group.wait(5)
+    assert group.in_sync() == {1, 2}
+    assert any("does not prove that it knows the secret of this broker" in line for line in logged.lines)
+    group.close()
 
 
 def test_a_broker_whose_secret_cannot_be_read_does_not_start(pair: Pair, tmp_path: Path) -> None:

@@ -15,13 +15,6 @@ MISTAKES = [
         (_SECRET,),
     ),
     Mutation(
-        "take one's own proof of the secret for the other end's",
-        "ha/link_secret.py",
-        "self.proof(who, *parts))",
-        'self.proof(b"master", *parts)) or hmac.compare_digest(given, self.proof(b"slave", *parts))',
-        (_SECRET,),
-    ),
-    Mutation(
         "let links pass that do not prove the secret",
         "ha/master.py",
         "is_needed=secret is not None and not factory.trust.is_exempt(self.host)",

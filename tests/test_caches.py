@@ -76,6 +76,7 @@ TABLES: Final = {
     "broker/slave_synchronize.py: SlaveSynchronize._left": "the frame of the master's answer",
     "broker/slave_synchronize.py: SlaveSynchronize._names": "the frame of the master's answer",
     "broker/slave_synchronize.py: SlaveSynchronize._removed": "queues on the disk",
+    "broker/stored_copies.py: StoredCopies._by_queue": "QUEUES_MAX, COPIES_MAX",
     "broker/transactions/transaction_checks.py: TransactionChecks._given_up": "groups of a round of checks",
     "broker/transactions/transaction_checks.py: TransactionChecks._unasked": "groups of a round of checks",
     "broker/versioned_table.py: VersionedTable._values": "topicsMax, groupsMax",

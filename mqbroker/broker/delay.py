@@ -2,9 +2,10 @@
 
 A message is due at the time that is the tags code of its queue entry: store time and delay as they were when it was
 stored. It is stored again in its real topic and queue, which its properties name. The next offset of each level is
-kept in config/delayOffset.json, written once a second and never ahead of the log's synced end: after a crash the last
-two seconds are delivered again, and nothing is lost. Source: ScheduleMessageService of 4.9.7, which polls ten times a
-second; here each level has one timer.
+kept in config/delayOffset.json, written once a second and never ahead of the log's synced end, and a slave fetches it
+every 10 seconds. What was delivered since is found after a start by the copies in the log, which say what they are
+copies of; only copies by a Java broker do not, so that these are delivered again. Source: ScheduleMessageService of
+4.9.7, which polls ten times a second; here each level has one timer.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.broker.broker_stats import BrokerStats
+from mqbroker.broker.stored_copies import SKEW_MS, StoredCopies, origin
 from mqbroker.broker.system_topics import (
     NoRealTarget,
     as_delivered,
@@ -87,16 +89,26 @@ class DelayService:
         self._is_refused = False
         #: By level: the message that the store failed for last, and how often.
         self._tries: dict[int, tuple[int, int]] = {}
+        #: What former runs or a former master may have delivered after the offsets were written is due by that time.
+        self._copies: StoredCopies | None = None
+        self._copied_until_ms = 0.0
+        #: The levels that have such messages.
+        self._unchecked = set[int]()
 
     def start(self) -> None:
         self._running = True
+        self._store.dispatch_now()
         levels = len(self._delays_ms)
         former = sorted(
             schedule_level(queue_id)
             for topic, queue_id in self._store.queues_by_name
             if topic == SCHEDULE_TOPIC and schedule_level(queue_id) > levels
         )
+        self._copies = StoredCopies(self._store, self._clock, self._store.log_end)
+        self._copied_until_ms = self._clock.seconds() * 1000 + SKEW_MS
         for level in (*range(1, levels + 1), *former):
+            if self._count_waiting(level) > 0:
+                self._unchecked.add(level)
             self._schedule(level, 0)
         waiting = {level: count for level in former if (count := self._count_waiting(level)) > 0}
         if waiting:
@@ -182,12 +194,6 @@ class DelayService:
             records = self._decode(level, offset, found)
             count = records[-1].queue_offset + 1 - offset if records else 0
             codes = await self._store.queries.tags_codes(SCHEDULE_TOPIC, queue_id, offset, count)
-        self._reading.discard(level)
-        if not self._running:
-            return
-        if found.status is not GetMessageStatus.FOUND:
-            self._correct(level, offset, found.next_offset)
-            return
         now_ms = self._clock.seconds() * 1000
         codes_of = dict(enumerate(codes, offset))
 
@@ -195,7 +201,16 @@ class DelayService:
             return self._due_ms(record, codes_of.get(record.queue_offset), level, now_ms)
 
         due = list(takewhile(lambda record: due_ms(record) <= now_ms, records))
-        delivered = self._deliver(due, level)
+        copied = await self._copied(due, level, due_ms(due[0])) if due else set[int]()
+        self._reading.discard(level)
+        if not self._running:
+            return
+        if found.status is not GetMessageStatus.FOUND:
+            self._correct(level, offset, found.next_offset)
+            return
+        if copied:
+            log.info("delay level {delay}: {n} messages had been delivered before", delay=level, n=len(copied))
+        delivered = self._deliver(due, level, copied)
         if delivered < len(due):
             if delivered:
                 self._move(level, due[delivered].queue_offset)
@@ -209,6 +224,27 @@ class DelayService:
         else:
             self._move(level, records[-1].queue_offset + 1 if records else offset + 1)
             self._schedule(level, 0)
+
+    async def _copied(self, records: list[RawRecord], level: int, since_ms: float) -> set[int]:
+        """The physical offsets of those records that were delivered before the start, since `since_ms`. Raises
+        StoreError."""
+        copies = self._copies
+        if copies is None or level not in self._unchecked:
+            return set()
+        if records[0].physical_offset >= copies.end or since_ms > self._copied_until_ms:
+            self._unchecked.remove(level)
+            if not self._unchecked:
+                self._copies = None
+            return set()
+        copied = set[int]()
+        for record in records:
+            try:
+                topic, queue_id = real_target(record.properties)
+            except NoRealTarget:
+                continue
+            if record.physical_offset in await copies.of_queue(topic.decode(), queue_id, since_ms):
+                copied.add(record.physical_offset)
+        return copied
 
     def _failed(self, failure: Failure, level: int) -> None:
         self._reading.discard(level)
@@ -267,9 +303,10 @@ class DelayService:
         self._offsets[level] = offset
         self._moved = True
 
-    def _deliver(self, records: list[RawRecord], level: int) -> int:
-        """Store due messages in their real topics. Returns how many are done with: fewer where the store failed."""
-        messages = [_real_message(record) for record in records]
+    def _deliver(self, records: list[RawRecord], level: int, copied: set[int]) -> int:
+        """Store due messages in their real topics, except those that are there. Returns how many are done with: fewer
+        where the store failed."""
+        messages = [None if record.physical_offset in copied else _real_message(record) for record in records]
         try:
             if any(messages):
                 self._append([message for message in messages if message is not None], level)
@@ -334,7 +371,8 @@ def _real_message(record: RawRecord) -> NewMessage | None:
     """The message for its real topic and queue; None, with a log line, if its properties do not name them."""
     try:
         topic, queue_id = real_target(record.properties)
-        return stored_again(record, topic, queue_id, as_delivered(record.properties))
+        properties = as_delivered(record.properties)
+        return stored_again(record, topic, queue_id, properties, prepared_offset=origin(record.physical_offset))
     except NoRealTarget as error:
         log.error("delayed message at {n} is left out: {why}", n=record.physical_offset, why=str(error))
     except MemoryError:

@@ -49,7 +49,9 @@ HEAD_FIELDS = (
     Field("store_timestamp", "q", "when it was stored, in ms"),
     Field("store_host", "8s", "20 bytes where it is IPv6"),
     Field("reconsume_times", "i", "how often a consumer sent it back"),
-    Field("prepared_offset", "q", "of the half message that was committed or rolled back"),
+    Field(
+        "prepared_offset", "q", "of the half message that was committed; -1 - n for the copy of a delayed message at n"
+    ),
     Field("body_size", "i", "the body follows"),
 )
 #: The length fields behind the body, each followed by that many bytes.

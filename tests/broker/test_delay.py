@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 
 from mqbroker.broker import delay as delay_module
-from mqbroker.broker import system_topics
+from mqbroker.broker import stored_copies, system_topics
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.delay import DelayService
 from mqbroker.errors import StoreUnwritable
@@ -126,6 +126,84 @@ def test_a_restart_goes_on_where_it_was(bench: Bench) -> None:
     store, _ = opened(bench)
     wait(bench.clock, 0.5)
     assert [record.body for record in delivered(store)] == [b"before", b"after"]
+
+
+def killed(bench: Bench) -> tuple[MessageStore, DelayService]:
+    """As after kill -9: the offsets are those that were written last."""
+    bench.close()
+    bench.opened.clear()
+    return opened(bench)
+
+
+def bodies(store: MessageStore, topic: str = "T", queue_id: int = 3) -> list[bytes]:
+    return [record.body for record in delivered(store, topic, queue_id)]
+
+
+def test_a_copy_says_what_it_is_a_copy_of(bench: Bench) -> None:
+    store, _ = opened(bench)
+    placed = store.append([delayed_message(b"first"), delayed_message(b"second")])
+    wait(bench.clock, 1.1)
+    assert [record.prepared_offset for record in delivered(store)] == [-1 - place for place, *_ in placed]
+
+
+@pytest.mark.parametrize("seconds", [0, 3, 3600])
+def test_what_was_delivered_after_the_offsets_were_written_is_not_delivered_again(bench: Bench, seconds: int) -> None:
+    store, delay = opened(bench)
+    store.append([delayed_message(b"one"), delayed_message(b"long", 2), delayed_message(b"two")])
+    wait(bench.clock, 1.1)
+    delay.persist()
+    other = delayed_message(b"other", 1, b"REAL_TOPIC\x01U\x02REAL_QID\x010")
+    store.append([delayed_message(b"three"), other, delayed_message(b"three again", 2)])
+    wait(bench.clock, 4.1)
+    bench.clock.advance(seconds)
+    store, _ = killed(bench)
+    store.append([delayed_message(b"new")])
+    wait(bench.clock, 9)
+    assert bodies(store) == [b"one", b"two", b"three", b"long", b"three again", b"new"]
+    assert bodies(store, "U", 0) == [b"other"]
+
+
+def test_offsets_that_are_lost_deliver_nothing_twice(bench: Bench) -> None:
+    store, _ = opened(bench)
+    store.append([delayed_message(b"%d" % number) for number in range(20)])
+    wait(bench.clock, 1.1)
+    (bench.root / "config" / "delayOffset.json").unlink(missing_ok=True)
+    for _ in range(2):
+        store, _ = killed(bench)
+        wait(bench.clock, 5)
+    assert bodies(store) == [b"%d" % number for number in range(20)]
+
+
+def test_a_master_whose_clock_is_behind_delivers_nothing_twice(bench: Bench) -> None:
+    store, _ = opened(bench)
+    store.append([delayed_message(b"one", 2)])
+    wait(bench.clock, 5.1)
+    former = bench.clock
+    bench.clock = Clock()
+    bench.clock.advance(former.seconds() - 3)
+    store, _ = killed(bench)
+    wait(bench.clock, 10)
+    assert bodies(store) == [b"one"]
+
+
+def test_copies_of_a_java_broker_which_do_not_say_so_are_delivered_again(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    store.append([delayed_message(b"one"), message("T", 3, b"one")])
+    store, _ = killed(bench)
+    wait(bench.clock, 2)
+    assert bodies(store) == [b"one", b"one"]
+
+
+def test_copies_beyond_the_bounds_are_looked_for_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_copies, "QUEUES_MAX", 2)
+    store, _ = opened(bench)
+    reals = [b"REAL_TOPIC\x01T\x02REAL_QID\x01%d" % number for number in range(5)] * 2
+    store.append([delayed_message(b"%d" % number, 1, real) for number, real in enumerate(reals)])
+    wait(bench.clock, 1.1)
+    store, _ = killed(bench)
+    wait(bench.clock, 5)
+    assert [bodies(store, "T", number) for number in range(5)] == [[b"%d" % n, b"%d" % (n + 5)] for n in range(5)]
 
 
 def test_a_stopped_service_delivers_nothing(bench: Bench) -> None:

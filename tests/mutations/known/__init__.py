@@ -2,6 +2,7 @@
 
 from tests.mutations.known import (
     broker,
+    copies,
     etcd,
     failover,
     kernel,
@@ -27,6 +28,7 @@ KNOWN = [
     *replication.MISTAKES,
     *failover.MISTAKES,
     *etcd.MISTAKES,
+    *copies.MISTAKES,
     *shards.MISTAKES,
     *slave_trust.MISTAKES,
     *kernel.MISTAKES,

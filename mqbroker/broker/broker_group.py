@@ -138,7 +138,8 @@ class BrokerGroup:
         self._file = file
         self._flushed = lambda: min(store.flushed, store.log_end)
         self._durable = self._flushed if self._is_flush_sync else (lambda: store.log_end)
-        self.store.open(file.load(EpochHistory.from_json) or EpochHistory(), lambda: store.log_end)
+        history = file.load(EpochHistory.from_json) or EpochHistory()
+        self.store.open(history, lambda: store.log_end, store.gaps())
         self._serves_epoch = 0
 
     def sync_note(self) -> None:
@@ -295,6 +296,8 @@ class BrokerGroup:
         store, role = self.store, self.member.role
         common, committed = self._history.common_end(raw.end, theirs, end), store.committed
         if store.why_not_whole:
+            if store.gaps:
+                raise StoreLost(f"this broker's store has gaps that nothing fills ({store.why_not_whole})")
             try:
                 await check()  # its epochs may not be those of its log
             except Diverged as error:

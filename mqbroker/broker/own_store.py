@@ -8,7 +8,7 @@ anything else is, until the broker has followed a master and has all that this o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import orjson
 from twisted.logger import Logger
@@ -19,6 +19,7 @@ from mqbroker.ha.group_keys import Conflict, GroupError, Identity
 from mqbroker.ha.member_note import MemberNote, NoteHeader
 from mqbroker.store.disk import IDisk
 from mqbroker.store.layout import StorePaths
+from mqbroker.store.logscan import Damage
 
 log = Logger()
 
@@ -43,6 +44,8 @@ class OwnStore:
         self._log_end: Callable[[], int] = lambda: 0
         self.history = EpochHistory()
         self.why_not_whole = ""
+        #: Ranges of the log that hold no record.
+        self.gaps: Sequence[Damage] = ()
         #: The log has all that was acknowledged, once it ends there: the master's did when they were compared.
         self.whole_at: int | None = None
         #: With the master that was compared last.
@@ -60,13 +63,17 @@ class OwnStore:
         if (not boot or found not in (boot, b"")) and not self._read_mark():
             self._mark(LOST_POWER)
 
-    def open(self, history: EpochHistory, log_end: Callable[[], int]) -> None:
-        """Called when the store is open: compare its log and its tables with its note."""
+    def open(self, history: EpochHistory, log_end: Callable[[], int], gaps: Sequence[Damage] = ()) -> None:
+        """Called when the store is open: compare its log and its tables with its note. `gaps`: ranges of the log that
+        were found to hold no record."""
         self.history, self._log_end, self.whole_at = history, log_end, None
         self.why_not_whole = self._read_mark()
         new = NoteHeader(self._group, self._randbytes(16), 0, self._replica_id, history.last, self._lease)
         note = self._note = MemberNote.open(self._disk, os.path.join(self._paths.root, "member"), new)
         why = self._why_changed(note, log_end())
+        self.gaps = gaps
+        if not why and gaps and not self.has_lost_power:
+            why = f"its log has no message from {gaps[0].start} to {gaps[0].end}: a file of it was damaged or set back"
         if why:
             self.lose(why)
         else:

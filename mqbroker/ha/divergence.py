@@ -39,11 +39,15 @@ class IComparedLog(Protocol):
     """What is compared of a slave's log."""
 
     @property
+    def start(self) -> int:
+        """Where the log begins."""
+
+    @property
     def end(self) -> int:
         """Where the log ends."""
 
     def last_record(self) -> tuple[int, bytes] | None:
-        """Offset and bytes of the last record; None without records. Raises OSError."""
+        """Offset and bytes of the last record; None without records, or where other bytes follow. Raises OSError."""
 
 
 class LogBounds(NamedTuple):
@@ -102,6 +106,11 @@ class LogComparison:
             self.check_begin(bounds[0])
         last = self._raw.last_record()
         if last is None:
+            if self._raw.end > self._raw.start:
+                raise Diverged(
+                    "this log ends with bytes that are no message: a file of it was damaged, or set back to an older "
+                    "copy; nothing is taken from the master. Start this broker with an empty store"
+                )
             return
         if not self.master_addr:
             if self._is_told():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -239,15 +239,27 @@ class MessageStore:
         return RawAppender(self._commit_log, self._log_flusher, self._dispatcher, self._find_last)
 
     def _find_last(self) -> tuple[int, int] | None:
-        """Offset and size of the last record of the log; None if it has none. May wait. Raises OSError."""
-        log, last = self._commit_log, None
+        """Offset and size of the last record of the log; None if it has none, or ends with what is no record. May wait.
+        Raises OSError."""
+        last = None
+        for found in self._scan_end():
+            if isinstance(found, Damage):
+                last = None
+            elif found.count:
+                last = found.last, found.end - found.last
+        return last
+
+    def _scan_end(self) -> Iterator[Run | Damage]:
+        log = self._commit_log
         queues = [queue for queue in self._queues if queue.max_offset > queue.min_offset]
         newest = max((queue.entry_from_disk(queue.max_offset - 1)[0] for queue in queues), default=log.min_offset)
         # Behind it are records that are in no queue, such as half messages.
-        for found in scan(log, max(newest, log.min_offset), log.end, sys.maxsize):
-            if isinstance(found, Run) and found.count:
-                last = found.last, found.end - found.last
-        return last
+        return scan(log, max(newest, log.min_offset), log.end, sys.maxsize)
+
+    def gaps(self) -> Sequence[Damage]:
+        """Ranges that are known to hold no record. The end of the log is looked at: a file that was set back to an
+        older copy has zeros there. May wait. Raises OSError."""
+        return [*self.corrupt_ranges, *(found for found in self._scan_end() if isinstance(found, Damage))]
 
     def settings_changed(self, settings: StoreSettings) -> None:
         """Apply changed retention and transfer limits of `settings`; other settings apply at the next start."""

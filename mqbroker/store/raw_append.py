@@ -45,6 +45,11 @@ class RawAppender:
         self.segment_bytes = log.segment_bytes
 
     @property
+    def start(self) -> int:
+        """Where the log begins."""
+        return self._log.min_offset
+
+    @property
     def end(self) -> int:
         """Where the log ends."""
         return self._log.end
@@ -64,7 +69,8 @@ class RawAppender:
         return self._flusher.durable(end)
 
     def last_record(self) -> tuple[int, bytes] | None:
-        """The offset and the bytes of the last record; None without records. May wait. Raises OSError."""
+        """The offset and the bytes of the last record; None without records, or where bytes follow that are none. May
+        wait. Raises OSError."""
         last = self._last or self._find_last()
         if last is None:
             return None

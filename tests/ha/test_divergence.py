@@ -22,6 +22,7 @@ class Log:
 
     end: int
     last: tuple[int, bytes] | None
+    start: int = 0
 
     def last_record(self) -> tuple[int, bytes] | None:
         return self.last
@@ -67,6 +68,12 @@ def test_nothing_to_compare_or_nobody_to_ask(log: Log, address: str) -> None:
     master = Master(b"other")
     compare(log, master, address)
     assert master.asked == []
+
+
+def test_a_log_that_ends_with_what_is_no_record_is_not_continued() -> None:
+    with pytest.raises(Diverged, match="this log ends with bytes that are no message"):
+        compare(Log(1006, None, start=1000), Master(b"record"))
+    compare(Log(1000, None, start=1000), Master(b"record"))  # it has just begun there
 
 
 def test_a_master_that_name_servers_have_not_told_of_yet_is_not_followed() -> None:

@@ -62,6 +62,27 @@ MISTAKES = [
         ("tests/broker/service/test_slave_removals.py",),
     ),
     Mutation(
+        "trust a log that ends with zeros",
+        "store/message_store.py",
+        "return [*self.corrupt_ranges, *(found for found in self._scan_end() if isinstance(found, Damage))]",
+        "return self.corrupt_ranges",
+        ("tests/broker/service/test_group_runs.py::test_what_once_failed",),
+    ),
+    Mutation(
+        "fill a store up that has gaps",
+        "broker/broker_group.py",
+        "            if store.gaps:\n",
+        "            if False:\n",
+        ("tests/broker/service/test_group_runs.py::test_what_once_failed",),
+    ),
+    Mutation(
+        "go on behind what is no record",
+        "ha/divergence.py",
+        "            if self._raw.end > self._raw.start:\n",
+        "            if False:\n",
+        ("tests/ha/test_divergence.py",),
+    ),
+    Mutation(
         "copy a small piece of a master's log to pages that may have left memory",
         "store/commitlog.py",
         "        if stop > self._readied_to or now >= self._readied_until:\n",

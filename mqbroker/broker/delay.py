@@ -96,8 +96,8 @@ class DelayService:
         self._unchecked = set[int]()
 
     def start(self) -> None:
+        self._store.dispatch_now()  # before: what arrives sets the timers of levels that run
         self._running = True
-        self._store.dispatch_now()
         levels = len(self._delays_ms)
         former = sorted(
             schedule_level(queue_id)

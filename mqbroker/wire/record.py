@@ -50,7 +50,9 @@ HEAD_FIELDS = (
     Field("store_host", "8s", "20 bytes where it is IPv6"),
     Field("reconsume_times", "i", "how often a consumer sent it back"),
     Field(
-        "prepared_offset", "q", "of the half message that was committed; -1 - n for the copy of a delayed message at n"
+        "prepared_offset",
+        "q",
+        "of the half message that was committed; -1 - n for a delayed or half message stored again",
     ),
     Field("body_size", "i", "the body follows"),
 )

@@ -163,6 +163,16 @@ def test_what_was_delivered_after_the_offsets_were_written_is_not_delivered_agai
     assert bodies(store, "U", 0) == [b"other"]
 
 
+def test_what_was_appended_just_before_the_start_comes_once(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    delay = service(bench, store)
+    store.append([delayed_message(b"one")])
+    delay.start()
+    wait(bench.clock, 3)
+    assert bodies(store) == [b"one"]
+
+
 def test_offsets_that_are_lost_deliver_nothing_twice(bench: Bench) -> None:
     store, _ = opened(bench)
     store.append([delayed_message(b"%d" % number) for number in range(20)])

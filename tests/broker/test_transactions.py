@@ -9,12 +9,23 @@ from typing import Any
 import pytest
 
 from mqbroker.broker.requests import end_transaction
+from mqbroker.broker.transactions.half_message import committed, put_back
 from mqbroker.errors import RecordTooLarge, StoreError, StoreUnwritable
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG
-from mqbroker.wire.record import NewMessage, encode_host
+from mqbroker.wire.record import NewMessage, RawRecord, decode_raw, encode_host
 from tests.broker.bench import HOST, STORE_HOST, Bench
-from tests.broker.transacting import COMMIT, HALF, OP, ROLLBACK, UNKNOWN, Transactor, bodies, end_command
+from tests.broker.transacting import (
+    COMMIT,
+    HALF,
+    OP,
+    ROLLBACK,
+    UNKNOWN,
+    Transactor,
+    bodies,
+    end_command,
+    round_of_checks,
+)
 from tests.fakes import SteppedWorker
 from tests.remoting.logs import log_kept
 from tests.store.harness import now
@@ -310,6 +321,73 @@ def test_what_was_settled_before_a_restart_is_settled_after_it(
     producer.commit(second)
     assert bodies(bench, "T", 1) == [b"plain", b"first", b"second"]
     assert bench.parts.half_queue.settled.progress == 2
+
+
+def raw_half(bench: Bench, offset: int) -> RawRecord:
+    bench.store.dispatch_now()
+    return decode_raw(b"".join(now(bench.store).get(HALF, 0, offset, 1).pieces))
+
+
+@pytest.mark.parametrize("delay", ["", "3"])
+def test_a_committed_message_without_its_op_message_is_not_stored_again(
+    bench: Bench, producer: Transactor, restart: Callable[..., Bench], delay: str
+) -> None:
+    """As where a log was cut, or a replica was elected, between the two."""
+    halves = [producer.half(b"%d" % n, properties={"DELAY": delay} if delay else {}) for n in range(3)]
+    topic, queue_id = ("SCHEDULE_TOPIC_XXXX", 2) if delay else ("T", 1)
+    stored = bodies(bench, topic, queue_id)
+    bench.store.append([committed(raw_half(bench, 1), 18)])
+    bench = restart()
+    producer = Transactor(bench)
+    producer.beat()
+    assert [record.body for record in bench.records(OP)] == [b"1"]
+    bench.parts.checks.start()
+    round_of_checks(bench)
+    assert [record.body for _, record in producer.asked()] == [b"0", b"2"]
+    assert [producer.commit(half).code for half in halves] == [ResponseCode.SUCCESS] * 3
+    assert bodies(bench, topic, queue_id) == [*stored, b"1", b"0", b"2"]
+
+
+def test_a_half_message_that_was_put_back_without_its_op_message_is_open_once(
+    bench: Bench, producer: Transactor, restart: Callable[..., Bench]
+) -> None:
+    half = producer.half(b"one")
+    (record,) = bench.records(HALF)
+    bench.store.append([put_back(record, record.properties)])
+    bench = restart()
+    producer = Transactor(bench)
+    assert [record.body for record in bench.records(OP)] == [b"0"]
+    assert producer.commit(half).code == ResponseCode.SUCCESS
+    assert producer.commit(half).code == ResponseCode.SUCCESS
+    assert bodies(bench, "T", 1) == [b"plain", b"one"]
+    assert bench.parts.half_queue.settled.progress == 2
+    bench = restart()
+    assert [record.body for record in bench.records(OP)] == [b"0", b"1"]
+
+
+def test_a_message_committed_where_its_half_message_was_before_is_not_stored_again(
+    bench: Bench, producer: Transactor, restart: Callable[..., Bench]
+) -> None:
+    producer.half(b"one")
+    raw = raw_half(bench, 0)
+    (record,) = bench.records(HALF)
+    bench.parts.half_queue.put_back({0: put_back(record, record.properties)})
+    bench.store.append([committed(raw, 18)])
+    bench = restart()
+    assert [record.body for record in bench.records(OP)] == [b"0", b"1"]
+    assert bodies(bench, "T", 1) == [b"plain", b"one"]
+
+
+def test_a_message_that_only_claims_to_be_committed_settles_nothing(
+    bench: Bench, restart: Callable[..., Bench]
+) -> None:
+    """The half message at offset 0 of the log, and a message with the flag of a committed one, as anybody can send."""
+    producer = Transactor(bench)
+    producer.half(b"first")
+    assert bench.records(HALF)[0].physical_offset == 0
+    bench.client().send(queue_id=1, body=b"claims", sys_flag=8)
+    bench = restart()
+    assert bench.records(OP) == []
 
 
 def test_progress_is_kept_as_the_java_broker_keeps_it(bench: Bench, producer: Transactor) -> None:

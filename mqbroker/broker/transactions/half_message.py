@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from mqbroker.broker.stored_copies import origin
 from mqbroker.broker.system_topics import NoRealTarget, real_target, real_target_of, schedule_queue, stored_again
 from mqbroker.wire.bounded_cache import BoundedCache
 from mqbroker.wire.codes import (
@@ -108,7 +109,8 @@ def _again(record: Record, topic: bytes, properties: Mapping[str, str]) -> NewMe
     # Without where it stood while it waited.
     kept = {name: properties[name] for name in properties if name != Prop.INNER_MULTI_QUEUE_OFFSET}
     sys_flag = record.sys_flag & ~SysFlag.TRANSACTION_MASK
-    return stored_again(record, topic, QUEUE_ID, reencode_properties(kept), sys_flag=sys_flag)
+    former = origin(record.physical_offset)
+    return stored_again(record, topic, QUEUE_ID, reencode_properties(kept), sys_flag=sys_flag, prepared_offset=former)
 
 
 def real_topics(record: Record) -> list[str]:

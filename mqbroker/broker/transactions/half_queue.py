@@ -2,7 +2,8 @@
 
 After a start the settled ones are read from the op queue, in turns; callers wait for that. The progress of the two
 queues is stored as by the Java broker: as offsets of the group CID_RMQ_SYS_TRANS, which are never ahead of what is
-synced.
+synced. A kill or an election may leave the committed message of a half message, or its copy that was put back, without
+the op message that follows it: that one is stored then.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ from collections.abc import Mapping, Sequence
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.offset_table import OffsetTable
+from mqbroker.broker.stored_copies import origin, read_queue
+from mqbroker.broker.system_topics import NoRealTarget, real_target_of
 from mqbroker.broker.transactions.half_message import QUEUE_ID, settled_by, settlement
 from mqbroker.errors import StoreError
 from mqbroker.store.dispatch_queue import Appended
 from mqbroker.store.get_message_result import GetMessageStatus
 from mqbroker.store.message_store import MessageStore
-from mqbroker.wire.codes import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
-from mqbroker.wire.record import BadRecord, NewMessage, Record, decode_record
+from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, Prop, SysFlag
+from mqbroker.wire.record import BadRecord, NewMessage, RawRecord, Record, decode_record
 
 log = Logger()
 
@@ -32,7 +36,12 @@ log = Logger()
 SPAN_MAX = 64 * 1024 * 1024
 #: Half messages that were put back and whose new offset is remembered.
 MOVES_MAX = 100_000
+#: Open half messages for whose committed messages a start looks, and how many of the last messages of a queue may be
+#: such: our brokers store an op message right behind, Java's a few of other threads' messages later.
+OPEN_MAX = 100_000
+TAIL_MESSAGES = 256
 _TRIM_MIN = 64 * 1024
+_HALF = TRANS_HALF_TOPIC.encode()
 GROUP = "CID_RMQ_SYS_TRANS"
 #: Messages per read; reads of resident messages per turn of a start.
 READ_MAX = 32
@@ -152,6 +161,16 @@ class SettledState:
         self._op_at = at
 
 
+def _copied(record: RawRecord) -> int:
+    """The physical offset of the half message of which a record is the committed message, or was put back; -1 if it is
+    neither. What a producer sends has 0 there, whatever its flags."""
+    offset = record.prepared_offset
+    if record.topic == _HALF:
+        return origin(offset)
+    is_committed = record.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_COMMIT
+    return offset if is_committed and offset > 0 else -1
+
+
 class HalfQueue:
     """Tracks which half messages are settled, and settles them."""
 
@@ -219,6 +238,8 @@ class HalfQueue:
         """One turn of reading."""
         try:
             is_over = await self._read_entries()
+            if is_over and not self._is_stopped:
+                await self._settle_copied()
         except StoreError as error:
             if not self._is_stopped:
                 log.error("the op queue of transactions cannot be read yet: {why}", why=str(error))
@@ -247,6 +268,55 @@ class HalfQueue:
                 self.settled.settle(offset if offset < high else -1, record.queue_offset)
             self.settled.settle(-1, after - 1)  # if the last of them was no message
         return False
+
+    async def _settle_copied(self) -> None:
+        """Store the op messages that are missing. Raises StoreError."""
+        open_ones, queues = await self._find_open()
+        found: dict[int, None] = {}
+        for topic, queue_id in queues if open_ones else ():
+            low, high = self._store.bounds(topic, queue_id) or (0, 0)
+            begin = max(low, high - TAIL_MESSAGES)
+            async for record in read_queue(self._store, self._clock, topic, queue_id, begin):
+                offset = open_ones.get(_copied(record))
+                if offset is None or (topic == TRANS_HALF_TOPIC and offset == record.queue_offset):
+                    continue
+                found[offset] = None
+                if topic == TRANS_HALF_TOPIC:
+                    self.settled.move(offset, record.queue_offset)
+        if found and not self._is_stopped:
+            log.info("half messages that had been ended, but were not marked so: {n}; they are now", n=len(found))
+            self.settle(found)
+
+    async def _find_open(self) -> tuple[dict[int, int], set[tuple[str, int]]]:
+        """The queue offsets of open half messages by their physical ones, and by those that they had before they were
+        put back; and the queues in which copies of them would be. Raises StoreError."""
+        settled, end = self.settled, self._store.max_offset(TRANS_HALF_TOPIC, QUEUE_ID)
+        open_ones: dict[int, int] = {}
+        queues = {(TRANS_HALF_TOPIC, QUEUE_ID)}
+        at, reads = settled.next_open(settled.progress), 0
+        while at < end and not self._is_stopped:
+            records, after = await self.read(TRANS_HALF_TOPIC, at)
+            if after <= at:
+                break
+            for record in records:
+                if settled.is_settled(record.queue_offset):
+                    continue
+                open_ones[record.physical_offset] = record.queue_offset
+                if record.prepared_offset < 0:
+                    open_ones.setdefault(origin(record.prepared_offset), record.queue_offset)
+                try:
+                    topic, queue_id = real_target_of(record)
+                except NoRealTarget:
+                    continue
+                if Prop.DELAY_TIME_LEVEL in record.properties:
+                    queues.update(name for name in self._store.queues_by_name if name[0] == SCHEDULE_TOPIC)
+                queues.add((topic.decode(), queue_id))
+            while len(open_ones) > OPEN_MAX:
+                del open_ones[next(iter(open_ones))]
+            at, reads = settled.next_open(after), reads + 1
+            if reads % _TURN_READS == 0:
+                await deferLater(self._clock, 0)
+        return open_ones, queues
 
     async def read(self, topic: str, offset: int) -> tuple[list[Record], int]:
         """Messages at or after `offset` of one of the two queues, and the next offset: `offset` if there are no more.

@@ -2,6 +2,7 @@
 
 from tests.mutations.mutation import Mutation
 
+_TRANSACTIONS = "tests/broker/test_transactions.py"
 _DELAY = "tests/broker/test_delay.py"
 
 MISTAKES = [
@@ -32,5 +33,26 @@ MISTAKES = [
         "since_ms > self._copied_until_ms",
         "since_ms > self._copied_until_ms - SKEW_MS",
         (_DELAY,),
+    ),
+    Mutation(
+        "store a committed message again whose op message is missing",
+        "broker/transactions/half_queue.py",
+        "                await self._settle_copied()\n",
+        "                pass\n",
+        (_TRANSACTIONS,),
+    ),
+    Mutation(
+        "believe the flags of a message that a producer sent",
+        "broker/transactions/half_queue.py",
+        "return offset if is_committed and offset > 0 else -1",
+        "return offset if is_committed else -1",
+        (_TRANSACTIONS,),
+    ),
+    Mutation(
+        "forget where a half message was before it was put back",
+        "broker/transactions/half_message.py",
+        "    former = origin(record.physical_offset)\n",
+        "    former = 0\n",
+        (_TRANSACTIONS,),
     ),
 ]

@@ -20,7 +20,7 @@ from tests.sources import ROOT
 #: ``--push``: the files that changed within these seconds before the last commit, and a part of all the others.
 PUSH_SECONDS = 12 * 3600
 ROTATION = 10
-#: About as many of changed files, in rotation, too: a push that changes all would take an hour.
+#: About as many in all, those of changed files in rotation, too: a push that changes all would take an hour.
 PUSH_MAX = 60
 
 
@@ -52,8 +52,8 @@ def choose(arguments: argparse.Namespace) -> list[Mutation]:
     if arguments.push:
         changed, turn = changed_files(), int(git("rev-list", "--count", "HEAD")[0])
         of_changed = [mutation for mutation in chosen if mutation.file in changed]
-        parts = math.ceil(len(of_changed) / PUSH_MAX) or 1
         others = part_of((mutation for mutation in chosen if mutation.file not in changed), turn, ROTATION)
+        parts = math.ceil(len(of_changed) / max(1, PUSH_MAX - len(others))) or 1
         mutations = part_of(of_changed, turn, parts) + others
         of_changed_files = "all" if parts == 1 else f"one in {parts}"
         print(

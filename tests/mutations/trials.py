@@ -174,8 +174,11 @@ def see_them_pass(chosen: Sequence[Mutation], sources: Path) -> None:
         tests = dict.fromkeys(t for m in chosen if m.with_compiled is with_compiled for t in m.tests)
         if not tests:
             continue
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "auto", "--dist", "loadfile", *tests]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "auto", "--dist", "loadfile"]
+        command += ["--no-loadscope-reorder", *tests]
         environment = os.environ | {"PYTHONPATH": str(sources), "MQBROKER_KERNEL": "on" if with_compiled else "off"}
+        # What is compiled here goes into each copy.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         done = subprocess.run(command, cwd=sources, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"without any mistake the tests fail\n{done.stdout[-3000:]}{done.stderr[-2000:]}")

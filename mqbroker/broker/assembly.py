@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 from mqbroker.access.accounts import IAccessControl, NoAccessControl
 from mqbroker.access.acl_files import WATCH_SECONDS, AclFiles
 from mqbroker.access.guard import Guard
-from mqbroker.broker.broker_slave import refuse_changes
+from mqbroker.broker.broker_slave import only_while_certain, refuse_changes
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.client_registry import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService
@@ -56,9 +56,9 @@ from mqbroker.broker.topic_repair import TopicRepair
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.broker.transactions.transaction_checks import TransactionChecks
-from mqbroker.config import BrokerRole, BrokerSettings
+from mqbroker.config import BelowInSync, BrokerRole, BrokerSettings
 from mqbroker.filter.bloom import BloomFilter
-from mqbroker.ha.acknowledgements import Acknowledgements, CountQuorum, IQuorum
+from mqbroker.ha.acknowledgements import Acknowledgements, ConfirmedEnd, CountQuorum, IQuorum
 from mqbroker.ha.master import Slaves
 from mqbroker.ha.slave import SlaveService
 from mqbroker.remoting.connection import RemotingProtocol
@@ -83,11 +83,13 @@ STATS_SECONDS = 1.0
 class Replication:
     """What a broker does beside others. `follower`: a slave's link to its master; None on a master. `make_quorum`: says
     which slaves a SYNC_MASTER waits for; None for as many as inSyncReplicas says. `group_info`: what the runtime
-    information says of the broker's group."""
+    information says of the broker's group. `is_certain`: whether the master of a group is it for certain; None of other
+    brokers."""
 
     follower: SlaveService | None = None
     make_quorum: Callable[[Slaves], IQuorum] | None = None
     group_info: Callable[[], dict[str, str]] = dict
+    is_certain: Callable[[], bool] | None = None
 
 
 class Assembly:
@@ -139,10 +141,7 @@ class Assembly:
         self.slaves = Slaves(store.raw_log)
         self.acknowledgements: Acknowledgements | None = None
         if settings.store.broker_role is BrokerRole.SYNC_MASTER:
-            behind_max, count = settings.ha_slave_fallbehind_max, settings.in_sync_replicas - 1
-            make_quorum = replication.make_quorum or (lambda slaves: CountQuorum(slaves, behind_max, count))
-            timeout_s = settings.store.sync_flush_timeout_ms / 1000
-            self.acknowledgements = Acknowledgements(self.slaves, make_quorum(self.slaves), self._steady, timeout_s)
+            self.acknowledgements = self._make_acknowledgements(replication)
         delays_ms = parse_delay_levels(settings.store.message_delay_level)
         self.delay = DelayService(store, open_file("delayOffset.json"), clock, delays_ms, self.stats)
         self.half_queue = HalfQueue(store, self.offsets, clock, store_host, self.stats)
@@ -167,6 +166,20 @@ class Assembly:
         self._serve_others(table, clock, store_host, save_settings)
         if replication.follower is not None:
             refuse_changes(table)
+        if replication.is_certain is not None:
+            only_while_certain(table, replication.is_certain)
+
+    def _make_acknowledgements(self, replication: Replication) -> Acknowledgements:
+        settings, slaves, store = self.settings, self.slaves, self._store
+        behind_max, count = settings.ha_slave_fallbehind_max, settings.in_sync_replicas - 1
+        make_quorum = replication.make_quorum or (lambda slaves: CountQuorum(slaves, behind_max, count))
+        quorum = make_quorum(slaves)
+        if settings.confirmed_reads_enable and replication.make_quorum is None:
+            confirmed = ConfirmedEnd(slaves, quorum, store.limit_moved)
+            store.show_below(lambda: confirmed.end)
+        timeout_s, below = settings.store.sync_flush_timeout_ms / 1000, settings.sends_below_in_sync
+        refuses = below is BelowInSync.REFUSE or (below is BelowInSync.AUTO and bool(settings.etcd_endpoints))
+        return Acknowledgements(slaves, quorum, self._steady, timeout_s, refuses=refuses)
 
     def _serve_messages(self, table: HandlerTable, clock: IReactorTime, rng: Random, store_host: bytes) -> None:
         """Register the handlers of requests that carry messages."""
@@ -192,6 +205,7 @@ class Assembly:
             self.stats.gets,
             moved,
             self._replication.follower is not None,
+            self._replication.is_certain,
         )
         table.register_batch(RequestCode.PULL_MESSAGE, pull.pull, PULLS_AT_ONCE_MAX)
         plans = PullPlans(self.topics, self.groups, self.consumers, live)
@@ -200,7 +214,7 @@ class Assembly:
         table.register_batch(RequestCode.END_TRANSACTION, transactions.end)
         for family in (
             transactions,
-            SendBackRequests(store, self.topics, self.groups, live, rng, self.stats, rights),
+            SendBackRequests(store, self.topics, self.groups, live, rng, self.stats, rights, self.send.why_refused),
             ReplyRequests(store, self.rules, self.producers, live, clock, decode_host(store_host)),
             MessageRequests(store, live, rights),
         ):

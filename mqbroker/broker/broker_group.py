@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from mqbroker.broker.broker_slave import NOT_CERTAIN
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.own_store import OwnStore
 from mqbroker.config import BrokerRole, BrokerSettings, FlushDiskType
@@ -86,6 +87,7 @@ class BrokerGroup:
         self._durable: Callable[[], int] = lambda: 0
         self._flushed: Callable[[], int] = lambda: 0
         self._log_min: Callable[[], int] = lambda: 0
+        self._limit_moved: Callable[[], None] = lambda: None
         self._file: JsonFile | None = None
         self._in_sync: InSyncSet | None = None
         #: The epoch as whose master the broker runs; 0 for a replica.
@@ -176,6 +178,10 @@ class BrokerGroup:
             lag_s=settings.ha_max_time_slave_not_catchup_ms / 1000,
         )
         epoch = self._serves_epoch
+        # Of what lies above the commit point this broker does not know yet whether the others have it; they may be
+        # elected, unless it is the only one.
+        is_only = role.in_sync <= {self.replica_id}
+        confirmed = slaves.log.end if is_only else min(slaves.log.end, self.store.committed)
         made = self._in_sync = InSyncSet(
             slaves,
             self._clock,
@@ -183,7 +189,7 @@ class BrokerGroup:
             limits,
             self.replica_id,
             role.in_sync,
-            slaves.log.end,
+            confirmed,
             lambda: self.member.is_master and self.member.role.epoch == epoch,
             self.member.propose,
         )
@@ -207,13 +213,23 @@ class BrokerGroup:
             self.member.on_in_sync = None
             in_sync.stop()
 
+    def is_certain(self) -> bool:
+        """Whether this broker is certain to be the master still, as which it runs. Hot."""
+        return self.member.is_master and self.member.role.epoch == self._serves_epoch
+
     def settle(self, store: MessageStore, offsets: OffsetTable) -> None:
-        """Keep what refers to the log from being ahead of what stays of it."""
+        """Keep readers, and what refers to the log, from being ahead of what stays of it. Called before the store
+        starts. Raises OSError."""
         if self._serves_epoch and self._in_sync is not None:
             in_sync = self._in_sync
             store.replicated = lambda: in_sync.confirmed
+            store.show_below(store.replicated)
+            in_sync.on_confirmed.append(store.limit_moved)
+            store.why_not_append = lambda: "" if self.is_certain() else NOT_CERTAIN
         elif not self._serves_epoch:
-            offsets.lower_to(store.max_offset)
+            offsets.lower_to(store.next_offset)
+            store.show_below(lambda: self.store.committed if self.store.is_open else 0)
+            self._limit_moved = store.limit_moved
 
     def answer(self, greeting: Greeting, log_end: int) -> Deferred[bytes]:
         """See `IGroup`."""
@@ -249,6 +265,7 @@ class BrokerGroup:
     def progressed(self, committed: int, reported: int) -> None:
         """Called with the master's commit point, and with up to where this broker reports the log."""
         self.store.moved(min(committed, reported), reported)
+        self._limit_moved()
 
     async def compare(self, connection: MasterConnection, raw: ISlaveLog, check: Callable[[], Awaitable[None]]) -> None:
         """Agree with the master on the history of the log. Raises Diverged, MQError, OSError.

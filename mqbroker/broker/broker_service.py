@@ -244,12 +244,12 @@ class BrokerService(Service):
         FastFailure(self._turns(), parts.live).watch(table)
         self._stops += parts.saves()
         factory.on_event = parts.connection_event
-        store.start()
+        self._start_store(store, parts)
         self._stops += [parts.delay.stop, parts.consumers.stop]
         if follower is None:
-            parts.delay.start()
-            for part in (parts.topic_repair, parts.half_queue, parts.checks):
-                part.start()
+            parts.topic_repair.start()
+            for part in (parts.delay, parts.half_queue, parts.checks):
+                store.when_shown(part.start)
             self._stops += [parts.half_queue.stop, parts.checks.stop]
         for seconds, action in parts.periodic():
             self._every(seconds, action)
@@ -275,6 +275,11 @@ class BrokerService(Service):
             self._follow_master(store, parts, follower)
         self._take_part(store, parts)
 
+    def _start_store(self, store: MessageStore, parts: Assembly) -> None:
+        if self._group is not None:
+            self._group.settle(store, parts.offsets)
+        store.start()
+
     async def _own_address(self, listening: ListeningService, worker: IWorker) -> str:
         settings = self.settings
         if is_ip(settings.broker_ip1):
@@ -289,7 +294,10 @@ class BrokerService(Service):
         if group is None:
             return Replication(follower=service)
         self._stops.append(group.end_epoch)
-        return Replication(follower=service, make_quorum=group.make_in_sync, group_info=group.info)
+        is_certain = group.is_certain if follower is None else None
+        return Replication(
+            follower=service, make_quorum=group.make_in_sync, group_info=group.info, is_certain=is_certain
+        )
 
     async def _take_role(self, store: MessageStore, worker: IWorker) -> BrokerSettings:
         """The settings; in a group, of the role that the broker has now, and of a master the epoch is noted."""
@@ -334,7 +342,6 @@ class BrokerService(Service):
         group = self._group
         if group is None:
             return
-        group.settle(store, parts.offsets)
         if not group.member.running:
             address = join_address(self.settings.broker_ip1, self.port)
             group.member.join(address, join_address(self.settings.broker_ip2, self.settings.ha_listen_port))

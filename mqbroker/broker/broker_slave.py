@@ -22,6 +22,7 @@ from mqbroker.ha.slave import SlaveService
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.requests import codes_where
 
 log = Logger()
 
@@ -148,6 +149,38 @@ class BrokerSlave:
             log.warn("master {address} is not followed: {why}", address=status.address, why=status.why_not)
         elif status.behind is not None:
             log.info("master {address} is {n} bytes ahead", address=status.address, n=status.behind)
+
+
+#: Why the master of a group does nothing for now.
+NOT_CERTAIN = "this broker may not be the master any more: its lease in etcd has run out"
+#: What changes something, but is the broker's own, or outlives no connection.
+_OWN = frozenset(
+    {
+        RequestCode.HEART_BEAT,
+        RequestCode.UNREGISTER_CLIENT,
+        RequestCode.UNLOCK_BATCH_MQ,
+        RequestCode.UPDATE_BROKER_CONFIG,
+        RequestCode.UPDATE_AND_CREATE_ACL_CONFIG,
+        RequestCode.DELETE_ACL_CONFIG,
+        RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
+        RequestCode.DELETE_EXPIRED_COMMITLOG,
+        RequestCode.QUERY_DATA_VERSION,
+    }
+)
+#: What tells consumers where to begin.
+_PLACES = (
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.GET_MAX_OFFSET,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+)
+
+
+def only_while_certain(table: HandlerTable, is_certain: Callable[[], bool]) -> None:
+    """Refuse what a group's master alone may do while another may be elected, as after a pause of this process. Pulls
+    are held meanwhile (`PullRequests`). With this code producers send elsewhere, and consumers ask again."""
+    why = Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now. {NOT_CERTAIN}")
+    changes = set(codes_where(lambda request: not request.read_only and not request.to_clients)) - _OWN
+    table.serve_only_while(is_certain, sorted(changes.union(_PLACES)), why)
 
 
 def refuse_changes(table: HandlerTable) -> None:

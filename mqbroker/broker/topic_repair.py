@@ -66,7 +66,8 @@ class TopicRepair:
                 consumed = self._offsets.query(topic.removeprefix(RETRY_PREFIX), topic, queue_id) or 0
             else:
                 continue
-            begin, end = self._store.bounds(topic, queue_id) or (0, 0)
+            # Also those that readers do not see yet.
+            begin, end = self._store.min_offset(topic, queue_id), self._store.next_offset(topic, queue_id)
             count = end - max(begin, consumed)
             if count > 0:
                 last[topic] = max(queue_id, last.get(topic, 0))

@@ -3,6 +3,7 @@
 from mqbroker.config.conf_file import Given, read_conf
 from mqbroker.config.load import load_broker_settings, load_namesrv_settings, show_settings
 from mqbroker.config.settings import (
+    BelowInSync,
     BrokerRole,
     BrokerSettings,
     ClientAuth,
@@ -18,6 +19,7 @@ from mqbroker.config.settings import (
 from mqbroker.config.system import Host
 
 __all__ = [
+    "BelowInSync",
     "BrokerRole",
     "BrokerSettings",
     "ClientAuth",

@@ -132,6 +132,15 @@ class FlushDiskType(StrEnum):
     ASYNC_FLUSH = "ASYNC_FLUSH"
 
 
+class BelowInSync(StrEnum):
+    """What is done with messages for which too few brokers are in sync: AUTO refuses them in a group that elects its
+    master, and stores them in a pair."""
+
+    AUTO = "AUTO"
+    REFUSE = "REFUSE"
+    APPEND = "APPEND"
+
+
 class LogLevel(StrEnum):
     """Minimum level of log lines."""
 
@@ -298,6 +307,10 @@ class BrokerSettings:
     etcd_cert_file: str = text("", parse_optional_path)
     etcd_key_file: str = text("", parse_optional_path)
     min_in_sync_replicas: int = whole(2, 1, 64)
+    #: Whether messages are stored for which too few brokers are in sync.
+    sends_below_in_sync: BelowInSync = text(BelowInSync.AUTO, one_of(BelowInSync))
+    #: Whether consumers get what enough brokers have alone; those of a group's master always do.
+    confirmed_reads_enable: bool = boolean(False)
     replication_factor: int = whole(3, 1, 64)
     ha_max_time_slave_not_catchup_ms: int = long(3000, 500, unit="ms")
     unclean_election_enable: bool = boolean(False)

@@ -7,6 +7,7 @@ Source of the conditions: CommitLog.submitReplicaRequest and HAService.isSlaveOK
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -61,11 +62,35 @@ class CountQuorum:
         return self._slaves.confirm(begin, end, self._count)
 
 
-class Acknowledgements:
-    """Waits for acknowledgements of slaves, for at most `timeout_s` (syncFlushTimeout)."""
+class ConfirmedEnd:
+    """Up to where enough slaves have had the log. It never goes back, and begins where the log ends: what stands there
+    at a start may have been read before.
 
-    def __init__(self, slaves: Slaves, quorum: IQuorum, clock: IReactorTime, timeout_s: float) -> None:
-        self._quorum = quorum
+    :param on_move: called when `end` has grown.
+    """
+
+    def __init__(self, slaves: Slaves, quorum: IQuorum, on_move: Callable[[], None]) -> None:
+        self.end = slaves.log.end
+        self._quorum, self._on_move = quorum, on_move
+        slaves.on_acknowledged.append(self._look)
+
+    def _look(self) -> None:
+        reached = self._quorum.reached()
+        if reached > self.end:
+            self.end = reached
+            self._on_move()
+
+
+class Acknowledgements:
+    """Waits for acknowledgements of slaves, for at most `timeout_s` (syncFlushTimeout).
+
+    :param refuses: whether messages are refused for which too few slaves are there.
+    """
+
+    def __init__(
+        self, slaves: Slaves, quorum: IQuorum, clock: IReactorTime, timeout_s: float, *, refuses: bool = False
+    ) -> None:
+        self._slaves, self._quorum, self._refuses = slaves, quorum, refuses
         self._clock = clock
         self._timeout_s = timeout_s
         #: (begin, end, deadline, waiter), in order of time, and so of `end`.
@@ -88,6 +113,13 @@ class Acknowledgements:
         if self._timeout_call is None:
             self._timeout_call = self._clock.callLater(self._timeout_s, self._give_up)
         return waiter
+
+    @property
+    def why_refused(self) -> str:
+        """Why a message must not even be appended; empty if it may be. Hot."""
+        if not self._refuses or self._quorum.is_near(self._slaves.log.end):
+            return ""
+        return "too few replicas are in sync to keep the message: it was not stored"
 
     def stop(self) -> None:
         """Fail all waiters."""

@@ -40,7 +40,7 @@ class InSyncSet:
     :param steady: seconds of a clock that is never set: that of `slaves`.
     :param me: this broker's id.
     :param members: the members when the epoch began.
-    :param epoch_start: where the log ended then.
+    :param confirmed: the commit point then: all members have the log below.
     :param is_master: whether the lease is held: else nothing is confirmed.
     :param propose: writes the set and the commit point to etcd; fires whether they stand there now, and fails where
         that is not known.
@@ -54,7 +54,7 @@ class InSyncSet:
         settings: InSyncSettings,
         me: int,
         members: frozenset[int],
-        epoch_start: int,
+        confirmed: int,
         is_master: Callable[[], bool],
         propose: Callable[[frozenset[int], int], Awaitable[bool]],
     ) -> None:
@@ -65,7 +65,7 @@ class InSyncSet:
         self._possible: frozenset[int] = frozenset()
         #: Replicas that are about to be taken in.
         self._joining: frozenset[int] = frozenset()
-        self._acknowledged = dict.fromkeys(members, epoch_start)
+        self._acknowledged = dict.fromkeys(members, confirmed)
         #: The replicas that have said in this epoch what they have: at its beginning they may lack the log's end.
         self._reported: set[int] = set()
         #: When each member was last connected, and the time up to which it has the log.
@@ -73,7 +73,9 @@ class InSyncSet:
         self._close_at = dict(self._seen_at)
         #: Up to where this broker's log stays whatever happens, as far as it promises that.
         self.durable: Callable[[], int] = lambda: slaves.log.end
-        self._confirmed = epoch_start
+        self._confirmed = self._told = confirmed
+        #: Called when `confirmed` has grown, before sends that waited for that are answered.
+        self.on_confirmed: list[Callable[[], None]] = []
         #: Nobody of the group may cut its log below: what was acknowledged is there.
         self.committed = 0
         #: Called when that has grown.
@@ -97,10 +99,13 @@ class InSyncSet:
 
     @property
     def confirmed(self) -> int:
-        """Whoever is elected has the log below this offset."""
+        """Whoever is elected has the log below this offset. Of a set of one broker it is where the log ends."""
+        self._confirmed = max(self._confirmed, self.reached())
         return self._confirmed
 
     def is_near(self, end: int) -> bool:
+        if self._following < self._settings.min_replicas:  # one may have come back since
+            self._following = len(self._kept())
         return min(len(self.members), self._following) >= self._settings.min_replicas
 
     def reached(self) -> int:
@@ -128,7 +133,10 @@ class InSyncSet:
             self._reported.add(replica)
             self._seen_at[replica] = now
             self._close_at[replica] = max(link.caught_up_at, self._close_at.get(replica, 0.0))
-        self._confirmed = max(self._confirmed, self.reached())
+        if self.confirmed > self._told:
+            self._told = self._confirmed
+            for listener in self.on_confirmed:
+                listener()
         if self._confirmed > self.committed:
             self._commit()
 

@@ -253,6 +253,26 @@ class HandlerTable:
             if code in self.batch:
                 self.batch[int(code)] = refuse
 
+    def serve_only_while(self, test: Callable[[], bool], codes: Iterable[int], why: Refused) -> None:
+        """From now on refuse requests of those `codes` with `why` while `test` fails; of others too none is plain then.
+        It is looked at once for all requests of a code that were read together."""
+
+        def around(handler: Callable[..., Any]) -> Callable[..., Any]:
+            def checked(*args: Any) -> Any:
+                if not test():
+                    raise why
+                return handler(*args)
+
+            checked.__module__ = handler.__module__
+            return checked
+
+        def plain_while(handler: PlainHandler) -> PlainHandler:
+            return lambda reads: handler(reads) if test() else None
+
+        for code in codes:
+            self.wrap(code, around)
+        self.plain = {code: plain_while(handler) for code, handler in self.plain.items()}
+
     @property
     def codes(self) -> frozenset[int]:
         """Codes with a handler of either kind."""

@@ -103,7 +103,7 @@ class CheckedReader:
         `was_read`. Raises LostEntry, unless the first entry was repaired just now."""
         queue, offset = get.queue, get.offset
         if not queue.min_offset <= offset < queue.max_offset:
-            return outside(offset, queue.min_offset, queue.max_offset)
+            return outside(offset, queue.min_offset, queue.max_offset, queue.next_offset)
         window = window_of(get.max_count)
         if get.property_filter is not None:
             window = min(window, get.property_filter.most_at_once)

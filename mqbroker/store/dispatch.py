@@ -231,6 +231,8 @@ class Dispatcher:
         self._has_failed = False
         #: Whether the listeners of a dispatch may be running: they find what is dispatched so far.
         self._is_dispatching = False
+        #: Returns the offset of the log above which nothing is dispatched yet; None where everything is.
+        self.limit: Callable[[], int] | None = None
 
     # Turns
 
@@ -252,8 +254,14 @@ class Dispatcher:
             self._due = self._clock.seconds() + delay_s
             self._call = self._clock.callLater(delay_s, self._turn)
 
+    @property
+    def end(self) -> int:
+        """What is below in the log may be dispatched."""
+        end = self._commit_log.readable_end
+        return end if self.limit is None else min(end, self.limit())
+
     def _schedule_more(self) -> None:
-        """Schedule a turn for what was appended."""
+        """Schedule a turn for what was appended, or for what may be dispatched from now on."""
         if self._call is None:
             put_off_s = self._put_off_s()
             self._is_put_off = put_off_s > 0
@@ -265,6 +273,12 @@ class Dispatcher:
         for waiting in self.awaited:
             if waiting and (queues is None or any((queue.topic, queue.queue_id) in waiting for queue in queues)):
                 self.hasten()
+
+    def limit_moved(self) -> None:
+        """Called when `limit` returns more than before."""
+        if self.limit is not None and self._taken < self.end:
+            self._schedule_more()
+            self.appended()
 
     def _put_off_s(self, is_awaited: bool = False) -> float:
         """How long the next turn waits for more."""
@@ -302,7 +316,7 @@ class Dispatcher:
         # The next turn is due anyway, for what the last one left: of messages to index, or of others.
         before, end, is_over = queue.max_offset, queue.next_offset, self._over_after(TURN_S)
         with suppress(Exception):  # the turn that is due meets it as well, and reports it
-            while queue.max_offset < end and self.offset < self._commit_log.readable_end and not is_over():
+            while queue.max_offset < end and self.offset < self.end and not is_over():
                 self.dispatch(TURN_MESSAGES, is_over)
         return queue.max_offset > before
 
@@ -325,7 +339,9 @@ class Dispatcher:
             self.dispatch(TURN_MESSAGES, is_over)
             # The queue has what came since the last turn. If each turn left some of it, it would exceed its bound one
             # day, and all be read from the log again, at several times the cost.
-            while self._is_next_queued and not is_over():
+            reached = taken
+            while reached < self._taken and self._is_next_queued and not is_over():
+                reached = self._taken
                 self.dispatch(TURN_MESSAGES, is_over)
             part = max((self._busy_count - before) / IDLE_MESSAGES, (self._taken - taken) / IDLE_BYTES)
             self._idle_s = min(IDLE_S, max(BUSY_S, passed_s / part)) if part else IDLE_S
@@ -349,7 +365,9 @@ class Dispatcher:
             return
         if self._commit_log.allow(Refusal.NOT_DISPATCHED):
             self.log.info("dispatch goes on, messages are accepted again")
-        self._is_late = self.offset < self._commit_log.readable_end or self._is_index_behind
+        # A limit may be within a record: it is dispatched when the limit moves.
+        is_held = self.limit is not None and self.offset == self._taken == taken
+        self._is_late = (self.offset < self.end and not is_held) or self._is_index_behind
         if self._is_late:
             self._schedule(LATE_S if is_over() else 0)
 
@@ -361,7 +379,7 @@ class Dispatcher:
     def charge(self) -> None:
         """Called in the time of those who sent what was appended: work now for what waits, if it is much, or if turns
         alone do not get it done, and these have sent a part of it. Hot."""
-        end = self._commit_log.readable_end
+        end = self.end
         came, self._charged = end - self._charged, end
         is_much = self._is_late or end - self._taken > UNCHARGED_BYTES_MAX
         if is_much and came >= CHARGED_BYTES_MIN and self._call is not None and not self._has_failed:
@@ -385,12 +403,14 @@ class Dispatcher:
         return restarted
 
     def begin_at(self, offset: int) -> None:
-        """Go on at `offset`, where an empty log begins now."""
+        """Go on at `offset`, where an empty log begins now, or above which the queues have nothing any more."""
         self.offset = self._taken = offset
 
     def catch_up(self) -> None:
-        """Dispatch the whole log to the consume queues. Raises OSError."""
-        while self.offset < self._commit_log.readable_end:
+        """Dispatch all of the log that may be to the consume queues. Raises OSError."""
+        before = -1
+        while before < self.offset < self.end:
+            before = self.offset
             self.dispatch(TURN_MESSAGES)
 
     @property
@@ -427,10 +447,16 @@ class Dispatcher:
             self._is_dispatching = False
 
     def _dispatch(self, count: int, is_over: Callable[[], bool]) -> None:
-        commit_log = self._commit_log
+        commit_log, end = self._commit_log, self.end
         if self._cq_dispatcher.has_pending and not self._write_pending(is_over):
             return
-        for found in read_back(commit_log, commit_log.dispatch_queue, self._taken, commit_log.readable_end, count):
+        if self._taken >= end:
+            return
+        queue = commit_log.dispatch_queue
+        for found in read_back(commit_log, queue, self._taken, commit_log.readable_end, count, end):
+            if found.end > end:
+                self._dispatch_below(found, end, is_over)
+                break
             if isinstance(found, Run):
                 self._dispatch_run(found, is_over)
             else:
@@ -439,6 +465,20 @@ class Dispatcher:
             if self._taken < found.end or is_over():
                 break
         self._write_pending(is_over)
+
+    def _dispatch_below(self, found: Run | Damage, end: int, is_over: Callable[[], bool]) -> None:
+        """Dispatch the records that end at or below `end`, and leave the others for later."""
+        if isinstance(found, Damage):
+            return
+        at, count = found.records_below(end)
+        rest = found
+        if count:
+            appended_ms = found.appended_ms
+            run, rest = found.split(at, count)
+            run.appended_ms = rest.appended_ms = appended_ms
+        self._commit_log.dispatch_queue.put_back(rest)
+        if count:
+            self._dispatch_run(run, is_over)
 
     def _dispatch_run(self, run: Run, is_over: Callable[[], bool]) -> None:
         put = partial(self._cq_dispatcher.dispatch_run, is_over=is_over)

@@ -5,6 +5,7 @@ What exceeds the bound is dropped: the dispatcher reads it back from the log.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -39,9 +40,9 @@ class DispatchQueue(deque[Run]):
         """Add the rest of a run that was taken, before all others."""
         self.appendleft(run)
 
-    def take(self, start: int, count: int) -> Run | None:
-        """Remove and return the run that begins at `start`, joined with those that follow it up to about `count`
-        records; None if there is none. Runs before `start` are removed, too."""
+    def take(self, start: int, count: int, limit: int = sys.maxsize) -> Run | None:
+        """Remove and return the run that begins at `start`, joined with those that follow it and end at or below
+        `limit` up to about `count` records; None if there is none. Runs before `start` are removed, too."""
         while self and self.begin < start:
             self.popleft()
         if not self or self.begin > start:
@@ -50,6 +51,8 @@ class DispatchQueue(deque[Run]):
         records = last.count
         stop = start + TAKEN_BYTES_MAX
         while self and records < count and self.begin == last.end < stop and _can_join(last) and _can_join(self[0]):
+            if self[0].end > limit:
+                break
             taken.append(last := self.popleft())
             records += last.count
         return taken[0] if len(taken) == 1 else _joined(taken, records)
@@ -67,11 +70,14 @@ def _joined(runs: Sequence[Run], count: int) -> Run:
     return Run(first.start, last.end, count, last.last, newest_ms, data, appended_ms=first.appended_ms)
 
 
-def read_back(log: ILogView, queue: DispatchQueue, start: int, end: int, count: int) -> Iterator[Run | Damage]:
+def read_back(
+    log: ILogView, queue: DispatchQueue, start: int, end: int, count: int, limit: int = sys.maxsize
+) -> Iterator[Run | Damage]:
     """As `scan`, with the runs that are in the queue; it becomes empty below where this ends. The last one that is
-    yielded ends at `end`, unless there are more than `count`; fillers are empty runs, and count as one record."""
+    yielded ends at `end`, unless there are more than `count`; fillers are empty runs, and count as one record. Runs of
+    the queue are not joined across `limit`."""
     while start < end and count > 0:
-        run = queue.take(start, count)
+        run = queue.take(start, count, limit)
         if run is None:
             stop = min(end, queue.begin) if queue else end
             for found in scan(log, start, stop, count):

@@ -94,8 +94,11 @@ def is_above(bytes_limit: int, total: int) -> bool:
     return bytes_limit < total <= _MAX_INT
 
 
-def outside(offset: int, low: int, high: int) -> GetMessageResult:
-    """The result for an offset outside low..high, the range of a queue."""
+def outside(offset: int, low: int, high: int, next_offset: int = 0) -> GetMessageResult:
+    """The result for an offset outside low..high, the range of a queue. Those up to `next_offset` are in the log, but
+    readers do not see them yet: one that has read some of them, from another broker, waits for those that follow."""
+    if high < offset <= next_offset:
+        return GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high, [], 0, False)
     if high == 0:
         return GetMessageResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, low, 0, [], 0, False)
     if offset < low:

@@ -131,6 +131,22 @@ class Run:
             Run(at, self.end, left, self.last, self.newest_ms, data and data[cut:], behind, has_nul=self.has_nul),
         )
 
+    def records_below(self, end: int) -> tuple[int, int]:
+        """Where the first record that does not end at or below `end` begins, and how many records are before it."""
+        at, count = self.start, 0
+        if self.data is None:
+            for row in self.rows:
+                if row[3] + row[4] > end:
+                    break
+                at, count = row[3] + row[4], count + 1
+            return at, count
+        while at < self.end:
+            size, _ = SIZE_AND_MAGIC.unpack_from(self.data, at - self.start)
+            if at + size > end:
+                break
+            at, count = at + size, count + 1
+        return at, count
+
     @property
     def rows(self) -> Sequence[Row]:
         """What dispatch needs of each record."""

@@ -145,7 +145,7 @@ class Reader:
         than that (`checked_reader.py`)."""
         low, high = queue.min_offset, queue.max_offset
         if not low <= offset < high:
-            return outside(offset, low, high)
+            return outside(offset, low, high, queue.next_offset)
         if compiled is None or property_filter is not None:
             return None
         place = self._locate(queue, offset, max_count, max_bytes, tags_codes is not None)

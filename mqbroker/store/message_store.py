@@ -30,6 +30,7 @@ from mqbroker.store.layout import StorePaths, make_durable_directories, refuse_o
 from mqbroker.store.logscan import Damage, Run, Scanned, scan, scan_file
 from mqbroker.store.opening import Opening, Parts
 from mqbroker.store.queries import ByKey, Queries
+from mqbroker.store.queue_rebuild import withdraw
 from mqbroker.store.raw_append import RawAppender
 from mqbroker.store.raw_log import RawLog
 from mqbroker.store.stepwise import ProgressLine, Steps, run_at_once, run_in_turns
@@ -138,6 +139,10 @@ class MessageStore:
             parts.failed_reads,
             parts.entry_repair.repair,
         )
+        #: Ends of the log, and what is called once readers find what is below.
+        self._on_shown: list[tuple[int, Callable[[], None]]] = []
+        #: Returns why nothing may be appended at the moment, empty if something may; None where it always may be.
+        self.why_not_append: Callable[[], str] | None = None
         #: Returns the offset below which other brokers have the log that must have it.
         self.replicated: Callable[[], int] = lambda: sys.maxsize
         #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once each
@@ -169,6 +174,31 @@ class MessageStore:
         """Compute bit maps for extension units from now on, for topics with filters."""
         self._cq_dispatcher.make_bit_maps(of_topic)
 
+    def show_below(self, limit: Callable[[], int]) -> None:
+        """Let readers find what is below `limit()` of the log alone; it never returns less than before. Called before
+        `start`. Raises OSError."""
+        self._dispatcher.limit = self.queries.limit = limit
+        log_min, before_cut = self._commit_log.min_offset, self._files.checkpoint.forget_queues_above
+        withdraw(self._dispatcher, self._queues, log_min, limit(), before_cut)
+
+    def limit_moved(self) -> None:
+        """Called when the limit of `show_below` is higher than before: readers find what is below from now on."""
+        self._dispatcher.limit_moved()
+        while self._on_shown and self._dispatcher.end >= self._on_shown[0][0]:
+            try:
+                self.dispatch_now()
+            except OSError:  # the dispatch reports it; again when the limit moves
+                return
+            self._on_shown.pop(0)[1]()
+
+    def when_shown(self, act: Callable[[], None]) -> None:
+        """Call `act` once readers find all that the log has now: for services that read what a former run or a former
+        master has done. At once where that is so; never if the store stops before."""
+        if self._dispatcher.end >= self._commit_log.readable_end:
+            act()
+        else:
+            self._on_shown.append((self._commit_log.readable_end, act))
+
     # Life
 
     def start(self) -> None:
@@ -187,6 +217,10 @@ class MessageStore:
             return succeed(None)
         self._is_stopped = True
         self._dispatcher.stop()
+        # The next start needs not look for what is dispatched now, and nobody reads any more.
+        self._dispatcher.limit = None
+        self.on_dispatch.clear()
+        self._on_shown.clear()
         transient = self._transient
         stopped = self._retention.stop()
         stopped.addCallback(lambda _: self._remover.stop())
@@ -221,6 +255,8 @@ class MessageStore:
 
     def append(self, messages: Sequence[NewMessage]) -> list[Appended]:
         """See `CommitLog.append`."""
+        if self.why_not_append is not None and (why := self.why_not_append()):
+            raise StoreUnwritable(why)
         appended = self._append(messages)
         self.appended()
         return appended
@@ -310,6 +346,11 @@ class MessageStore:
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The end of what `get` finds: undispatched messages do not count."""
         return (self.bounds(topic, queue_id) or (0, 0))[1]
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The offset of the next message that is appended to a queue."""
+        queue = self.queues_by_name.get((topic, queue_id))
+        return self.max_offset(topic, queue_id) if queue is None else queue.next_offset
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         """See `ConsumeQueues.bounds`."""

@@ -6,6 +6,7 @@ meanwhile.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -78,6 +79,8 @@ class Queries:
         self._report = report
         self._pages = pages
         self._failed_reads = failed_reads
+        #: Messages that end above what this returns are not found.
+        self.limit: Callable[[], int] = lambda: sys.maxsize
 
     # By offset
 
@@ -102,6 +105,8 @@ class Queries:
             return None
         real_size, magic = SIZE_AND_MAGIC.unpack_from(head)
         if magic != MAGIC or size not in (None, real_size) or not RECORD_BYTES_MIN <= real_size < _RECORD_BYTES_MAX:
+            return None
+        if physical_offset + real_size > self.limit():
             return None
         if await self._bytes(physical_offset, real_size) is None:
             return None

@@ -106,6 +106,31 @@ def _newest_first(queue: ConsumeQueue, log_min: int) -> Iterator[tuple[int, int,
         high -= len(entries)
 
 
+def withdraw(
+    dispatcher: Dispatcher,
+    queues: ConsumeQueues,
+    log_min: int,
+    end: int,
+    before_cut: Callable[[int], None],
+) -> None:
+    """Take the entries of messages that do not end at or below `end` of the log out of their queues, to be dispatched
+    again; the queues number new messages as before.
+
+    `before_cut` as of `align_extensions`. Raises OSError.
+    """
+    cut = [queue for queue in queues if queue.end_of_last() > end]
+    if not cut:
+        return
+    before_cut(end)
+    for queue in cut:
+        queue.truncate(end)
+        if queue.ext is not None:
+            _align(queue, queue.ext, log_min)
+    queues.note_cuts(is_clean=True)
+    # Where a record ends, which `end` may not be.
+    dispatcher.begin_at(max(log_min, *(queue.end_of_last() for queue in queues)))
+
+
 #: Queues are saved every so many bytes of the log: after a kill the rebuild continues from there.
 SAVE_BYTES = 1024 * 1024 * 1024
 

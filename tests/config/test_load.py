@@ -45,6 +45,8 @@ OWN = {
         "haSecretFile",
         "haResyncEnable",
         "inSyncReplicas",
+        "sendsBelowInSync",
+        "confirmedReadsEnable",
         "etcdEndpoints",
         "etcdLeaseTtlSeconds",
         "etcdUsername",

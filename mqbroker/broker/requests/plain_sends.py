@@ -70,7 +70,9 @@ class PlainSends:
 
     def take(self, reads: Sequence[PlainRead]) -> Taken | Answered | None:
         """Take the plain sends at the beginnings of `reads`; see `HandlerTable.register_plain`."""
-        log = self._log
+        log, why_refused = self._log, self._sends.why_refused
+        if why_refused is not None and why_refused():  # whoever refuses them says why
+            return None
         now, begin, room = log.next_place(int(reads[0][2].last_active * 1000))  # which is now
         found = self._compiled.take(reads, self._rules.plain_targets, now, begin, room)
         if found is None:

@@ -6,6 +6,7 @@ Response codes and remarks are those of PullMessageProcessor of 4.9.7.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import attrs
@@ -71,7 +72,8 @@ _FOUND = (
 FOUND_TAIL = f',"remark":"FOUND","serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'.encode()
 _LENGTHS = struct.Struct(">II")
 EVENTS_PER_SECOND_MAX = 100
-#: How long a slave holds a pull at an offset that it lacks: the master may be there again.
+#: How long a slave holds a pull at an offset that it lacks, and a master that may be deposed any: another may be the
+#: master.
 LACKING_MS_MAX = 1000
 
 
@@ -91,7 +93,8 @@ class PullRequests:
     """Answers pulls from the store, or holds them until messages arrive or their time is over.
 
     A slave commits no offsets, and moves no consumer to another offset, unless offsetCheckInSlave is set: it may lack
-    what its master has.
+    what its master has. A master that may be deposed serves nothing: consumers wait at their offsets, and ask again a
+    moment later.
     """
 
     _store: MessageStore
@@ -105,6 +108,8 @@ class PullRequests:
     _gets: PullCounts
     _moved: OffsetMovedEvents
     _is_slave: bool = False
+    #: Whether a master of a group is certain to be it; None where nobody else can be.
+    _is_certain: Callable[[], bool] | None = None
     #: Where pulls that were checked leave a plan for the next ones like them; None without the compiled module.
     plans: PullPlans | None = None
     #: Number of a connection's pulls that wait for the disk.
@@ -174,6 +179,8 @@ class PullRequests:
         header = pull.header
         if self._cold and self._cold.get(connection, 0) >= COLD_ON_CONNECTION_MAX:
             raise StoreBusy(f"{COLD_ON_CONNECTION_MAX} pulls of the connection wait for the disk")
+        if self._is_certain is not None and not self._is_certain():
+            return self._answer(self._nothing(header, offset), pull, offset, connection)
         what = header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter
         result = self._store.get(*what)
         if not isinstance(result, Deferred) and result.next_offset >= result.max_offset:
@@ -190,6 +197,11 @@ class PullRequests:
             answer = result.addCallback(self._answer_cold, pull, offset, connection, self._clock.seconds())
             return answer.addErrback(lambda failure: _failed(failure.value, pull.opaque, pull.serialize_type))
         return self._answer(result, pull, offset, connection)
+
+    def _nothing(self, header: PullMessageRequestHeader, offset: int) -> GetMessageResult:
+        """What is answered while nothing is served."""
+        low, high = self._store.bounds(header.topic, header.queue_id) or (0, 0)
+        return GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high, [], 0, False)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Commit the offset that came with a pull."""
@@ -281,7 +293,8 @@ class PullRequests:
         wait_ms = header.suspend_timeout_millis if self._live.current.long_polling_enable else (
             self._live.current.short_polling_time_ms
         )  # fmt: skip
-        is_lacking = self._is_slave and offset != result.max_offset
+        is_certain = self._is_certain is None or self._is_certain()
+        is_lacking = not is_certain or (self._is_slave and offset != result.max_offset)
         wait_ms = max(0, min(wait_ms, LACKING_MS_MAX if is_lacking else SUSPEND_MS_MAX))
         deadline = self._clock.seconds() + wait_ms / 1000
         weight = 1 + (len(header.subscription or "") + len(header.bname or "")) // BYTES_PER_WEIGHT
@@ -294,6 +307,11 @@ class PullRequests:
     def _check_again(self, pull: _Pull, held: HeldPull, last: bool) -> bool:
         """Retry a held pull; False if it stays held, behind messages that it does not match."""
         header, offset = pull.header, held.offset
+        if self._is_certain is not None and not self._is_certain():
+            if last:
+                nothing = self._nothing(header, offset)
+                held.connection.write(self._not_found(pull, ResponseCode.PULL_NOT_FOUND, nothing, offset))
+            return last
         try:
             result = self._store.get(header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter)
             if isinstance(result, Deferred):  # the new messages have been evicted already

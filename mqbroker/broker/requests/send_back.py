@@ -6,6 +6,7 @@ letter topic. Source of the rules: SendMessageProcessor.asyncConsumerSendMsgBack
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import attrs
@@ -54,6 +55,8 @@ class SendBackRequests:
     rng: Random
     stats: BrokerStats
     rights: IAccessControl
+    #: Returns why nothing may be stored for now; None where it always may be.
+    why_refused: Callable[[], str] | None = None
 
     @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
     async def send_back(self, call: Call[ConsumerSendMsgBackRequestHeader]) -> None:
@@ -71,6 +74,8 @@ class SendBackRequests:
         if data is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         self.rights.check_record(request.code, request.ext_fields, request.body, call.connection, data)
+        if self.why_refused is not None and (why := self.why_refused()):
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"SERVICE_NOT_AVAILABLE: {why}")
         self._store_again(decode_record(data), header, group)
 
     def _store_again(

@@ -18,7 +18,7 @@ from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.requests.send_rules import SendRules
 from mqbroker.config import BrokerSettings
-from mqbroker.errors import FlushTimedOut, MessageRefused, MQError, Refused, StoreBusy, StoreError
+from mqbroker.errors import FlushTimedOut, MessageRefused, MQError, Refused, StoreBusy, StoreError, StoreUnwritable
 from mqbroker.ha.acknowledgements import Acknowledgements, SlaveNotAvailable, SlaveTimedOut
 from mqbroker.remoting.handlers import BatchHandler, IConnection, RawRequest, failure_response
 from mqbroker.store.dispatch_queue import Appended
@@ -62,6 +62,10 @@ class SendRequests:
         self._sync = settings.store.flush_disk_type == "SYNC_FLUSH"
         #: Whether responses wait for the disk or for slaves.
         self.waits = self._sync or acknowledgements is not None
+        #: Returns why nothing may be appended for now; None where that never is.
+        self.why_refused: Callable[[], str] | None = None
+        if acknowledgements is not None:
+            self.why_refused = lambda: acknowledgements.why_refused
         self._msg_id_prefix = store_host.hex().upper()
         self._common_fields = common_fields(settings)
         live.follow(self._settings_changed, "traceOn")
@@ -106,6 +110,9 @@ class SendRequests:
         first."""
         if not messages:
             return self.answers([], pending)
+        if self.why_refused is not None and (why := self.why_refused()):
+            self._store.statistics.failed_puts += len(messages)
+            return self.answers([], pending, refusal=_store_refusal(StoreUnwritable(why)))
         try:
             appended = self._store.append(messages)
         except MessageRefused:

@@ -512,7 +512,7 @@ MISTAKES = [
     Mutation(
         "keep offsets of messages that were cut off",
         "broker/broker_group.py",
-        "            offsets.lower_to(store.max_offset)\n",
+        "            offsets.lower_to(store.next_offset)\n",
         "            pass\n",
         (_GROUP,),
     ),

@@ -474,8 +474,8 @@ MISTAKES = [
     Mutation(
         "deliver delayed messages on a slave",
         "broker/broker_service.py",
-        "        if follower is None:\n            parts.delay.start()\n",
-        "        parts.delay.start()\n        if follower is None:\n",
+        "        if follower is None:\n            parts.topic_repair.start()\n",
+        "        parts.delay.start()\n        if follower is None:\n            parts.topic_repair.start()\n",
         (_PAIR,),
     ),
     Mutation(

@@ -42,7 +42,7 @@ KINDS = {
     ("etcd", "readers"): 1, ("disks", "forgers"): 1, ("disks", "etcd"): 1,
 }  # fmt: skip
 #: What of that brokers stand. "strict": they serve consumers what is confirmed, and no more.
-STOOD = "disks etcd forgers readers"
+STOOD = "disks etcd forgers readers strict"
 ENABLED = frozenset(os.environ.get("MQBROKER_KINDS", STOOD).replace(",", " ").split())
 ARE_READERS_STRICT = "strict" in ENABLED
 PAUSES_S = (0, 0.1, 0.5, 2, 4, 7)

@@ -312,7 +312,7 @@ class BrokerSettings:
     #: Whether consumers get what enough brokers have alone; those of a group's master always do.
     confirmed_reads_enable: bool = boolean(False)
     replication_factor: int = whole(3, 1, 64)
-    ha_max_time_slave_not_catchup_ms: int = long(3000, 500, unit="ms")
+    ha_max_time_slave_not_catchup_ms: int = long(2000, 500, unit="ms")
     unclean_election_enable: bool = boolean(False)
     offset_check_in_slave: bool = boolean(False)
     default_topic_queue_nums: int = whole(8, 1, 10_000)

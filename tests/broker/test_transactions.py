@@ -381,11 +381,12 @@ def test_a_message_committed_where_its_half_message_was_before_is_not_stored_aga
 def test_a_message_that_only_claims_to_be_committed_settles_nothing(
     bench: Bench, restart: Callable[..., Bench]
 ) -> None:
-    """The half message at offset 0 of the log, and a message with the flag of a committed one, as anybody can send."""
+    """The half message at offset 0 of the log, and a message with the flag of a committed one, as Java stores it for
+    anybody."""
     producer = Transactor(bench)
     producer.half(b"first")
     assert bench.records(HALF)[0].physical_offset == 0
-    bench.client().send(queue_id=1, body=b"claims", sys_flag=8)
+    bench.store.append([(b"T", 1, 0, 8, 0, STORE_HOST, 0, 0, b"claims", b"")])
     bench = restart()
     assert bench.records(OP) == []
 

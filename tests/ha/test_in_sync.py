@@ -8,9 +8,11 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
+from mqbroker.client.options import ProducerOptions
 from mqbroker.ha.etcd import EtcdError
 from mqbroker.ha.in_sync import GONE_SECONDS, LOOK_SECONDS, InSyncSet, InSyncSettings
 from mqbroker.ha.link import Greeting
+from tests.broker.bench import make_settings
 
 
 class Link:
@@ -101,6 +103,25 @@ def test_all_members_must_have_it() -> None:
     world.acknowledge(3, 1100)
     assert world.set.confirm(1000, 1100)
     assert not world.set.confirm(1000, 1101)
+
+
+def test_a_suspended_replica_keeps_no_send_waiting_until_clients_give_up() -> None:
+    """By default, and with half a second for etcd and the way."""
+    lag_s = make_settings("store").ha_max_time_slave_not_catchup_ms / 1000
+    world = World({1, 2, 3}, lag_s=lag_s)
+    for replica in (2, 3):
+        world.connect(replica)
+        world.acknowledge(replica, 1000)
+    world.slaves.log.end = 1100
+    waited = 0.0
+    while not world.proposals:
+        world.turn()
+        world.acknowledge(2, 1100)
+        waited += LOOK_SECONDS
+    assert [members for members, _ in world.proposals] == [{1, 2}]
+    assert waited + 0.5 <= ProducerOptions().send_timeout_ms / 1000
+    world.proposals[0][1].callback(True)
+    assert world.set.confirm(1000, 1100)
 
 
 def test_too_few_members_confirm_nothing() -> None:

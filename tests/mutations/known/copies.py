@@ -1,4 +1,4 @@
-"""Mistakes of what is stored again: delayed and half messages."""
+"""Mistakes of what is stored again, delayed and half messages, and of what a failover is to its clients."""
 
 from tests.mutations.mutation import Mutation
 
@@ -40,6 +40,13 @@ MISTAKES = [
         "                await self._settle_copied()\n",
         "                pass\n",
         (_TRANSACTIONS,),
+    ),
+    Mutation(
+        "keep sends waiting for a suspended replica until their clients give up",
+        "config/settings.py",
+        "ha_max_time_slave_not_catchup_ms: int = long(2000,",
+        "ha_max_time_slave_not_catchup_ms: int = long(3000,",
+        ("tests/ha/test_in_sync.py",),
     ),
     Mutation(
         "believe the flags of a message that a producer sent",

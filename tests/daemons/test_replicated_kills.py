@@ -41,6 +41,9 @@ class Pair:
     def __init__(self, daemon: Callable[..., Process], root: Path, rng: Random) -> None:
         self._daemon, self.root, self._rng = daemon, root, rng
         self._ha_port = free_port()
+        self._secret = root / "ha.secret"
+        self._secret.write_text("a secret of this test alone\n")
+        self._secret.chmod(0o600)
         self.senders: list[Sender] = []
         self.start_master()
         self.start_slave()
@@ -57,6 +60,8 @@ class Pair:
             "maxIndexNum": 4000,
             "maxMessageSize": 65_536,
             "syncFlushTimeout": 2000,
+            # Without name servers only a secret lets a slave count that comes back with a part of the log.
+            "haSecretFile": self._secret,
             **settings,
         }
         process = self._daemon("broker", *[part for key in settings for part in ("-o", f"{key}={settings[key]}")])

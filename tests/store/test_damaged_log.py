@@ -123,14 +123,14 @@ def test_without_a_log_nothing_is_deleted_before_a_person_says_so(bench: Bench, 
     assert len(before) == 2
     with pytest.raises(
         StoreUnknown,
-        match=r"beside it there are 1 queues with messages and an index: set storePathCommitLog.*lost for good, move",
+        match=r"beside it there are 1 queues with messages and an index: set storePathCommitLog.*lost for good, so are",
     ):
         image.open()
     after = tree(image.root)
     assert {name: data for name, data in after.items() if name.startswith(("consumequeue", "index"))} == before
     # Nothing is in the way of a log that is moved back.
     assert (image.root / "commitlog").exists() == (left is not None)
-    # What it says is to be done if the log is lost for good.
+    # Without anything that was made from it, an empty store begins.
     shutil.move(image.root / "consumequeue", image.root.parent / "old-queues")
     with pytest.raises(LogMissing, match=r"commitlog: there is no segment.* 0 queues with messages and an index"):
         image.open()

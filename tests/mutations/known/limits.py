@@ -40,13 +40,6 @@ MISTAKES = [
         ("tests/store/test_dispatch_steps.py::test_a_bit_map_at_a_time_is_made",),
     ),
     Mutation(
-        "lose the rest of a run that a turn has no time for",
-        "store/dispatch.py",
-        "            self._commit_log.dispatch_queue.put_back(rest)\n",
-        "            self._taken = rest.end\n",
-        ("tests/store/test_dispatch_steps.py::test_what_is_dispatched_in_steps_is_the_same",),
-    ),
-    Mutation(
         "dispatch in nobody's time what a sender has sent",
         "broker/assembly.py",
         "        table.charge = store.charge\n",

@@ -121,6 +121,25 @@ def test_an_endpoint_that_was_silent_is_asked_last_for_a_while_and_the_other_fir
     assert world.endpoints.current == "a"
 
 
+def test_an_endpoint_that_was_silent_is_asked_after_one_that_comes_later_in_the_list() -> None:
+    world = World()
+    world.ask()
+    world.clock.pump([0.25] * 2)
+    world.clock.advance(0.1)
+    world.answer("a")  # late itself, but there; b has said nothing for longer than it may take, and c had less time
+    assert (world.endpoints.current, world.moves) == ("a", 0)
+    asking = world.ask()
+    world.clock.pump([0.25] * 2)
+    assert world.order == "acb"
+    world.answer("a")
+    assert result(asking)
+    world.clock.advance(SILENT_SECONDS)
+    world.ask()
+    world.clock.pump([0.25] * 2)
+    assert world.order == "abc"
+    world.answer("a")
+
+
 def test_an_endpoint_that_fails_is_followed_by_the_next_at_once() -> None:
     world = World()
     world.at_once = {"a": EtcdError("answers 503"), "b": NotDone("cannot be connected"), "c": "yes"}

@@ -10,7 +10,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from mqbroker.ha.election import TTL_MAX_SECONDS
-from mqbroker.ha.etcd import Compare, Put
+from mqbroker.ha.etcd import Compare, EtcdError, Put
 from tests.ha.etcd_model import MEMBERS, EtcdModel
 from tests.ha.test_election import STATE, World, group
 
@@ -168,6 +168,22 @@ def test_leases_are_asked_for_twice_a_second_at_most() -> None:
             world.etcd.revoke(lease)
         world.turn(0.1)
     assert 3 <= client.count["grant"] - asked <= 22
+
+
+def test_leases_of_no_time_are_asked_for_twice_a_second_at_most() -> None:
+    world = group(1)
+    asked = []
+
+    async def refused(ttl_s: int) -> tuple[int, int]:
+        asked.append(world.now)
+        raise EtcdError("etcd granted no lease")
+
+    world.clients[1].grant = refused
+    for lease in list(world.etcd.leases):
+        world.etcd.revoke(lease)
+    world.turn(10)
+    assert len(asked) >= 10
+    assert all(later - earlier >= 0.49 for earlier, later in pairwise(asked)), asked
 
 
 def test_a_transaction_without_a_comparison_is_sent_to_one_member() -> None:

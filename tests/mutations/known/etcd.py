@@ -22,6 +22,13 @@ MISTAKES = [
         (_ENDPOINTS,),
     ),
     Mutation(
+        "ask a member of etcd that was silent as soon as any other",
+        "ha/etcd_endpoints.py",
+        "self._silent_until.get(endpoint, 0.0) > now)",
+        "False)",
+        (_ENDPOINTS,),
+    ),
+    Mutation(
         "have all brokers begin with one member of etcd",
         "broker/broker_group.py",
         "        first=settings.broker_id - 1,\n",
@@ -75,6 +82,13 @@ MISTAKES = [
         "ha/election.py",
         "        if self._is_renewal_due and self.running:\n",
         "        if False:\n",
+        (_HUNG,),
+    ),
+    Mutation(
+        "ask for a lease as often as each has expired",
+        "ha/election.py",
+        "GRANT_SECONDS = 0.5\n",
+        "GRANT_SECONDS = 0.0\n",
         (_HUNG,),
     ),
     Mutation(

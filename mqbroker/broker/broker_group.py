@@ -25,9 +25,9 @@ from mqbroker.ha.divergence import Diverged, FallenBehind
 from mqbroker.ha.election import SET_BACK, GroupMember, GroupSettings, Role
 from mqbroker.ha.epochs import BadHistory, Epoch, EpochHistory
 from mqbroker.ha.etcd import TIMEOUT_SECONDS, EtcdAccess, IEtcd
-from mqbroker.ha.group_keys import Conflict, GroupState
+from mqbroker.ha.group_keys import Conflict
 from mqbroker.ha.in_sync import InSyncSet, InSyncSettings
-from mqbroker.ha.link import BadPeer, Greeting, proof_of
+from mqbroker.ha.link import PROOF_BYTES, BadPeer, Greeting, proof_of
 from mqbroker.ha.master import Slaves
 from mqbroker.ha.slave import ISlaveLog, MasterConnection
 from mqbroker.store.disk import IDisk
@@ -40,7 +40,6 @@ log = Logger()
 EPOCHS_FILE = "epochs.json"
 #: How often the note of the store is synced, if it has changed.
 NOTE_SYNC_SECONDS = 1.0
-_PROOF_BYTES = 32
 
 
 class StoreLost(Diverged):
@@ -273,7 +272,8 @@ class BrokerGroup:
         :param check: raises Diverged where the log's last record is not the master's, too.
         """
         role, store = self.member.role, self.store
-        why_not = why_set_back(role_state(role), store.holdings.epoch, store.holdings.lease)
+        has = store.holdings
+        why_not = why_set_back(role, has.epoch, has.lease)
         if why_not:
             raise MQError(f"{why_not}: {SET_BACK}")
         greeting = Greeting(self._digest, role.epoch, self.replica_id, store.committed, not store.why_not_whole)
@@ -291,7 +291,7 @@ class BrokerGroup:
         store.conflict, store.whole_at = None, end
 
     def _read_answer(self, data: bytes, greeting: Greeting, role: Role) -> tuple[EpochHistory, int, int]:
-        proof, answer = data[:_PROOF_BYTES], data[_PROOF_BYTES:]
+        proof, answer = data[:PROOF_BYTES], data[PROOF_BYTES:]
         nonce = "" if role.master is None else role.master.nonce
         if not nonce or proof != proof_of(nonce, greeting.proof + answer):
             self.member.wake()
@@ -301,7 +301,7 @@ class BrokerGroup:
         begin, end = said.get("begin", 0), said.get("end")
         if type(end) is not int or type(begin) is not int or not 0 <= begin <= end:
             raise BadHistory("the master does not say where its log begins and ends")
-        if history.last != role.epoch or history.epochs[-1].lease != role.lease:
+        if history.last != role.epoch or history.lease != role.lease:
             raise MQError(f"the master's log is of epoch {history.last}, not {role.epoch}, or of another {role.epoch}")
         return history, begin, end
 
@@ -372,11 +372,6 @@ class BrokerGroup:
             found |= {"groupCommitted": str(has.committed), "groupNotWhole": has.why_not_whole}
             found |= {"groupLogEpoch": str(has.epoch), "groupLogLease": str(has.lease)}
         return {**found, "groupWhyNot": member.why_not, "groupIsMaster": str(member.is_master).lower()}
-
-
-def role_state(role: Role) -> GroupState:
-    """The part of the group's state that a role is of."""
-    return GroupState("", "", role.epoch, 0, role.lease, role.in_sync)
 
 
 def etcd_access(settings: BrokerSettings) -> EtcdAccess:

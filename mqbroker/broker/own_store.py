@@ -68,7 +68,7 @@ class OwnStore:
         were found to hold no record."""
         self.history, self._log_end, self.whole_at = history, log_end, None
         self.why_not_whole = self._read_mark()
-        new = NoteHeader(self._group, self._randbytes(16), 0, self._replica_id, history.last, self._lease)
+        new = NoteHeader(self._group, self._randbytes(16), 0, self._replica_id, history.last, self.history.lease)
         note = self._note = MemberNote.open(self._disk, os.path.join(self._paths.root, "member"), new)
         why = self._why_changed(note, log_end())
         self.gaps = gaps
@@ -88,20 +88,16 @@ class OwnStore:
         # A power cut may have taken the end of the log, but nothing that was on the disk.
         if end < (note.durable if self.has_lost_power else had):
             return f"its log ends at {end}, and had {had} before: it was replaced, emptied or set back to an older copy"
-        newest = self.history.last, self._lease
+        newest = self.history.last, self.history.lease
         if newest[0] < header.epoch or (newest[0] == header.epoch and newest != (header.epoch, header.lease)):
             return f"its epochs.json ends with epoch {newest[0]}, and had {header.epoch} before"
         if note.is_new and self.history.epochs and self.history.epochs[-1].start > 0 and not end:
             return "its log is gone"
         return ""
 
-    @property
-    def _lease(self) -> int:
-        return self.history.epochs[-1].lease if self.history.epochs else 0
-
     def _next_generation(self, name: bytes) -> None:
         generation = self.note.header.generation + 1
-        header = NoteHeader(self._group, name, generation, self._replica_id, self.history.last, self._lease)
+        header = NoteHeader(self._group, name, generation, self._replica_id, self.history.last, self.history.lease)
         self.note.write(header)
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class Holdings:
     @property
     def lease(self) -> int:
         """With which the master of that epoch was elected."""
-        return self.history.epochs[-1].lease if self.history.epochs else 0
+        return self.history.lease
 
     @property
     def written_in(self) -> int:
@@ -48,7 +48,17 @@ class Holdings:
         return conflict is not None and self.history.has(conflict.epoch, conflict.lease)
 
 
-def why_set_back(state: GroupState, epoch: int, lease: int) -> str:
+class IEpoch(Protocol):
+    """An epoch of the group, and the lease with which its master was elected."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def lease(self) -> int: ...
+
+
+def why_set_back(state: IEpoch, epoch: int, lease: int) -> str:
     """Why the state is older than this broker's newest epoch, with its lease; empty if it is not."""
     if state.epoch < epoch:
         return f"etcd has epoch {state.epoch} of this group, and this broker's log is of epoch {epoch}"

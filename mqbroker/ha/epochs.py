@@ -41,6 +41,11 @@ class EpochHistory:
         """The newest epoch; 0 if there is none."""
         return self.epochs[-1].number if self.epochs else 0
 
+    @property
+    def lease(self) -> int:
+        """The lease with which the master of the newest epoch was elected; 0 if there is none."""
+        return self.epochs[-1].lease if self.epochs else 0
+
     def has(self, number: int, lease: int) -> bool:
         """Whether a part of the log may be of this epoch."""
         return any((epoch.number, epoch.lease) == (number, lease) for epoch in self.epochs)

@@ -35,9 +35,17 @@ PIECE_BYTES_MAX = 16 * 1024 * 1024
 #: Sentinels in place of an offset.
 GREETING = -2
 COMMITTED = -3
-_GREETING = Struct(">q8sqqqq32s")
-_SIGNED_BYTES = _GREETING.size - 32
+#: An HMAC-SHA256.
+PROOF_BYTES = 32
+_GREETING = Struct(f">q8sqqqq{PROOF_BYTES}s")
+_SIGNED_BYTES = _GREETING.size - PROOF_BYTES
 _COMMIT = Struct(">qiq")
+
+
+NEVER_HAD = (
+    "it has what this master never had; compare the two stores, and start it with an empty one where this master's is "
+    "the right one"
+)
 
 
 class BadPeer(MQError):
@@ -55,7 +63,7 @@ class Greeting:
     replica_id: int
     committed: int = 0
     is_whole: bool = True
-    proof: bytes = bytes(32)
+    proof: bytes = bytes(PROOF_BYTES)
 
     def encode(self) -> bytes:
         return _GREETING.pack(
@@ -136,10 +144,7 @@ class MasterLink:
         if offset < 0:
             raise BadPeer(f"it reports the offset {offset}")
         if offset > log_end:
-            raise BadPeer(
-                f"its log ends at {offset} and this one at {log_end}: it has what this master never had; compare the "
-                "two stores, and start it with an empty one where this master's is the right one"
-            )
+            raise BadPeer(f"its log ends at {offset} and this one at {log_end}: {NEVER_HAD}")
         if offset < log_min:
             raise BadPeer(
                 f"its log ends at {offset} and this one begins at {log_min}: what it lacks was deleted here; start it "

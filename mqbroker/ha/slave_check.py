@@ -18,7 +18,7 @@ from twisted.internet.task import deferLater
 
 from mqbroker.errors import MQError, Refused
 from mqbroker.ha.divergence import log_bounds, record_at
-from mqbroker.ha.link import BadPeer
+from mqbroker.ha.link import NEVER_HAD, BadPeer
 from mqbroker.ha.link_secret import Last
 from mqbroker.remoting.client import RemotingClient, succeeded
 from mqbroker.wire.bodies import ClusterInfo
@@ -122,16 +122,13 @@ class SlaveCheck:
         Raises BadPeer where the slave has another log, StoreError where this one cannot be read.
         """
         start = self._log.start
-        ending = await find_ending(self._log, offset, self._clock)
         if offset == start:
             return None
+        ending = await find_ending(self._log, offset, self._clock)
         if not is_proven:
             return ending or Ending(start, b"", False)
         if ending is None or not ending.is_at_end:
-            raise BadPeer(
-                f"its log ends at {offset}, where no record of this one does: it has what this master never had; "
-                "compare the two stores, and start it with an empty one where this master's is the right one"
-            )
+            raise BadPeer(f"its log ends at {offset}, where no record of this one does: {NEVER_HAD}")
         if last != Last(ending.offset, sha256(ending.record).digest()):
             raise BadPeer(_differ(ending.offset))
         return None
@@ -221,7 +218,4 @@ async def registered_slaves(
 
 
 def _differ(offset: int) -> str:
-    return (
-        f"its log and this one differ at {offset}: it has what this master never had; compare the two stores, and "
-        "start it with an empty one where this master's is the right one"
-    )
+    return f"its log and this one differ at {offset}: {NEVER_HAD}"

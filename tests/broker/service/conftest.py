@@ -9,6 +9,7 @@ import pytest
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
+from tests.broker.service.group import Group
 from tests.broker.service.pair import Pair
 from tests.broker.service.running import NAMESRV, Reactor, Running
 from tests.broker.test_name_servers import FakeClient
@@ -25,6 +26,13 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     made = Pair(tmp_path / "pair")
     yield made
     made.close()
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    group = Group(tmp_path / "group")
+    yield group
+    group.close()
 
 
 @pytest.fixture

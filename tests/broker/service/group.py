@@ -566,3 +566,12 @@ class Client:
 
         self.group.wait_for(is_there, seconds)
         return found[0]
+
+
+def started(group: Group, *replicas: int) -> Replica:
+    """Start these, or three, and return the master once all are in sync."""
+    for replica_id in replicas or (1, 2, 3):
+        group.start(replica_id)
+    group.master()
+    group.wait_for(lambda: group.in_sync() == set(group.replicas))
+    return group.master()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -26,21 +25,7 @@ from mqbroker.wire.bodies import (
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.headers import UpdateConsumerOffsetRequestHeader
 from tests.broker.bench import send_command
-from tests.broker.service.group import Group, Replica
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[Group]:
-    group = Group(tmp_path / "group")
-    yield group
-    group.close()
-
-
-def started(group: Group, *replicas: int) -> None:
-    for replica_id in replicas or (1, 2, 3):
-        group.start(replica_id)
-    group.master()
-    group.wait_for(lambda: group.in_sync() == set(group.replicas))
+from tests.broker.service.group import Group, Replica, started
 
 
 def test_the_first_of_a_new_group_is_elected(group: Group) -> None:

@@ -3,7 +3,6 @@ nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,7 @@ from mqbroker.wire.headers import (
 )
 from mqbroker.wire.record import decode_record
 from tests.broker.bench import pull_header, send_command
-from tests.broker.service.group import Group, Replica
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[Group]:
-    group = Group(tmp_path / "group")
-    yield group
-    group.close()
-
-
-def started(group: Group, *replicas: int) -> Replica:
-    for replica_id in replicas or (1, 2, 3):
-        group.start(replica_id)
-    group.master()
-    group.wait_for(lambda: group.in_sync() == set(group.replicas))
-    return group.master()
+from tests.broker.service.group import Group, Replica, started
 
 
 def others_of(group: Group, master: Replica) -> list[Replica]:

@@ -25,13 +25,6 @@ def logged() -> Iterator[Logged]:
         yield events
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(tmp_path / "pair")
-    yield made
-    made.close()
-
-
 def fill(client: Any, count: int) -> None:
     client.ask_all(*(send_command("T", b"x" * 4000) for _ in range(count)))
 

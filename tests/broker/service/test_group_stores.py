@@ -44,6 +44,19 @@ def send(group: Group, *bodies: bytes) -> None:
         assert group.client(group.master()).send(send_command("T", body)).code == ResponseCode.SUCCESS
 
 
+def with_a_message_of_the_master_alone(group: Group, first: bytes) -> tuple[Replica, list[Replica]]:
+    """All have `first`; then the master is cut off from the others, and takes one that nobody acknowledges. Returns the
+    master and the others."""
+    master = group.master()
+    send(group, first)
+    others = [each for each in group.alive() if each is not master]
+    for other in others:
+        group.wires.cut |= {(master.host, other.host), (other.host, master.host)}
+    group.client(master).tell(send_command("T", b"only here"))
+    group.wait(0.3)
+    return master, others
+
+
 def bodies(replica: Replica) -> list[bytes]:
     return [record.body for record in replica.records().values()]
 
@@ -137,13 +150,7 @@ def test_after_an_unclean_election_who_has_more_is_told_what_to_do(make_group: C
 
 def test_what_nobody_acknowledged_is_kept_when_it_is_cut_off(make_group: Callable[..., Group]) -> None:
     group = make_group()
-    master = group.master()
-    send(group, b"all have it")
-    others = [each for each in group.alive() if each is not master]
-    for other in others:
-        group.wires.cut |= {(master.host, other.host), (other.host, master.host)}
-    group.client(master).tell(send_command("T", b"only here"))
-    group.wait(0.3)
+    master, others = with_a_message_of_the_master_alone(group, b"all have it")
     end, cut_from = master.store.log_end, others[0].store.log_end
     group.kill(master.replica_id)
     group.wires.cut.clear()
@@ -195,13 +202,7 @@ def test_a_store_that_is_not_whole_and_has_what_the_group_has_not_is_put_aside(
 ) -> None:
     """The log of a former master from before its end was cut off, with messages that nobody acknowledged."""
     group = make_group()
-    master = group.master()
-    send(group, b"one")
-    others = [each for each in group.alive() if each is not master]
-    for other in others:
-        group.wires.cut |= {(master.host, other.host), (other.host, master.host)}
-    group.client(master).tell(send_command("T", b"only here"))
-    group.wait(0.3)
+    master, others = with_a_message_of_the_master_alone(group, b"one")
     copy = copied(master.disk, group.rng)
     group.kill(master.replica_id)
     group.wires.cut.clear()

@@ -43,7 +43,7 @@ NOTE_SYNC_SECONDS = 1.0
 
 
 class StoreLost(Diverged):
-    """A store that is not whole has what the group's log has not: it is put aside, and filled up anew."""
+    """A store that is not whole has messages that are not in the group's log: it is moved aside, and copied again."""
 
 
 class BrokerGroup:

@@ -1,5 +1,5 @@
-"""`mq ha rebuild`: writes the state of a group of brokers anew, by what its members have, after etcd was lost or set
-back."""
+"""`mq ha rebuild`: rewrites the state of a group in etcd from what its members have, after etcd was lost or restored
+from an old backup."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mqbroker.cli.servers import Servers, server_options
 @click.option("--yes", is_flag=True, help="Do not ask before writing.")
 @server_options
 def rebuild(config: str, keep: int | None, yes: bool, servers: Servers) -> None:
-    """Write the state of a group anew where etcd has lost it, or was set back, and nobody is elected.
+    """Rewrite the state of a group where etcd has lost it, or was restored from an old backup, and nobody is elected.
 
     Shows what each broker that runs has, and who will be in sync. Start all brokers before, so that none is missing. No
     log is changed.

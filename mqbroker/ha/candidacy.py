@@ -77,7 +77,7 @@ def why_wrong(state: GroupState, holdings: Holdings, others: Mapping[int, Member
             )
         why_set = why_set_back(state, other.epoch, other.lease) if other.is_known else ""
         if why_set:
-            return f"broker {replica_id} says: {why_set}: etcd was set back, and `mq ha rebuild` writes it anew"
+            return f"broker {replica_id} says: {why_set}: etcd was set back, and `mq ha rebuild` rewrites it"
     return ""
 
 

@@ -61,7 +61,7 @@ UNCLEAN_SECONDS = 10.0
 COMMITTED_SECONDS = 1.0
 SET_BACK = (
     "etcd was set back to an older state, or is another one, or this store is another group's. This broker takes no "
-    "part, and nothing is cut; `mq ha rebuild` shows what each broker has, and writes the group's state anew"
+    "part, and nothing is cut; `mq ha rebuild` shows what each broker has, and rewrites the group's state"
 )
 
 
@@ -461,7 +461,7 @@ class GroupMember(Service):
             new = GroupState.from_json(item.value)
         except GroupError as error:
             raise GroupError(
-                f"the key {self._key} in etcd holds no state of a group: {error}; `mq ha rebuild` writes it anew"
+                f"the key {self._key} in etcd holds no state of a group: {error}; `mq ha rebuild` rewrites it"
             ) from None
         if (new.cluster, new.broker) != (self._settings.cluster, self._settings.broker):
             raise GroupError(f"the key {self._key} in etcd is of {new.cluster}/{new.broker}")

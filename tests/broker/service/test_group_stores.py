@@ -202,7 +202,7 @@ def test_a_store_that_is_not_whole_and_has_what_the_group_has_not_is_put_aside(
 ) -> None:
     """The log of a former master from before its end was cut off, with messages that nobody acknowledged."""
     group = make_group()
-    master, others = with_a_message_of_the_master_alone(group, b"one")
+    master, _ = with_a_message_of_the_master_alone(group, b"one")
     copy = copied(master.disk, group.rng)
     group.kill(master.replica_id)
     group.wires.cut.clear()

@@ -1,6 +1,6 @@
 """How the rate of sends changes with the number of connections, of topics, and with the size of messages.
 
-With `plot`, also as a drawing for each, which docs/performance.rst shows.
+With `plot`, also as a drawing for each, which docs/explanation/performance.rst shows.
 """
 
 from collections.abc import Sequence

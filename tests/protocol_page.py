@@ -1,4 +1,4 @@
-"""The table of docs/protocol.rst as the running tables have it; `python -m tests.protocol_page` writes it anew."""
+"""The table of docs/reference/requests.rst, from the running tables; `python -m tests.protocol_page` writes it anew."""
 
 import tempfile
 from pathlib import Path
@@ -15,7 +15,7 @@ from mqbroker.wire.requests import REQUESTS, UNANSWERED, demand_of
 from tests.broker.bench import Bench
 
 Tables = tuple[HandlerTable, HandlerTable]
-PAGE = Path(__file__).parent.parent / "docs" / "protocol.rst"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "requests.rst"
 BEGIN, END = ".. the table begins\n\n", "\n.. the table ends\n"
 
 

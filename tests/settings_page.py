@@ -1,11 +1,11 @@
-"""The list of settings without effect in docs/daemons.rst; `python -m tests.settings_page` writes it anew."""
+"""The list of settings without effect in docs/reference/daemons.rst; `python -m tests.settings_page` writes it anew."""
 
 import textwrap
 from pathlib import Path
 
 from mqbroker.config.unused import UNUSED
 
-PAGE = Path(__file__).parent.parent / "docs" / "daemons.rst"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "daemons.rst"
 BEGIN, END = ".. settings without effect begin\n\n", "\n.. settings without effect end\n"
 
 

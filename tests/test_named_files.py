@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*sorted(ROOT.glob("docs/*.rst")), ROOT / "README.rst", ROOT / "CONTRIBUTING.rst"]
+PAGES = [*sorted(ROOT.glob("docs/**/*.rst")), ROOT / "README.rst", ROOT / "CONTRIBUTING.rst"]
 
 
 def missing(text: str) -> list[str]:
@@ -21,7 +21,7 @@ def missing(text: str) -> list[str]:
 
 
 def test_the_files_that_pages_name_exist() -> None:
-    assert {page.name: files for page in PAGES if (files := missing(page.read_text()))} == {}
+    assert {page: files for page in PAGES if (files := missing(page.read_text()))} == {}
 
 
 def test_a_file_that_is_nowhere_is_found_out() -> None:
@@ -63,7 +63,7 @@ def missing_functions(text: str) -> list[str]:
 
 
 def test_the_functions_that_pages_name_exist() -> None:
-    assert {page.name: names for page in PAGES if (names := missing_functions(page.read_text()))} == {}
+    assert {page: names for page in PAGES if (names := missing_functions(page.read_text()))} == {}
 
 
 def test_a_function_that_is_nowhere_is_found_out() -> None:

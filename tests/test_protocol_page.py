@@ -1,4 +1,4 @@
-"""docs/protocol.rst has a row for each request code, and it is what the daemons' tables say."""
+"""docs/reference/requests.rst has a row for each request code, and it is what the daemons' tables say."""
 
 from pathlib import Path
 

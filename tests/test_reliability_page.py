@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "reliability.rst").read_text()
+PAGE = (ROOT / "docs" / "explanation" / "reliability.rst").read_text()
 NAMED = sorted(set(re.findall(r"``(tests/[\w/]+\.py)::(test_\w+)``", PAGE)))
 
 

@@ -18,7 +18,7 @@ from mqbroker.daemons.broker import BrokerConsoleOptions
 from mqbroker.daemons.namesrv import NamesrvConsoleOptions
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*sorted(ROOT.glob("docs/*.rst")), ROOT / "README.rst", ROOT / "CONTRIBUTING.rst"]
+PAGES = [*sorted(ROOT.glob("docs/**/*.rst")), ROOT / "README.rst", ROOT / "CONTRIBUTING.rst"]
 DAEMONS = {"mqbroker": BrokerConsoleOptions, "mqnamesrv": NamesrvConsoleOptions, "namesrv": NamesrvConsoleOptions}
 
 

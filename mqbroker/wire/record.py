@@ -1,7 +1,8 @@
 """The commit log record, which pull responses carry too: its layout as data, its reader and its writers.
 
-`HEAD_FIELDS` and `TAIL_LENGTHS` are the layout; Structs, numpy dtypes and the drawing in docs/store.rst are derived
-from them. All numbers are big-endian. Source: CommitLog and MessageDecoder of 4.9.7. No file access here.
+`HEAD_FIELDS` and `TAIL_LENGTHS` are the layout; Structs, numpy dtypes and the drawing in
+docs/explanation/store.rst are derived from them. All numbers are big-endian. Source: CommitLog and MessageDecoder of
+4.9.7. No file access here.
 """
 
 from __future__ import annotations

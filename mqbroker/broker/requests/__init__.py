@@ -1,1 +1,1 @@
-"""The request handlers of a broker, a module per family. Codes and their modules: docs/protocol.rst."""
+"""The request handlers of a broker, a module per family. Codes and their modules: docs/reference/requests.rst."""

@@ -1,8 +1,10 @@
 """Builds the compiled part of the hot path; without a C compiler the package is installed all the same.
 
-With Cython from its source; a source distribution also has the C code that Cython made of it.
+With Cython from its source; a source distribution also has the C code that Cython made of it. The description is the
+README without what only its repository has: the picture, and links to other files.
 """
 
+import re
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -22,4 +24,7 @@ else:
 for extension in extensions:
     extension.optional = True  # cythonize drops it
 
-setup(ext_modules=extensions)
+readme = re.sub(r"^\.\. image:: (?!https:).*\n(?: +:.*\n)*\n", "", Path("README.rst").read_text(), flags=re.MULTILINE)
+readme = re.sub(r"`([^`<]+)\s<(?!https:)[^`>]+>`__", r"\1", readme)
+
+setup(ext_modules=extensions, long_description=readme)

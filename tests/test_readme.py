@@ -1,0 +1,58 @@
+"""The README: short, with the figures of the page on performance, and links that work where it is shown."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.picture import PICTURE, ROWS, draw
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.rst").read_text()
+FIGURE = re.compile(r"\d[\d,]*,\d{3}")
+
+
+def performance() -> str:
+    return (ROOT / "docs" / "explanation" / "performance.rst").read_text()
+
+
+def test_it_is_short_and_has_one_test_command() -> None:
+    assert len(README.splitlines()) < 120
+    # As .ci/run finds it.
+    assert re.findall(r"^    (pip install .*tox.*)$", README, re.MULTILINE) == ["pip install tox && tox"]
+
+
+def test_each_figure_is_on_the_page_on_performance() -> None:
+    figures = FIGURE.findall(README)
+    assert len(figures) >= 12
+    shown = [*figures, *(figure for row in ROWS for figure in (row.ours, row.java))]
+    measured = set(re.findall(r"\d[\d,]*", performance()))
+    assert [figure for figure in shown if figure not in measured] == []
+
+
+def test_the_ratios_are_those_of_the_figures() -> None:
+    rows = re.findall(rf"^\S.*?  ({FIGURE.pattern}) +({FIGURE.pattern}) +([\d.]+)$", README, re.MULTILINE)
+    assert len(rows) >= 6
+    for ours, java, ratio in rows:
+        assert abs(int(ours.replace(",", "")) / int(java.replace(",", "")) - float(ratio)) < 0.0051, ours
+
+
+def test_the_picture_is_the_one_that_is_drawn_now() -> None:
+    assert PICTURE.read_text() == draw(), "run `python -m bench.picture`"
+
+
+def test_what_it_refers_to_exists() -> None:
+    paths = re.findall(r"\.\. image:: (\S+)|<([^>:]+)>`__", README)
+    found = [one or other for one, other in paths]
+    assert len(found) >= 5
+    assert [path for path in found if not (ROOT / path).is_file()] == []
+
+
+def test_the_description_of_the_package_has_no_link_to_a_file_of_the_repository() -> None:
+    described = subprocess.run(
+        [sys.executable, "setup.py", "-q", "--long-description"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert "image::" not in described
+    assert ">`__" not in described
+    assert "Tutorial, how-to guides," in described
+    assert described.count("\n") > 90

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -17,6 +18,9 @@ _FILES_SHOWN = 15
 
 
 def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As a shell starts jobs in the background: what tests start would ignore it, too, and never stop.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         from hypothesis import HealthCheck, settings
     except ImportError:  # mypy's environment, and that of a plugin's test

@@ -177,13 +177,14 @@ class BusyPollReactor(EPollReactor):
 
     def sigInt(self, number: int, frame: Any = None) -> None:  # noqa: N802
         """Stop. A second signal, which comes while it stops, is no error, as it is in Twisted."""
-        log.info("received {name}, shutting down", name=signal.Signals(number).name)
         self._exitSignal = number
-        self.callFromThread(self._stop_once)
+        # Not here: the signal may have come while a line is being written.
+        self.callFromThread(self._stop_once, number)
 
     sigTerm = sigInt  # noqa: N815
 
-    def _stop_once(self) -> None:
+    def _stop_once(self, number: int) -> None:
+        log.info("received {name}, shutting down", name=signal.Signals(number).name)
         if not self._stopped:
             self.stop()
 

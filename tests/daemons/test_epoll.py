@@ -97,6 +97,28 @@ print(stopping, signal.Signals(reactor._exitSignal).name)
     assert run(code) == [f"[True] {name}"]
 
 
+def test_a_signal_that_comes_while_a_line_is_written_is_logged_after_it() -> None:
+    code = """
+import os, signal
+from twisted.logger import Logger, globalLogPublisher
+
+def observe(event):
+    global is_writing
+    if event.get("log_format") == "a line":
+        is_writing = True
+        os.kill(os.getpid(), signal.SIGTERM)
+        is_writing = False
+    elif "shutting down" in (event.get("log_format") or ""):
+        print(event["name"], "within another" if is_writing else "after it")
+
+is_writing = False
+globalLogPublisher.addObserver(observe)
+reactor.callLater(0, Logger().info, "a line")
+reactor.run()
+"""
+    assert run(code) == ["SIGTERM after it"]
+
+
 def test_a_reader_that_fails_is_closed_and_the_others_go_on() -> None:
     code = """
 def fail(self):

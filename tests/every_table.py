@@ -21,6 +21,8 @@ from mqbroker.broker.group_table import _SYSTEM_GROUPS as SYSTEM_GROUPS
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.offset_table import OffsetTable
+from mqbroker.broker.topic_repair import FILE as TOPICS_COPIED_FILE
+from mqbroker.broker.topic_repair import CopiedTopics
 from mqbroker.broker.topic_table import TopicTable, system_topics
 from mqbroker.filter.bloom import BloomFilter
 from mqbroker.ha.epochs import Epoch, EpochHistory
@@ -323,6 +325,19 @@ TABLES = {
         _offset_preparation("%LMQ%CG", "Other"),
         _offset_changes("%LMQ%CG", "Other"),
         _OFFSET_READERS,
+    ),
+    "copied topics": Kept(
+        CopiedTopics,
+        lambda root, clock: CopiedTopics(_file(root, TOPICS_COPIED_FILE)),
+        lambda table: table.end,
+        lambda table: None,  # each change does it
+        [lambda table: table.copied(500)],
+        [
+            ("begin", lambda table: table.begin(100)),
+            ("copied", lambda table: table.copied(900)),
+            ("repaired", lambda table: table.repaired()),
+        ],
+        frozenset({"saved"}),
     ),
     "delays": Kept(
         DelayService,

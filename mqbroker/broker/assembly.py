@@ -52,7 +52,8 @@ from mqbroker.broker.requests.topic_requests import TopicRequests
 from mqbroker.broker.runtime_info import RuntimeInfo
 from mqbroker.broker.slow_consumers import CHECK_SECONDS, SlowConsumers
 from mqbroker.broker.subscription_resolver import SubscriptionResolver
-from mqbroker.broker.topic_repair import TopicRepair
+from mqbroker.broker.topic_repair import FILE as TOPICS_COPIED_FILE
+from mqbroker.broker.topic_repair import CopiedTopics, TopicRepair
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.broker.transactions.transaction_checks import TransactionChecks
@@ -132,8 +133,8 @@ class Assembly:
         self.members = MembersFile(members, self.consumers, now, self._steady.seconds)
         self.producers = ProducerRegistry(self._steady.seconds, live)
         UnusedGroupEviction(self.groups, self.topics, self.offsets, self.consumers, store)
-        lost = settings.default_topic_queue_nums if settings.etcd_endpoints else None
-        self.topic_repair = TopicRepair(self.topics, self.groups, self.offsets, store, lost)
+        self.copied_topics = CopiedTopics(open_file(TOPICS_COPIED_FILE))
+        self.topic_repair = TopicRepair(self.topics, self.groups, self.offsets, store, self.copied_topics, settings)
         self.slow_consumers = SlowConsumers(
             store, self.topics, self.groups, self.offsets, self.consumers, live, CooperativeTasks(clock)
         )
@@ -300,7 +301,8 @@ class Assembly:
     def saves(self) -> list[Callable[[], object]]:
         """What writes the tables when the broker stops."""
         return [
-            self.topics.persist, self.groups.persist, self.offsets.persist, self.filters.persist, self.members.save
+            self.topics.persist, self.groups.persist, self.offsets.persist, self.filters.persist, self.members.save,
+            self.copied_topics.saved,
         ]  # fmt: skip
 
     def stop_pulls(self) -> None:

@@ -370,7 +370,10 @@ class BrokerService(Service):
         return _Follower(client, comparison, service)
 
     def _follow_master(self, store: MessageStore, parts: Assembly, follower: _Follower) -> None:
-        tables = SlaveSynchronize(follower.client, parts.topics, parts.groups, parts.offsets, parts.delay, store)
+        parts.copied_topics.begin(store.log_end)
+        tables = SlaveSynchronize(
+            follower.client, parts.topics, parts.groups, parts.offsets, parts.delay, store, parts.copied_topics
+        )
         slave = self._slave = BrokerSlave(
             self._clock,
             follower.service,

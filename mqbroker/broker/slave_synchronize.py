@@ -24,6 +24,7 @@ from mqbroker.broker.delay import DelayOffsets, DelayService
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.offset_table import Offsets, OffsetTable, decode_offsets
 from mqbroker.broker.requests.topic_requests import WITH_REMOVED_QUEUES
+from mqbroker.broker.topic_repair import CopiedTopics
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import MQError, Refused
 from mqbroker.ha.divergence import log_bounds
@@ -55,6 +56,7 @@ class SlaveSynchronize:
     _offsets: OffsetTable
     _delay: DelayService
     _store: MessageStore
+    _copied: CopiedTopics
     #: Queues that the master has removed, which were not followed yet.
     _removed: dict[tuple[str, int], Removed] = attrs.field(init=False, factory=dict)
     #: Topics that a Java master has no longer, and the end in the log of their messages.
@@ -88,7 +90,10 @@ class SlaveSynchronize:
             self._booted = ""
             self._digests.clear()
         self._failures = []
+        log_end = self._store.log_end  # the master had these messages, and so their topics, before it is asked
         await self._copy(RequestCode.GET_ALL_TOPIC_CONFIG, TopicsForSlave, self._follow_topics)
+        if not self._failures:
+            self._copied.copied(log_end)
         await self._copy(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupWrapper, self._groups.follow)
         # Not before: Java's says nothing of its log in its first seconds, and the tables above are wanted all the same.
         try:

@@ -2,19 +2,23 @@
 alone.
 
 A group may get more retry queues after its retry topic was created, and a Java broker then stores retries in queues
-that the topic does not have. An elected master may have messages of a topic that its master created a moment before it
-was lost, so that the topic did not come with its tables.
+that the topic does not have. An elected master, or a slave that was promoted, may have messages of a topic that its
+master created or extended a moment before it was lost, so that this did not come with its tables.
 """
 
 from __future__ import annotations
 
 import attrs
+import orjson
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.topic_table import TopicTable
+from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
+from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.bodies import QUEUES_MAX
 from mqbroker.wire.codes import AUTO_CREATE_TOPIC, DLQ_PREFIX, RETRY_PREFIX, TRANS_OP_HALF_TOPIC
@@ -26,16 +30,60 @@ log = Logger()
 _NEVER_CREATED = frozenset((TRANS_OP_HALF_TOPIC, AUTO_CREATE_TOPIC))
 
 
+FILE = "topicsCopied.json"
+
+
+class CopiedTopics:
+    """Up to where in its log a slave knows the topics of all messages: of those below, a topic or queue that it does
+    not have was removed at the master. `end` is None of a broker that was no slave, or that has created since what it
+    lacked."""
+
+    def __init__(self, file: JsonFile) -> None:
+        """Load it. Raises StoreDamaged and OSError."""
+        self._file = file
+        self.end: int | None = file.load(_read_end)
+
+    def begin(self, log_end: int) -> None:
+        """A slave starts: a former master knows the topics of its own messages; what was cut off counts no more."""
+        self._set(log_end if self.end is None else min(self.end, log_end))
+
+    def copied(self, log_end: int) -> None:
+        """The master's topics were copied after the log had come up to `log_end`."""
+        self._set(log_end)
+
+    def repaired(self) -> None:
+        """This broker is a master, and has the topics that it lacked."""
+        self._set(None)
+
+    def saved(self) -> Deferred[bool] | None:
+        """Fires when the last change is written, or could not be; None if no write is in progress."""
+        return self._file.saved()
+
+    def _set(self, end: int | None) -> None:
+        self._file.is_dirty |= end != self.end
+        self.end = end
+        self._file.save_changes(lambda: orjson.dumps({"end": self.end}))
+
+
+def _read_end(data: bytes) -> int | None:
+    """With a corrupt file no topic is known to be complete."""
+    try:
+        end = orjson.loads(data)["end"]
+    except (ValueError, TypeError, KeyError):
+        return 0
+    return end if end is None or (type(end) is int and end >= 0) else 0
+
+
 @attrs.define(eq=False)
 class TopicRepair:
-    """Extends retry topics, and creates lost topics. A slave's are its master's, and it does not use this."""
+    """Extends retry topics, and creates and extends lost topics. Of no use to a slave, whose are its master's."""
 
     _topics: TopicTable
     _groups: GroupTable
     _offsets: OffsetTable
     _store: MessageStore
-    #: Queues of a topic that was lost; None unless this broker was elected: others may have deleted such topics.
-    _queues_of_lost: int | None = None
+    _copied: CopiedTopics
+    _settings: BrokerSettings
 
     def start(self) -> None:
         """Create the lost topics, and extend the retry topics that have too few queues for their group, or for messages
@@ -44,6 +92,11 @@ class TopicRepair:
         for name in self._groups.names():
             self.group_changed(name)
         self._groups.on_change.append(self.group_changed)
+        saved = self._topics.saved()
+        if saved is None:
+            self._copied.repaired()
+        else:
+            saved.addCallback(lambda is_saved: self._copied.repaired() if is_saved else None)
 
     def group_changed(self, name: str) -> None:
         """Extend the retry topic of a group, if there is one, to as many queues as the group has."""
@@ -55,17 +108,11 @@ class TopicRepair:
         last: dict[str, int] = {}
         counts: dict[str, int] = {}
         for topic, queue_id in list(self._store.queues_by_name):
-            known = self._topics.get(topic)
+            if not self._is_stranded(topic, queue_id):
+                continue
             consumed = 0
-            if queue_id >= QUEUES_MAX:
-                continue
-            if known is None:
-                if self._queues_of_lost is None or topic in _NEVER_CREATED or topic.startswith(LMQ_PREFIX):
-                    continue
-            elif topic.startswith(RETRY_PREFIX) and queue_id >= known.read_queue_nums:
+            if topic.startswith(RETRY_PREFIX) and self._topics.get(topic) is not None:
                 consumed = self._offsets.query(topic.removeprefix(RETRY_PREFIX), topic, queue_id) or 0
-            else:
-                continue
             # Also those that readers do not see yet.
             begin, end = self._store.min_offset(topic, queue_id), self._store.next_offset(topic, queue_id)
             count = end - max(begin, consumed)
@@ -74,6 +121,24 @@ class TopicRepair:
                 counts[topic] = counts.get(topic, 0) + count
         for topic, queue_id in last.items():
             self._serve(topic, queue_id + 1, counts[topic])
+
+    def _is_stranded(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue, if it has messages, should be one that consumers read, and is not."""
+        if queue_id >= QUEUES_MAX or topic in _NEVER_CREATED or topic.startswith(LMQ_PREFIX):
+            return False
+        known = self._topics.get(topic)
+        if known is None:
+            # Brokers of a group know of each other which topics were removed.
+            return bool(self._settings.etcd_endpoints) or self._is_newer(topic, queue_id)
+        if queue_id < known.read_queue_nums:
+            return False
+        # Of other topics an administrator may have taken queues away.
+        return topic.startswith(RETRY_PREFIX) or self._is_newer(topic, queue_id)
+
+    def _is_newer(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue has messages from after the master's topics were copied."""
+        known_end = self._copied.end
+        return known_end is not None and self._store.queues_by_name[topic, queue_id].end_of_last() > known_end
 
     def _serve(self, topic: str, queues: int, count: int) -> None:
         if self._topics.get(topic) is not None:
@@ -87,7 +152,9 @@ class TopicRepair:
         # The topics that brokers create for themselves have one queue at first, whatever the settings.
         is_internal = self._topics.is_system(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
         try:
-            created = self._topics.create_internal(topic, max(queues, 1 if is_internal else self._queues_of_lost or 1))
+            created = self._topics.create_internal(
+                topic, max(queues, 1 if is_internal else self._settings.default_topic_queue_nums)
+            )
         except Refused as error:
             log.warn(
                 "{topic} has {n} messages, but was not among the topics of the former master, and cannot be created, "

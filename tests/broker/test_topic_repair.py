@@ -1,11 +1,16 @@
 """Topics that an elected master has messages of, but did not get with its master's tables."""
 
 from collections.abc import Callable
+from pathlib import Path
 
+import attrs
 import pytest
 
-from mqbroker.broker.topic_repair import TopicRepair
+from mqbroker.broker.topic_repair import CopiedTopics, TopicRepair
+from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
+from mqbroker.store.os_disk import OsDisk
+from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import SubscriptionGroupConfig
 from tests.broker.bench import Bench
 from tests.remoting.logs import Logged
@@ -18,8 +23,12 @@ def store_messages(store: MessageStore, *queues: tuple[str, int]) -> None:
     store.dispatch_now()
 
 
-def repair(bench: Bench, queues_of_lost: int | None = 4) -> None:
-    TopicRepair(bench.topics, bench.groups, bench.offsets, bench.store, queues_of_lost).start()
+def repair(bench: Bench, *, is_elected: bool = True) -> None:
+    file = JsonFile(str(Path(bench.settings.store.store_path_root_dir) / "copied.json"), InlineWorker(), OsDisk())
+    copied = CopiedTopics(file)
+    endpoints = ("http://10.0.0.8:2379",) if is_elected else ()
+    settings = attrs.evolve(bench.settings, default_topic_queue_nums=4, etcd_endpoints=endpoints)
+    TopicRepair(bench.topics, bench.groups, bench.offsets, bench.store, copied, settings).start()
 
 
 def queues_of(bench: Bench, *names: str) -> dict[str, int | None]:
@@ -36,7 +45,7 @@ def test_an_elected_master_creates_the_topics_that_it_has_messages_of(
     bench.topics.create_internal("Known", 1)
     lost = 4 if is_elected else None
     for _ in range(2):
-        repair(bench, lost)
+        repair(bench, is_elected=is_elected)
         wide = 8 if is_elected else None
         assert queues_of(bench, "Lost", "Wide", "Known") == {"Lost": lost, "Wide": wide, "Known": 1}
 

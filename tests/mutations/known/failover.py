@@ -6,6 +6,7 @@ _ELECTION = "tests/ha/test_election.py"
 _EPOCHS = "tests/ha/test_epochs.py"
 _GROUP = "tests/broker/service/test_group.py"
 _IN_SYNC = "tests/ha/test_in_sync.py"
+_PROMOTED = "tests/broker/service/test_promoted_topics.py"
 _POWER = "tests/broker/service/test_group_power.py"
 _LINK = "tests/ha/test_link.py"
 _MASTER = "tests/ha/test_master.py"
@@ -550,5 +551,26 @@ MISTAKES = [
         "(link.link.sent is None or (self.group and not link.link.is_answered))",
         "link.link.sent is None",
         (_MASTER,),
+    ),
+    Mutation(
+        "create no topics of which a promoted slave has messages",
+        "broker/topic_repair.py",
+        "return bool(self._settings.etcd_endpoints) or self._is_newer(topic, queue_id)",
+        "return bool(self._settings.etcd_endpoints)",
+        (_PROMOTED,),
+    ),
+    Mutation(
+        "say that the topics of messages are known that came after the master was asked for its topics",
+        "broker/slave_synchronize.py",
+        "            self._copied.copied(log_end)\n",
+        "            self._copied.copied(self._store.log_end + 1_000_000)\n",
+        (_PROMOTED,),
+    ),
+    Mutation(
+        "give a promoted slave the queues again that its master took from a topic",
+        "broker/topic_repair.py",
+        "return known_end is not None and self._store.queues_by_name[topic, queue_id].end_of_last() > known_end",
+        "return known_end is not None",
+        (_PROMOTED,),
     ),
 ]

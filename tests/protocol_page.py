@@ -1,6 +1,7 @@
-"""The table of docs/reference/requests.rst, from the running tables; `python -m tests.protocol_page` writes it anew."""
+"""The list of docs/reference/requests.rst, from the running tables; `python -m tests.protocol_page` writes it anew."""
 
 import tempfile
+import textwrap
 from pathlib import Path
 
 from twisted.internet.testing import MemoryReactorClock
@@ -56,14 +57,14 @@ def rows(tables: Tables) -> list[tuple[str, str, str, str]]:
 
 
 def render(tables: Tables) -> str:
-    """The table in reStructuredText."""
-    lines = ["Code", "Name", "Who may ask", "Served by"], *rows(tables)
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
-    edge = "  ".join("=" * width for width in widths)
-    # A cell of a simple table's first columns must not be empty.
-    body = ["  ".join((cell or "\\").ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines]  # fmt: skip
-    return "\n".join([edge, body[0], edge, *body[1:], edge]) + "\n"
+    """The list in reStructuredText: no table of these columns fits a page."""
+    return "\n".join(_block(*row) for row in rows(tables))
+
+
+def _block(code: str, name: str, who: str, by: str) -> str:
+    sentences = [who, f"served by {by}" if by.startswith("``") else by]
+    text = " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences if sentence)
+    return f"{code} ``{name}``\n" + textwrap.fill(text, 116, initial_indent="    ", subsequent_indent="    ") + "\n"
 
 
 def page_with(table: str, page: str) -> str:

@@ -1,4 +1,4 @@
-"""The drawing of a record in docs/explanation/store.rst, from the layout; `python -m tests.record_page` writes it."""
+"""The drawing of a record in docs/reference/formats.rst, from the layout; `python -m tests.record_page` writes it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from struct import calcsize
 
 from mqbroker.wire.record import HEAD_FIELDS, OFFSETS, TAIL_LENGTHS
 
-PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "store.rst"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "formats.rst"
 BEGIN, END = ".. the record begins\n\n", "\n.. the record ends\n"
 
 

@@ -21,8 +21,8 @@ def test_the_page_is_what_the_tables_say(tables: Tables) -> None:
 
 def test_each_code_has_one_row() -> None:
     table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
-    found = [line.split()[:2] for line in table.splitlines() if line[:1].isdigit()]
-    assert found == [[str(int(code)), code.name] for code in RequestCode]
+    found = [line.split() for line in table.splitlines() if line[:1].isdigit()]
+    assert found == [[str(int(code)), f"``{code.name}``"] for code in RequestCode]
 
 
 def test_a_daemon_serves_each_code_that_servers_answer(tables: Tables) -> None:

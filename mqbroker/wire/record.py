@@ -1,7 +1,7 @@
 """The commit log record, which pull responses carry too: its layout as data, its reader and its writers.
 
 `HEAD_FIELDS` and `TAIL_LENGTHS` are the layout; Structs, numpy dtypes and the drawing in
-docs/explanation/store.rst are derived from them. All numbers are big-endian. Source: CommitLog and MessageDecoder of
+docs/reference/formats.rst are derived from them. All numbers are big-endian. Source: CommitLog and MessageDecoder of
 4.9.7. No file access here.
 """
 
@@ -53,7 +53,7 @@ HEAD_FIELDS = (
     Field(
         "prepared_offset",
         "q",
-        "of the half message that was committed; -1 - n for a delayed or half message stored again",
+        "of the committed half message; -1 - n for a delayed or half message stored again",
     ),
     Field("body_size", "i", "the body follows"),
 )

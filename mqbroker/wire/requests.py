@@ -1,6 +1,6 @@
 """The table of requests: for each code its header class, the permissions it needs, and how it is served.
 
-A server cannot register a handler for a code without a row, or for one that only clients answer. The table in
+A server cannot register a handler for a code without a row, or for one that only clients answer. The list in
 docs/reference/requests.rst is printed from this one (`python -m tests.protocol_page`). Source: RequestCode of 4.9.7
 and the processors that answer it.
 """

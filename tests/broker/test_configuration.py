@@ -349,10 +349,3 @@ def test_settings_read_anew(tmp_path: Path) -> None:
     assert live.adopt(live.current) == []
     with pytest.raises(BadSetting, match="traceOn"):
         live.change({"traceOn": "false"})
-
-
-def test_the_page_names_what_may_be_changed(bench: Bench) -> None:
-    page = (Path(__file__).parent.parent.parent / "docs" / "reference" / "daemons.rst").read_text()
-    paragraph = page.partition("``mqadmin updateBrokerConfig`` changes")[2].partition("Any other is refused")[0]
-    named = set(re.findall(r"``(\w+)``", paragraph))
-    assert named == bench.parts.live.changeable | {"flushConsumerOffsetInterval", "namesrvAddr"}

@@ -27,12 +27,34 @@ def test_settings_without_effect_are_those_that_are_said_to_have_none() -> None:
     assert read_by_nobody() - {"tls.config.file", "duplicationEnable", "vipPortEnable"} == settings & UNUSED.keys()
 
 
-def test_the_page_has_each_of_them() -> None:
-    page = settings_page.PAGE.read_text()
-    assert page == settings_page.page_with(settings_page.render(), page), "write it: python -m tests.settings_page"
+def test_the_reference_is_what_the_definitions_say() -> None:
+    for path, text in settings_page.pages().items():
+        assert path.read_text() == text, "write it: python -m tests.settings_page"
 
 
-def test_each_has_its_reason() -> None:
-    items = settings_page.render().split("\n\n")
+def test_each_setting_has_a_block_with_its_effect() -> None:
+    blocks = [block for name in settings_page.PAGES for block in blocks_of(name)]
+    keys = [block.partition("\n")[0] for block in blocks]
+    assert sorted(set(keys)) == sorted(settings_page.all_settings())
+    for block in blocks:
+        assert re.search(r"\n\n   [A-Z\d`][^\n]+", block), block
+
+
+def test_each_without_effect_has_its_reason() -> None:
+    items = blocks_of("settings-without-effect")
     assert len(items) == len({unused.why for unused in UNUSED.values()})
-    assert sorted(re.findall(r"``(\w+)``", settings_page.render().replace("\n", " "))) == sorted(UNUSED)
+    keys = [word for item in items for word in item.partition("\n\n")[0].split()]
+    assert sorted(keys) == sorted(UNUSED)
+
+
+def test_what_may_be_changed_is_marked() -> None:
+    blocks = [block for name in settings_page.PAGES for block in blocks_of(name) if name != "settings-namesrv"]
+    mark = "*May be changed while the daemon runs.*"
+    marked = {block.partition("\n")[0] for block in blocks if mark in " ".join(block.split())}
+    assert marked == settings_page.changeable_keys()
+    assert {"fileReservedTime", "brokerPermission"} <= marked
+
+
+def blocks_of(name: str) -> list[str]:
+    """The blocks of a page of settings, each from the key on."""
+    return (settings_page.FOLDER / f"{name}.rst").read_text().split(".. confval:: ")[1:]

@@ -27,7 +27,7 @@ from mqbroker.ha.epochs import BadHistory, Epoch, EpochHistory
 from mqbroker.ha.etcd import TIMEOUT_SECONDS, EtcdAccess, IEtcd
 from mqbroker.ha.group_keys import Conflict
 from mqbroker.ha.in_sync import InSyncSet, InSyncSettings
-from mqbroker.ha.link import PROOF_BYTES, BadPeer, Greeting, proof_of
+from mqbroker.ha.link import CHALLENGE_BYTES, Answer, BadPeer, Greeting
 from mqbroker.ha.master import Slaves
 from mqbroker.ha.slave import ISlaveLog, MasterConnection
 from mqbroker.store.disk import IDisk
@@ -68,7 +68,7 @@ class BrokerGroup:
         randbytes: Callable[[int], bytes],
     ) -> None:
         self._settings, self._clock, self._steady = settings, clock, steady
-        self._on_role, self._on_master, self._cut = on_role, on_master, cut
+        self._on_role, self._on_master, self._cut, self._randbytes = on_role, on_master, cut, randbytes
         self.replica_id = settings.broker_id
         own = GroupSettings(
             cluster=settings.broker_cluster_name,
@@ -230,11 +230,11 @@ class BrokerGroup:
             store.show_below(lambda: self.store.committed if self.store.is_open else 0)
             self._limit_moved = store.limit_moved
 
-    def answer(self, greeting: Greeting, log_end: int) -> Deferred[bytes]:
+    def answer(self, greeting: Greeting, log_end: int) -> Deferred[tuple[bytes, bytes]]:
         """See `IGroup`."""
         return Deferred.fromCoroutine(self._answer(greeting, log_end))
 
-    async def _answer(self, greeting: Greeting, log_end: int) -> bytes:
+    async def _answer(self, greeting: Greeting, log_end: int) -> tuple[bytes, bytes]:
         replica_id = greeting.replica_id
         if greeting.group != self._digest:
             raise BadPeer("it is of another group (brokerClusterName and brokerName)")
@@ -252,8 +252,9 @@ class BrokerGroup:
                 raise BadPeer(f"it says that it is broker {replica_id}, of which etcd knows nothing")
             if not self._is_proven(greeting):
                 raise BadPeer(f"it does not prove that it is broker {replica_id}, as etcd has it: nothing of it counts")
-        answer = orjson.dumps({**orjson.loads(self._history.to_json()), "begin": self._log_min(), "end": log_end})
-        return proof_of(self.member.nonce, greeting.proof + answer) + answer
+        history = orjson.dumps({**orjson.loads(self._history.to_json()), "begin": self._log_min(), "end": log_end})
+        answer = Answer(self._randbytes(CHALLENGE_BYTES), history).proven(self.member.nonce, greeting)
+        return answer.encode(), answer.confirmation(self.member.members[replica_id].nonce, greeting)
 
     def _is_proven(self, greeting: Greeting) -> bool:
         member = self.member.members.get(greeting.replica_id)
@@ -276,9 +277,12 @@ class BrokerGroup:
         why_not = why_set_back(role, has.epoch, has.lease)
         if why_not:
             raise MQError(f"{why_not}: {SET_BACK}")
-        greeting = Greeting(self._digest, role.epoch, self.replica_id, store.committed, not store.why_not_whole)
-        greeting = greeting.proven(self.member.nonce)
-        theirs, begin, end = self._read_answer(await connection.greet(greeting), greeting, role)
+        is_whole, challenge, nonce = not store.why_not_whole, self._randbytes(CHALLENGE_BYTES), self.member.nonce
+        greeting = Greeting(self._digest, role.epoch, self.replica_id, store.committed, is_whole, challenge)
+        greeting = greeting.proven(nonce)
+        answer = Answer.decode(await connection.greet(greeting))
+        theirs, begin, end = self._read_answer(answer, greeting, role)
+        connection.confirm(answer.confirmation(nonce, greeting))
         common = self._history.common_end(raw.end, theirs, end)
         if 0 < raw.end <= begin and common is None:  # it may be of those that the master has forgotten
             raise StoreLost(str(FallenBehind.of(raw.end, begin)))
@@ -290,14 +294,15 @@ class BrokerGroup:
             await self._save(theirs)
         store.conflict, store.whole_at = None, end
 
-    def _read_answer(self, data: bytes, greeting: Greeting, role: Role) -> tuple[EpochHistory, int, int]:
-        proof, answer = data[:PROOF_BYTES], data[PROOF_BYTES:]
-        nonce = "" if role.master is None else role.master.nonce
-        if not nonce or proof != proof_of(nonce, greeting.proof + answer):
+    def _read_answer(self, answer: Answer, greeting: Greeting, role: Role) -> tuple[EpochHistory, int, int]:
+        if role.master is None or not answer.is_proven(role.master.nonce, greeting):
             self.member.wake()
-            raise MQError("it does not prove that it is the master, as etcd has it: nothing is taken from it")
-        history = EpochHistory.from_json(answer)
-        said = orjson.loads(answer)
+            raise MQError(
+                "it does not prove that it is the master, as etcd has it, or its answer was recorded on another "
+                "connection: nothing is taken from it"
+            )
+        history = EpochHistory.from_json(answer.history)
+        said = orjson.loads(answer.history)
         begin, end = said.get("begin", 0), said.get("end")
         if type(end) is not int or type(begin) is not int or not 0 <= begin <= end:
             raise BadHistory("the master does not say where its log begins and ends")

@@ -384,7 +384,7 @@ class GroupMember(Service):
     async def _enter(self, own: KeyValue | None) -> None:
         """Write the key of this member, under its lease."""
         if own is not None and own.lease:
-            other = Member.from_json(own.value)
+            other = _member_of(self._member_key(self._settings.replica_id), own)
             self._set_role(Role())
             raise GroupError(
                 f"a broker at {other.address} runs with brokerId={other.replica_id}, or did until a moment ago; each "
@@ -424,10 +424,12 @@ class GroupMember(Service):
                 await self._put_member(own.modified)
 
     def _read_members(self, found: Snapshot) -> dict[int, Member]:
-        prefix = self._member_key(0)[:-1]
-        items = [item.value for key, item in found.items.items() if key.startswith(prefix) and item.lease]
-        members = [Member.from_json(value) for value in items]
-        return {member.replica_id: member for member in members}
+        prefix, read = self._member_key(0)[:-1], dict[int, Member]()
+        for key, item in found.items.items():
+            if key.startswith(prefix) and item.lease:
+                member = _member_of(key, item)
+                read[member.replica_id] = member
+        return read
 
     def _read_identities(self, found: Snapshot) -> dict[int, Identity]:
         prefix, read = f"{self._settings.prefix}identities/", dict[int, Identity]()
@@ -514,7 +516,7 @@ class GroupMember(Service):
         item = found.items.get(self._member_key(state.master))
         if item is None or item.lease != state.lease:
             return None
-        return Member.from_json(item.value)
+        return _member_of(self._member_key(state.master), item)
 
     # --- elections
 
@@ -627,6 +629,19 @@ class GroupMember(Service):
         self._watch = None
         if result is not None and not result.check(EtcdError, CancelledError):  # type: ignore[no-untyped-call]
             log.failure("the watch of etcd ended", result)
+
+
+def _member_of(key: str, item: KeyValue) -> Member:
+    """The member that the key is of. Raises GroupError."""
+    try:
+        member = Member.from_json(item.value)
+        if not key.endswith(f"/{member.replica_id}"):
+            raise GroupError(f"it is of broker {member.replica_id}")
+    except GroupError as error:
+        raise GroupError(
+            f"the key {key} in etcd holds no member of the group: {error}; it goes with the lease of who wrote it"
+        ) from None
+    return member
 
 
 def _ends_at(asked_at: float, ttl_s: int) -> float:

@@ -107,6 +107,9 @@ class Member:
         replica_id, address, ha_address = row.get("replica_id"), row.get("address"), row.get("ha_address")
         if not (_is_number(replica_id) and isinstance(address, str) and isinstance(ha_address, str)):
             raise GroupError("an id or address is missing")
+        nonce = row.get("nonce", "")
+        if not isinstance(nonce, str):
+            raise GroupError("its nonce is no text")
         remainder, conflict = row.get("remainder"), row.get("conflict")
         epoch, lease, committed = _counts(row, "epoch", "lease", "committed")
         return cls(
@@ -114,7 +117,7 @@ class Member:
             address,
             ha_address,
             None if remainder is None else Remainder(*_numbers(remainder, "of", "epoch", "end")),
-            str(row.get("nonce", "")),
+            nonce,
             epoch,
             lease,
             committed,

@@ -5,12 +5,15 @@
 
 Brokers of a group begin with a greeting, which Java's neither send nor understand:
 
-    slave to master    -2  8 | digest of the group's name  8 | epoch  8 | brokerId  8 | commit point  8 | whole  8 |
-                       proof  32
-    master to slave    -2  8 | size  4 | the history of its log's epochs, and where the log ends, as JSON
+    slave to master    -5  8 | digest of the group's name  8 | epoch  8 | brokerId  8 | commit point  8 | whole  8 |
+                       challenge  32 | proof  32
+    master to slave    -5  8 | size  4 | challenge  32 | proof  32 | the history of its log's epochs, and where the
+                       log ends, as JSON
+    slave to master    -5  8 | proof  32
     master to slave    -3  8 | size  4 | its commit point  8       when that has moved, to those that have greeted
 
-The proof shows that the slave is the member of that id in etcd: see `proof_of`.
+Each proof shows that its sender is the member of its id in etcd: see `proof_of`. A challenge is random, and the proofs
+that follow cover both, so that neither end's recorded messages are accepted on another connection.
 
 A slave whose log is empty reports 0, and gets the log from the beginning of the master's last segment on; any other
 gets it from the offset of its first report on. Source: HAConnection and HAClient of 4.9.7. Unlike there each report is
@@ -33,12 +36,17 @@ HEADER = Struct(">qi")
 #: Largest piece that a slave accepts; a master sends haTransferBatchSize, 32 KiB by default.
 PIECE_BYTES_MAX = 16 * 1024 * 1024
 #: Sentinels in place of an offset.
-GREETING = -2
+GREETING = -5
 COMMITTED = -3
 #: An HMAC-SHA256.
 PROOF_BYTES = 32
-_GREETING = Struct(f">q8sqqqq{PROOF_BYTES}s")
+CHALLENGE_BYTES = 32
+_GREETING = Struct(f">q8sqqqq{CHALLENGE_BYTES}s{PROOF_BYTES}s")
 _SIGNED_BYTES = _GREETING.size - PROOF_BYTES
+_MARK = REPORT.pack(GREETING)
+#: Began the greeting of earlier versions, which had no challenge.
+_FORMER_MARK = REPORT.pack(-2)
+_CONFIRMATION_BYTES = len(_MARK) + PROOF_BYTES
 _COMMIT = Struct(">qiq")
 
 
@@ -55,33 +63,72 @@ class BadPeer(MQError):
 @attrs.frozen
 class Greeting:
     """How a slave of a group begins: the group, the epoch whose master it takes the other end for, and its id;
-    `committed`: its commit point; `is_whole`: whether its store has all that it ever acknowledged. `proof`: see
-    `proof_of`."""
+    `committed`: its commit point; `is_whole`: whether its store has all that it ever acknowledged. `challenge`: random
+    bytes, other ones on each connection. `proof`: see `proof_of`."""
 
     group: bytes
     epoch: int
     replica_id: int
     committed: int = 0
     is_whole: bool = True
+    challenge: bytes = bytes(CHALLENGE_BYTES)
     proof: bytes = bytes(PROOF_BYTES)
 
     def encode(self) -> bytes:
-        return _GREETING.pack(
-            GREETING, self.group, self.epoch, self.replica_id, self.committed, self.is_whole, self.proof
-        )
+        return _GREETING.pack(GREETING, *attrs.astuple(self))
 
     def proven(self, nonce: str) -> Greeting:
         """This greeting with its proof."""
-        return attrs.evolve(self, proof=proof_of(nonce, self.encode()[:_SIGNED_BYTES]))
+        return attrs.evolve(self, proof=proof_of(nonce, b"greeting", self.encode()[:_SIGNED_BYTES]))
 
     def is_proven(self, nonce: str) -> bool:
         """Whether the one who made it knows the nonce."""
         return bool(nonce) and compare_digest(self.proven(nonce).proof, self.proof)
 
 
-def proof_of(nonce: str, data: bytes) -> bytes:
-    """Shows that somebody who sends `data` knows the nonce of a member's key in etcd: its HMAC-SHA256, 32 bytes."""
-    return hmac.digest(nonce.encode(), data, "sha256")
+@attrs.frozen
+class Answer:
+    """A master's answer to a greeting. `history`: of its log's epochs, and where the log ends, as JSON. `challenge`:
+    random bytes, other ones on each connection."""
+
+    challenge: bytes
+    history: bytes
+    proof: bytes = bytes(PROOF_BYTES)
+
+    def encode(self) -> bytes:
+        return self.challenge + self.proof + self.history
+
+    @classmethod
+    def decode(cls, data: bytes) -> Answer:
+        """An answer that is too short has no proof that is right."""
+        begin = CHALLENGE_BYTES + PROOF_BYTES
+        return cls(data[:CHALLENGE_BYTES], data[begin:], data[CHALLENGE_BYTES:begin])
+
+    def proven(self, nonce: str, greeting: Greeting) -> Answer:
+        """This answer with its proof, by the master's nonce."""
+        parts = greeting.encode(), self.challenge, self.history
+        return attrs.evolve(self, proof=proof_of(nonce, b"answer", *parts))
+
+    def is_proven(self, nonce: str, greeting: Greeting) -> bool:
+        """Whether the one who made it knows the master's nonce, and has got this greeting."""
+        return bool(nonce) and compare_digest(self.proven(nonce, greeting).proof, self.proof)
+
+    def confirmation(self, nonce: str, greeting: Greeting) -> bytes:
+        """The slave's proof that the greeting was made for this connection, by its nonce."""
+        return proof_of(nonce, b"confirmation", greeting.encode(), self.encode())
+
+
+def proof_of(nonce: str, what: bytes, *parts: bytes) -> bytes:
+    """Shows that somebody who sends `parts` knows the nonce of a member's key in etcd: their HMAC-SHA256, 32 bytes.
+
+    :param what: which message it is; no proof of one is good for another.
+    """
+    return hmac.digest(nonce.encode(), b"\0".join((what, *parts)), "sha256")
+
+
+def encode_confirmation(proof: bytes) -> bytes:
+    """The message with which a slave confirms its greeting."""
+    return _MARK + proof
 
 
 class MasterLink:
@@ -98,9 +145,11 @@ class MasterLink:
         self.start: int | None = None
         self.sent: int | None = None
         self.acknowledged = 0
-        #: How the slave began, if it is of a group; and whether it was answered: before, it must wait.
+        #: How the slave began, if it is of a group; and whether it has confirmed that, after the answer.
         self.greeting: Greeting | None = None
-        self.is_answered = False
+        self.is_proven = False
+        #: The proof that must follow the answer; None before the answer, until which the slave must wait.
+        self._confirmation: bytes | None = None
         #: The commit point that was sent last.
         self.committed = 0
         self._segment_bytes = segment_bytes
@@ -109,12 +158,10 @@ class MasterLink:
 
     def receive(self, data: bytes, log_min: int, log_end: int) -> bool:
         """Read reports; returns whether `acknowledged` has grown, or the first report came. Raises BadPeer."""
-        data = self._greet(self._unread + data)
-        if self.greeting is not None and data and not self.is_answered:
-            raise BadPeer("it goes on before its greeting was answered")
-        whole = len(data) - len(data) % REPORT.size
-        if self.sent is None and self.greeting is None and data.startswith(REPORT.pack(GREETING)):
-            whole = 0
+        self._unread += data
+        if self.sent is None and not self._may_report():
+            return False
+        data, whole = self._unread, len(self._unread) - len(self._unread) % REPORT.size
         self._unread = data[whole:]
         before = self.sent, self.acknowledged
         for (offset,) in REPORT.iter_unpack(data[:whole]):
@@ -124,16 +171,34 @@ class MasterLink:
                 self._acknowledge(offset)
         return before != (self.sent, self.acknowledged)
 
-    def _greet(self, data: bytes) -> bytes:
-        """Take a greeting from the beginning of `data`, if it is one; returns the rest."""
-        is_first = self.sent is None and self.greeting is None
-        if not is_first or len(data) < _GREETING.size or not data.startswith(REPORT.pack(GREETING)):
-            return data
-        _, group, epoch, replica_id, committed, is_whole, proof = _GREETING.unpack_from(data)
-        if not (is_whole in (0, 1) and committed >= 0):
-            raise BadPeer("its greeting is of another version of mqbroker, or no greeting")
-        self.greeting = Greeting(group, epoch, replica_id, committed, is_whole == 1, proof)
-        return data[_GREETING.size :]
+    def _may_report(self) -> bool:
+        """Take a greeting, and its confirmation, from what is unread; returns whether what follows are reports. Raises
+        BadPeer."""
+        if self.greeting is None:
+            if self._unread.startswith(_FORMER_MARK):
+                raise BadPeer("its greeting is of an older version of mqbroker: all brokers of a group need the same")
+            if not self._unread.startswith(_MARK):
+                return True
+            if len(self._unread) < _GREETING.size:
+                return False
+            _, group, epoch, replica_id, committed, is_whole, *proofs = _GREETING.unpack_from(self._unread)
+            if not (is_whole in (0, 1) and committed >= 0):
+                raise BadPeer("its greeting is of another version of mqbroker, or no greeting")
+            self.greeting = Greeting(group, epoch, replica_id, committed, is_whole == 1, *proofs)
+            self._unread = self._unread[_GREETING.size :]
+        if self._unread and not self.is_proven:
+            if self._confirmation is None:
+                raise BadPeer("it goes on before its greeting was answered")
+            is_whole = len(self._unread) >= _CONFIRMATION_BYTES
+            wanted = encode_confirmation(self._confirmation) if is_whole else _MARK[: len(self._unread)]
+            if not compare_digest(self._unread[: len(wanted)], wanted):
+                raise BadPeer(
+                    f"it says that it is broker {self.greeting.replica_id}, and its greeting was recorded on another "
+                    "connection: nothing of it counts"
+                )
+            if is_whole:
+                self.is_proven, self._unread = True, self._unread[_CONFIRMATION_BYTES:]
+        return self.is_proven
 
     def _begin(self, offset: int, log_min: int, log_end: int) -> None:
         if offset == 0:
@@ -156,14 +221,17 @@ class MasterLink:
         """Whether the slave has acknowledged begin..end of the log, all of which was sent over this link."""
         return self.start is not None and self.start <= begin and end <= self.acknowledged
 
-    def answer(self, history: bytes) -> bytes:
-        """The answer to the greeting."""
-        self.is_answered = True
-        return HEADER.pack(GREETING, len(history)) + history
+    def answer(self, answer: bytes, confirmation: bytes) -> bytes:
+        """What answers the greeting.
+
+        :param confirmation: the proof with which the slave must go on.
+        """
+        self._confirmation = confirmation
+        return HEADER.pack(GREETING, len(answer)) + answer
 
     def commit_point(self, committed: int) -> bytes:
         """What tells a slave that has greeted of the commit point; empty if it knows, or is of no group."""
-        if not self.is_answered or self.sent is None or committed <= self.committed:
+        if not self.is_proven or self.sent is None or committed <= self.committed:
             return b""
         self.committed = committed
         return _COMMIT.pack(COMMITTED, REPORT.size, committed)

@@ -159,8 +159,8 @@ class MasterProof:
         signed = self._unread[len(_MARK) : _LAST.size - len(proof)]
         if not keys.is_proof(proof, b"slave", self._nonces, signed):
             raise BadPeer(
-                "it knows another secret: give it the same haSecretFile, brokerClusterName and brokerName as this "
-                "broker"
+                "it knows another secret, or repeats a proof of another link: give it the same haSecretFile, "
+                "brokerClusterName and brokerName as this broker"
             )
         if offset < _NO_RECORD:
             raise BadPeer(f"it says that its last record is at {offset}")
@@ -200,8 +200,8 @@ class SlaveProof:
         nonces = self._nonce + theirs
         if not self._keys.is_proof(proof, b"master", nonces, REPORT.pack(log_min) + REPORT.pack(log_end)):
             raise BadPeer(
-                "the master knows another secret: give it the same haSecretFile, brokerClusterName and brokerName as "
-                "this broker"
+                "the master knows another secret, or repeats a proof of another link: give it the same haSecretFile, "
+                "brokerClusterName and brokerName as this broker"
             )
         if len(self._unread) > _ANSWER.size or not 0 <= log_min <= log_end:
             raise BadPeer("the master goes on before it was told where this log ends")

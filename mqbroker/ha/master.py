@@ -110,9 +110,9 @@ class HaSettings:
 class IGroup(Protocol):
     """What the master of a group of brokers says to a replica that greets it."""
 
-    def answer(self, greeting: Greeting, log_end: int) -> Deferred[bytes]:
-        """Fires with the answer: the history of the log. Fails with BadPeer where the replica is not of this group and
-        epoch, or is not the one that etcd has."""
+    def answer(self, greeting: Greeting, log_end: int) -> Deferred[tuple[bytes, bytes]]:
+        """Fires with the answer, encoded, and the proof with which the replica must confirm it. Fails with BadPeer
+        where the replica is not of this group and epoch, or is not the one that etcd has."""
 
 
 @attrs.frozen
@@ -190,7 +190,7 @@ class SlaveConnection(TwistedProtocol):
     def dataReceived(self, data: bytes) -> None:
         self.heard_at = self._factory.now()
         source = self._factory.log
-        is_new, is_greeted = self.link.sent is None, self.link.greeting is not None
+        is_new, is_greeted, is_proven = self.link.sent is None, self.link.greeting is not None, self.link.is_proven
         try:
             if not self._proof.is_over:
                 answer, data = self._proof.receive(data, source.start, source.end)
@@ -201,6 +201,8 @@ class SlaveConnection(TwistedProtocol):
             has_grown = self.link.receive(data, source.start, source.end)
             if not is_greeted and self.link.greeting is not None:
                 self._greet(self.link.greeting)
+            if not is_proven and self.link.is_proven:
+                self._factory.slaves.close_former(self)
         except BadPeer as error:
             self._refuse(str(error))
             return
@@ -223,13 +225,11 @@ class SlaveConnection(TwistedProtocol):
             raise BadPeer("it belongs to a group whose master is elected (etcdEndpoints), and this broker to none")
         end = self._factory.log.end
         self._whole_at = 0 if greeting.is_whole else end
-        answering = group.answer(greeting, end).addCallback(self._answer, greeting.replica_id)
-        self._answering = answering.addErrback(self._not_answered)
+        self._answering = group.answer(greeting, end).addCallback(self._answer).addErrback(self._not_answered)
 
-    def _answer(self, answer: bytes, replica_id: int) -> None:
+    def _answer(self, answer: tuple[bytes, bytes]) -> None:
         if not self._is_closed:
-            self._factory.slaves.close_former(self, replica_id)
-            cast(Any, self.transport).write(self.link.answer(answer))
+            cast(Any, self.transport).write(self.link.answer(*answer))
 
     def _not_answered(self, failure: Failure) -> None:
         if not failure.check(CancelledError):  # type: ignore[no-untyped-call]
@@ -464,14 +464,15 @@ class Slaves:
         return {
             link.link.greeting.replica_id: link
             for link in self._reported()
-            if link.link.greeting is not None and link.link.is_answered and not link.is_closed
+            if link.link.greeting is not None and link.link.is_proven and not link.is_closed
         }
 
-    def close_former(self, link: SlaveConnection, replica_id: int) -> None:
-        """Close the other links to the replica: it has connected again."""
+    def close_former(self, link: SlaveConnection) -> None:
+        """Close the other links to the replica, which has connected again, and proven it."""
+        greeting = link.link.greeting
         for other in list(self.links):
-            greeting = other.link.greeting if other.link.is_answered else None
-            if other is not link and greeting is not None and greeting.replica_id == replica_id:
+            theirs = other.link.greeting if other.link.is_proven and other is not link else None
+            if greeting is not None and theirs is not None and theirs.replica_id == greeting.replica_id:
                 other.close("the same replica has connected again")
 
     def notify(self) -> None:
@@ -552,11 +553,11 @@ class MasterFactory(ServerFactory):
         links = [
             link
             for link in self.slaves.links
-            if not link.is_closed and (link.link.sent is None or (self.group and not link.link.is_answered))
+            if not link.is_closed and (link.link.sent is None or (self.group and not link.link.is_proven))
         ]
         if not links:
             return False
-        chosen = min(links, key=lambda link: (link.link.is_answered, link.link.sent is not None))
+        chosen = min(links, key=lambda link: (link.link.is_proven, link.link.sent is not None))
         why = "it reports nothing" if chosen.link.sent is None else "it is of no replica of the group"
         chosen.close(f"{why}, and others connect")
         return True

@@ -23,7 +23,7 @@ from twisted.python.failure import Failure
 from mqbroker.config import BrokerSettings, FlushDiskType
 from mqbroker.errors import MQError, StoreBusy, StoreError
 from mqbroker.ha.divergence import Diverged
-from mqbroker.ha.link import COMMITTED, GREETING, REPORT, BadPeer, Greeting, SlaveLink
+from mqbroker.ha.link import COMMITTED, GREETING, REPORT, BadPeer, Greeting, SlaveLink, encode_confirmation
 from mqbroker.ha.link_secret import Last, LinkSecret, SlaveProof
 from mqbroker.remoting.client import Connector
 from mqbroker.remoting.repeated_call import RepeatedCall
@@ -201,6 +201,10 @@ class MasterConnection(TwistedProtocol):
         answer = self._answer = Deferred()
         cast(Any, self.transport).write(greeting.encode())
         return answer
+
+    def confirm(self, proof: bytes) -> None:
+        """Tell the master, after its answer, that the greeting was made for this connection."""
+        cast(Any, self.transport).write(encode_confirmation(proof))
 
     def _not_begun(self, failure: Failure) -> None:
         error = failure.value

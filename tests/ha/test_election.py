@@ -374,6 +374,11 @@ def test_two_of_one_id_do_not_both_take_part() -> None:
         (b'{"cluster":"C","broker":"B","epoch":1,"master":1,"lease":1,"in_sync":["1"]}', "holds no state"),
         (b'{"cluster":"C","broker":"B","epoch":9223372036854775808,"master":1,"lease":1,"in_sync":[1]}', "holds no"),
         (json.dumps({"epoch": 1, "master": 1, "lease": 1, "in_sync": list(range(1, 1000))}).encode(), "holds no"),
+        (json.dumps({"epoch": 1, "master": 1, "lease": 1, "in_sync": list(range(1, 66))}).encode(), "holds no"),
+        (b'{"cluster":"C","broker":"B","epoch":0,"master":1,"lease":1,"in_sync":[1]}', "holds no state"),
+        (b'{"cluster":"C","broker":"B","epoch":1,"master":1,"lease":1,"in_sync":[1],"committed":-1}', "holds no state"),
+        (b'{"cluster":"C","broker":"B","epoch":1,"master":1,"lease":1,"in_sync":[1],"lowered":2.5}', "holds no state"),
+        (b'{"version":2,"cluster":"C","broker":"B"}', "of version 2, which a later mqbroker wrote"),
         (b'{"cluster":"C","broker":"Z","epoch":1,"master":1,"lease":1,"in_sync":[1]}', "is of C/Z"),
     ],
 )
@@ -392,12 +397,26 @@ def test_what_others_wrote_under_our_keys_is_told_and_nothing_is_done(value: byt
     assert world.masters == [1]
 
 
-def test_garbage_as_a_member_is_told() -> None:
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"", "it is no JSON object"),
+        (b"{}", "an id or address is missing"),
+        (b'{"replica_id":0,"address":"a:1","ha_address":"a:2"}', "an id or address is missing"),
+        (b'{"replica_id":2,"address":"a:1","ha_address":"a:2"}', "it is of broker 2"),
+        (b'{"replica_id":1,"address":"a:1","ha_address":"a:2","nonce":null}', "its nonce is no text"),
+        (b'{"replica_id":1,"address":"a:1","ha_address":"a:2","committed":-1}', "not in whole numbers"),
+        (b'{"replica_id":1,"address":"a:1","ha_address":"a:2","version":2}', "of version 2"),
+    ],
+)
+def test_what_is_no_member_under_a_members_key_is_told_and_nothing_is_done(value: bytes, why: str) -> None:
     world = group(1, 2)
     item = world.etcd.items[f"{PREFIX}members/1"]
-    world.etcd.items[f"{PREFIX}members/1"] = type(item)(b"{}", item.created, item.modified, item.lease)
+    world.etcd.items[f"{PREFIX}members/1"] = type(item)(value, item.created, item.modified, item.lease)
     world.turn(3)
-    assert "an id or address is missing" in world.members[2].why_not
+    assert "members/1 in etcd holds no member of the group" in world.members[2].why_not
+    assert why in world.members[2].why_not
+    assert world.state()["epoch"] == 1
 
 
 def test_a_group_whose_state_is_gone_is_not_founded_anew() -> None:

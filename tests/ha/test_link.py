@@ -15,11 +15,14 @@ from mqbroker.ha.link import (
     GREETING,
     HEADER,
     PIECE_BYTES_MAX,
+    PROOF_BYTES,
     REPORT,
+    Answer,
     BadPeer,
     Greeting,
     MasterLink,
     SlaveLink,
+    encode_confirmation,
 )
 from tests.numbers import numbers
 
@@ -174,10 +177,12 @@ def test_the_recorded_link_of_java() -> None:
 
 
 GROUP = Greeting(b"groupABC", 7, 2)
+PROOF = bytes(range(PROOF_BYTES))
+CONFIRMATION = encode_confirmation(PROOF)
 
 
-@given(st.integers(1, 60))
-def test_a_replica_greets_is_answered_and_then_reports(step: int) -> None:
+@given(numbers(1, 150))
+def test_a_replica_greets_is_answered_confirms_and_then_reports(step: int) -> None:
     near, far = MasterLink(SEGMENT, 100), SlaveLink()
     far.is_greeting = True
     data = GROUP.encode()
@@ -185,10 +190,13 @@ def test_a_replica_greets_is_answered_and_then_reports(step: int) -> None:
         assert near.receive(data[at : at + step], 1024, 5000) is False
     assert near.greeting == GROUP
     assert near.next_piece(5000) is None
-    answer = near.answer(b"history") + near.answer(b"")
+    answer = near.answer(b"history", PROOF)
     found = [piece for at in range(0, 19, step) for piece in far.receive(answer[at : min(19, at + step)])]
     assert found == [(GREETING, b"history")]
-    assert near.receive(REPORT.pack(0), 1024, 5000)
+    data = CONFIRMATION + REPORT.pack(0)
+    grown = [near.receive(data[at : at + step], 1024, 5000) for at in range(0, len(data), step)]
+    assert near.is_proven
+    assert grown == [False] * (len(grown) - 1) + [True]
     assert near.next_piece(5000) == (1024, 100)  # the whole log, not its last segment
     assert list(far.receive(near.header(3) + b"abc")) == [(1024, b"abc")]
 
@@ -205,15 +213,52 @@ def test_an_answer_that_comes_byte_by_byte_is_looked_at_once() -> None:
 
 def test_a_greeting_comes_first_and_once() -> None:
     link = master(0, 0, 5000)
-    with pytest.raises(BadPeer, match="the offset -2"):
+    with pytest.raises(BadPeer, match="the offset -5"):
         link.receive(GROUP.encode(), 0, 5000)
     link = MasterLink(SEGMENT, 100)
     link.receive(GROUP.encode(), 0, 5000)
     with pytest.raises(BadPeer, match="before its greeting was answered"):
         link.receive(GROUP.encode(), 0, 5000)
-    link.answer(b"")
-    with pytest.raises(BadPeer, match="the offset -2"):
+    link, _ = answered()
+    with pytest.raises(BadPeer, match="the offset -5"):
         link.receive(GROUP.encode(), 0, 5000)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(encode_confirmation(PROOF[::-1]), id="of another connection"),
+        pytest.param(encode_confirmation(bytes(PROOF_BYTES)), id="none"),
+        pytest.param(GROUP.encode(), id="the greeting again"),
+        pytest.param(REPORT.pack(0), id="a report"),
+        pytest.param(REPORT.pack(5000), id="all of the log"),
+        pytest.param(b"\x00", id="a byte"),
+        pytest.param(bytes(100_000), id="much"),
+    ],
+)
+def test_a_replica_that_does_not_confirm_its_greeting_never_counts(data: bytes) -> None:
+    link = MasterLink(SEGMENT, 100)
+    link.receive(GROUP.encode(), 0, 5000)
+    link.answer(b"history", PROOF)
+    with pytest.raises(BadPeer, match="it says that it is broker 2, and its greeting was recorded on another"):
+        link.receive(data, 0, 5000)
+    assert (link.is_proven, link.sent, link.acknowledged, link.confirms(0, 0)) == (False, None, 0, False)
+
+
+@pytest.mark.parametrize("size", [0, 1, 8, 9, 39])
+def test_a_confirmation_that_is_cut_short_is_awaited(size: int) -> None:
+    link = MasterLink(SEGMENT, 100)
+    link.receive(GROUP.encode(), 0, 5000)
+    link.answer(b"history", PROOF)
+    assert not link.receive(CONFIRMATION[:size], 0, 5000)
+    assert (link.is_proven, link.sent, link.commit_point(900)) == (False, None, b"")
+    link.receive(CONFIRMATION[size:], 0, 5000)
+    assert (link.is_proven, link.sent) == (True, None)
+
+
+def test_a_greeting_of_an_older_version_is_refused_at_once() -> None:
+    with pytest.raises(BadPeer, match="older version of mqbroker: all brokers of a group need the same"):
+        MasterLink(SEGMENT, 100).receive(REPORT.pack(-2), 0, 5000)
 
 
 @pytest.mark.parametrize("header", [HEADER.pack(GREETING, -1), HEADER.pack(0, 1), HEADER.pack(GREETING, 1 << 30)])
@@ -236,13 +281,54 @@ def test_a_greeting_is_proven_by_the_nonce_of_its_member() -> None:
     assert not attrs.evolve(greeting, replica_id=3).is_proven("nonce of 2")
     assert not attrs.evolve(greeting, epoch=8).is_proven("nonce of 2")
     assert not attrs.evolve(greeting, is_whole=False).is_proven("nonce of 2")
+    assert not attrs.evolve(greeting, challenge=bytes([1]) + bytes(31)).is_proven("nonce of 2")
+
+
+ANSWER = Answer(b"c" * 32, b"history").proven("nonce of 1", GROUP)
+
+
+def test_an_answer_is_proven_by_the_masters_nonce_for_one_greeting() -> None:
+    assert Answer.decode(ANSWER.encode()) == ANSWER
+    assert ANSWER.is_proven("nonce of 1", GROUP)
+    assert not ANSWER.is_proven("nonce of 2", GROUP)
+    assert not ANSWER.is_proven("", GROUP)
+    assert not Answer(b"c" * 32, b"history").proven("", GROUP).is_proven("", GROUP)
+    assert not ANSWER.is_proven("nonce of 1", attrs.evolve(GROUP, challenge=bytes([1]) + bytes(31)))
+
+
+@given(numbers(0, 70), numbers(1, 255))
+def test_each_byte_of_an_answer_is_proven(at: int, change: int) -> None:
+    data = bytearray(ANSWER.encode())
+    data[at] ^= change
+    assert not Answer.decode(bytes(data)).is_proven("nonce of 1", GROUP)
+
+
+@given(numbers(0, 70))
+def test_an_answer_that_is_cut_short_or_goes_on_proves_nothing(size: int) -> None:
+    assert not Answer.decode(ANSWER.encode()[:size]).is_proven("nonce of 1", GROUP)
+    assert not Answer.decode(ANSWER.encode() + bytes(size + 1)).is_proven("nonce of 1", GROUP)
+
+
+def test_a_confirmation_is_for_one_connection_and_no_other_proof_of_it() -> None:
+    greeting = GROUP.proven("nonce of 2")
+    proof = ANSWER.confirmation("nonce of 2", greeting)
+    again = attrs.evolve(ANSWER, challenge=b"d" * 32).proven("nonce of 1", GROUP)
+    others = [
+        again.confirmation("nonce of 2", greeting),
+        ANSWER.confirmation("nonce of 2", attrs.evolve(greeting, challenge=b"d" * 32)),
+        ANSWER.confirmation("nonce of 1", greeting),
+        ANSWER.proven("nonce of 2", greeting).proof,
+        greeting.proof,
+    ]
+    assert proof not in others
 
 
 def answered() -> tuple[MasterLink, SlaveLink]:
     near, far = MasterLink(SEGMENT, 100), SlaveLink()
     far.is_greeting = True
     near.receive(GROUP.encode(), 0, 5000)
-    assert list(far.receive(near.answer(b"history"))) == [(GREETING, b"history")]
+    assert list(far.receive(near.answer(b"history", PROOF))) == [(GREETING, b"history")]
+    near.receive(CONFIRMATION, 0, 5000)
     return near, far
 
 

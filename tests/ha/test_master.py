@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.config import BrokerRole
 from mqbroker.errors import StoreBusy, StoreError
-from mqbroker.ha.link import GREETING, HEADER, REPORT, BadPeer, Greeting
+from mqbroker.ha.link import GREETING, HEADER, REPORT, BadPeer, Greeting, encode_confirmation
 from mqbroker.ha.master import (
     DRAIN_SECONDS_MAX,
     LINKS_MAX,
@@ -333,13 +333,16 @@ def test_for_how_long_a_slave_is_behind(
     assert attrs.evolve(connection.status(), rate=0) == SlaveStatus("10.0.0.2:40000", 10_003, 0, 0.0)
 
 
+PROOF = bytes(range(32))
+
+
 class OneGroup:
     """A group that knows replicas of epoch 7."""
 
-    def answer(self, greeting: Greeting, log_end: int) -> Deferred[bytes]:
+    def answer(self, greeting: Greeting, log_end: int) -> Deferred[tuple[bytes, bytes]]:
         if greeting.epoch != 7:
             return fail(BadPeer("another epoch"))
-        return succeed(b"history to %d" % log_end)
+        return succeed((b"history to %d" % log_end, PROOF))
 
 
 @pytest.mark.parametrize("group", [None, OneGroup()])
@@ -354,12 +357,16 @@ def test_a_greeting_that_is_not_for_this_broker_ends_the_link(
     assert connection.is_closed
 
 
-def greeted(service: MasterService, greeting: Greeting) -> tuple[SlaveConnection, Transport]:
+def greeted(
+    service: MasterService, greeting: Greeting, confirmation: bytes = encode_confirmation(PROOF)
+) -> tuple[SlaveConnection, Transport]:
     connection = service.factory.buildProtocol(IPv4Address("TCP", "10.0.0.2", 40000))
     assert connection is not None
     transport = Transport()
     connection.makeConnection(transport)
     connection.dataReceived(greeting.encode())
+    if confirmation:
+        connection.dataReceived(confirmation)
     return connection, transport
 
 
@@ -377,6 +384,25 @@ def test_a_replica_that_connects_again_takes_its_former_links_place(reactor: Mem
     assert (first.is_closed, other.is_closed) == (True, False)
     second.dataReceived(REPORT.pack(10_000))
     assert slaves.replicas() == {2: second}
+
+
+def test_a_recorded_greeting_closes_no_link_and_counts_for_nothing(
+    reactor: MemoryReactorClock, source: Log, logged: Logged
+) -> None:
+    slaves = Slaves(source)
+    service = MasterService(reactor, slaves, HaSettings(listen_port=10912), group=OneGroup())
+    service.startService()
+    first, _ = greeted(service, Greeting(b"x" * 8, 7, 2))
+    first.dataReceived(REPORT.pack(500))
+    for recorded in (b"", encode_confirmation(PROOF[::-1]) + REPORT.pack(10_000), REPORT.pack(10_000)):
+        connection, transport = greeted(service, Greeting(b"x" * 8, 7, 2), recorded)
+        assert transport.received() == [(GREETING, b"history to 10000")]
+        assert (slaves.replicas(), first.is_closed) == ({2: first}, False)
+        assert not slaves.confirm(500, 10_000, 1)
+        assert connection.is_closed == bool(recorded)
+    why = "it says that it is broker 2, and its greeting was recorded on another connection: nothing of it counts"
+    closed = [line for line in logged.lines if "is closed" in line]
+    assert closed == [f"the replication link to 10.0.0.2:40000 is closed: {why}"] * 2
 
 
 def test_links_of_no_replica_keep_no_replica_out(reactor: MemoryReactorClock, source: Log, logged: Logged) -> None:

@@ -15,8 +15,15 @@ from twisted.python.failure import Failure
 
 from mqbroker.errors import DiskFull, FlushTimedOut, MQError, StoreBusy
 from mqbroker.ha.divergence import Diverged
-from mqbroker.ha.link import HEADER, PIECE_BYTES_MAX, REPORT
-from mqbroker.ha.slave import CONNECT_SECONDS_MAX, RETRY_SECONDS, MasterStatus, SlaveService, SlaveSettings
+from mqbroker.ha.link import COMMITTED, GREETING, HEADER, PIECE_BYTES_MAX, REPORT, Greeting, encode_confirmation
+from mqbroker.ha.slave import (
+    CONNECT_SECONDS_MAX,
+    RETRY_SECONDS,
+    MasterConnection,
+    MasterStatus,
+    SlaveService,
+    SlaveSettings,
+)
 from mqbroker.wire.record import BadRecord
 from tests.remoting.logs import Logged
 
@@ -317,6 +324,60 @@ def test_a_comparison_that_fails_takes_nothing(error: Exception, delay: float) -
     assert world.service.status.why_not == str(error)
     world.wait(delay + 0.5)
     assert world.times == [0, delay]
+
+
+class Replica:
+    """A replica that has greeted, and follows; `progress`: what it noted."""
+
+    def __init__(self) -> None:
+        self.log, self.progress = Log(), list[tuple[int, int]]()
+        self.connection = MasterConnection(
+            self.log, SlaveSettings(), lambda: 0.0, self._compare, lambda: None, lambda *at: self.progress.append(at)
+        )
+        self.transport = Transport()
+        self.connection.makeConnection(self.transport)
+
+    async def _compare(self, connection: MasterConnection) -> None:
+        await connection.greet(Greeting(bytes(8), 1, 1))
+        connection.confirm(bytes(32))
+
+
+def committed(at: int) -> bytes:
+    return HEADER.pack(COMMITTED, 8) + REPORT.pack(at)
+
+
+def test_a_replica_confirms_its_greeting_before_it_reports() -> None:
+    replica = Replica()
+    greeting = Greeting(bytes(8), 1, 1).encode()
+    assert replica.transport.value() == greeting
+    replica.connection.dataReceived(HEADER.pack(GREETING, 7) + b"history")
+    assert replica.transport.value() == greeting + encode_confirmation(bytes(32)) + REPORT.pack(0)
+
+
+@pytest.mark.parametrize(
+    ("points", "why"),
+    [
+        ([5, 4], "its commit point goes back from 5 to 4"),
+        ([5, 0], "its commit point goes back from 5 to 0"),
+        ([-1], "its commit point goes back from 0 to -1"),
+        ([2**63 - 1, 5], "its commit point goes back from 9223372036854775807 to 5"),
+        ([-(2**63)], "its commit point goes back from 0"),
+    ],
+)
+def test_a_commit_point_that_goes_back_ends_the_link(points: list[int], why: str) -> None:
+    replica = Replica()
+    replica.connection.dataReceived(HEADER.pack(GREETING, 7) + b"history" + piece(0, b"abcde"))
+    for point in points[:-1]:
+        replica.connection.dataReceived(committed(point))
+    assert not replica.transport.disconnecting
+    noted = list(replica.progress)
+    replica.connection.dataReceived(committed(points[-1]))
+    assert replica.transport.disconnecting
+    assert replica.progress == noted
+    ended: list[Any] = []
+    replica.connection.ended.addCallback(ended.append)
+    replica.connection.connectionLost(Failure(ConnectionRefusedError()))
+    assert why in ended[0].why
 
 
 def test_a_master_that_sends_unasked_is_left() -> None:

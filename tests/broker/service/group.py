@@ -41,6 +41,8 @@ STEP_S = 0.05
 NAMESRVS = ("10.0.0.8", "10.0.0.9")
 PORT, HA_PORT = 10_911, 10_912
 ETCD = "etcd"
+#: So much of what either end of a replication link sends is recorded.
+RECORDED_BYTES = 2_000
 
 
 class HostReactor(Reactor):
@@ -92,6 +94,23 @@ class HostReactor(Reactor):
 
 
 @attrs.define
+class Recorded:
+    """The beginning of what both ends of a replication link sent. `ended_at`: when the process at its origin ended."""
+
+    origin: str
+    target: str
+    ended_at: float = math.inf
+    sent: bytes = b""
+    received: bytes = b""
+
+    def note(self, sent: bytearray, received: bytearray) -> None:
+        if len(self.sent) < RECORDED_BYTES:
+            self.sent = bytes(sent[:RECORDED_BYTES])
+        if len(self.received) < RECORDED_BYTES:
+            self.received = bytes(received[:RECORDED_BYTES])
+
+
+@attrs.define
 class Wire:
     """A connection between two hosts."""
 
@@ -103,7 +122,7 @@ class Wire:
     sent: tuple[deque[tuple[float, int]], deque[tuple[float, int]]] = attrs.field(factory=lambda: (deque(), deque()))
     #: The ends that have heard that it is closed, or whose processes have ended.
     dead: set[int] = attrs.field(factory=set)
-    is_new: bool = True
+    recorded: Recorded | None = None
 
     def arrived(self, near: int, now: float, delay_s: float) -> int:
         """How many bytes of what the end has written are at the other one after such a delay."""
@@ -142,8 +161,8 @@ class Wires:
         #: How many bytes pass in a step: from, to.
         self.widths: dict[tuple[str, str], int] = {}
         self._left: dict[tuple[str, str], int] = {}
-        #: What processes said first on replication links: (host, when its process ended, bytes).
-        self.greetings: list[tuple[str, float, bytes]] = []
+        #: What both ends of replication links said first, as somebody between them records it.
+        self.recorded: list[Recorded] = []
         self.now = 0.0
         self._asked: list[tuple[str, str, IProtocolFactory, Deferred[Any]]] = []
 
@@ -186,10 +205,11 @@ class Wires:
         near, far = wire.link.ends
         if not (near.outbox or far.outbox or near.closing or far.closing):
             return
-        if wire.is_new and near.outbox:
-            wire.is_new = False
-            if wire.port == HA_PORT:
-                self.greetings.append((wire.origin, math.inf, bytes(near.outbox)))
+        if wire.port == HA_PORT and wire.recorded is None:
+            wire.recorded = Recorded(wire.origin, wire.target)
+            self.recorded.append(wire.recorded)
+        if wire.recorded is not None:
+            wire.recorded.note(near.written, far.written)
         there, back = self.passes(wire.origin, wire.target), self.passes(wire.target, wire.origin)
         link, moved = wire.link, wire.link.can_move
         while moved and not link.lost:
@@ -223,7 +243,9 @@ class Wires:
         for address in [address for address in self.servers if address.startswith(f"{host}:")]:
             del self.servers[address]
         self._asked[:] = [asked for asked in self._asked if asked[0] != host]
-        self.greetings = [(who, min(end, self.now) if who == host else end, data) for who, end, data in self.greetings]
+        for recorded in self.recorded:
+            if recorded.origin == host:
+                recorded.ended_at = min(recorded.ended_at, self.now)
         for wire in self.wires:
             if host in (wire.origin, wire.target) and not wire.link.lost:
                 dead = 0 if wire.origin == host else 1

@@ -14,14 +14,15 @@ import pytest
 from mqbroker.broker import replica_store
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.store.disk import IDisk
-from tests.broker.service.group import Replica
+from tests.broker.service.group import HA_PORT, Replica
 from tests.broker.service.simulation.cluster import Cluster, note_queue_end
 from tests.broker.service.simulation.disks import FROM_LOG, LOG, TABLES, copied, emptied, set_back, without
-from tests.broker.service.simulation.forger import Forger, made_up_greeting, old_greetings
+from tests.broker.service.simulation.forger import Forger, Impostor, made_up_greeting, recorded_sessions
 from tests.broker.service.simulation.logs import note_cut
 from tests.broker.service.simulation.readers import HELD
 from tests.broker.service.simulation.steps import ARE_READERS_STRICT, ENABLED
 from tests.ha.etcd_model import EMPTY, Backup
+from tests.remoting.logs import Logged
 from tests.store.simulation.disk import SimDisk
 
 OPTIONS = {"seed": 7, "flush": "ASYNC_FLUSH", "chunk": 1 << 30}
@@ -273,9 +274,19 @@ def test_an_empty_etcd_makes_nobody_cut(cluster: Schedule) -> None:
 
 
 @needs("forgers")
-@pytest.mark.parametrize("kind", ["none", "old"])
-def test_nobody_is_counted_who_does_not_prove_who_it_is(cluster: Schedule, kind: str) -> None:
-    """A stranger reports what a replica is sent, again whenever that one connects."""
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("none", "it does not prove that it is broker {}, as etcd has it: nothing of it counts"),
+        ("old", "it does not prove that it is broker {}, as etcd has it: nothing of it counts"),
+        ("recorded", "it says that it is broker {}, and its greeting was recorded on another connection"),
+    ],
+)
+def test_nobody_is_counted_who_does_not_prove_who_it_is(
+    cluster: Schedule, logged: Logged, kind: str, says: str
+) -> None:
+    """A stranger reports what a replica is sent, again whenever that one connects; it says nothing that is right, or
+    what an earlier process of the replica has said, or the one that runs."""
     cluster.wait_in_sync(1, 2, 3)
     replica = cluster.other(cluster.master)
     cluster.end(replica)
@@ -286,12 +297,48 @@ def test_nobody_is_counted_who_does_not_prove_who_it_is(cluster: Schedule, kind:
     master = cluster.master
     cluster.wait_in_sync(master.replica_id, replica.replica_id)
     made_up = made_up_greeting(cluster.group.member(master).role.epoch, replica.replica_id)
+    said = {"none": made_up}
+    for name, are_old in (("recorded", False), ("old", True)):
+        found = recorded_sessions(cluster.group, are_old=are_old)
+        said[name] = [data for data in found if data[24:32] == made_up[24:32]][-1]
+    link = cluster.now(master).parts.slaves.replicas()[replica.replica_id]
     for _ in range(5):
-        old = [data for data in old_greetings(cluster.group) if data[24:32] == made_up[24:32]]
-        cluster.forgers.append(Forger(cluster.group, master, made_up if kind == "none" else old[-1]))
+        cluster.forgers.append(Forger(cluster.group, master, said[kind]))
         cluster.wait(0.2)
         cluster.send_many(2)
+    assert all(forger.is_gone for forger in cluster.forgers)
+    assert not link.is_closed
+    told = [line for line in logged.lines if says.format(replica.replica_id) in line]
+    assert len(told) == 5
     cluster.end(master)
+    ended_well(cluster)
+
+
+@needs("forgers")
+def test_a_recorded_master_is_not_followed(cluster: Schedule) -> None:
+    """Somebody has the address of a master that was killed, and answers as that one did."""
+    cluster.wait_in_sync(1, 2, 3)
+    master, wires = cluster.master, cluster.group.wires
+    cluster.send_many()
+    recorded = [each.received for each in wires.recorded if each.target == master.host]
+    replica = cluster.other(master)
+    cluster.end(cluster.other(master, replica))
+    impostors: list[Impostor] = []
+
+    class Factory:
+        def buildProtocol(self, address: object) -> Impostor:
+            impostors.append(Impostor(recorded[len(impostors) % len(recorded)]))
+            return impostors[-1]
+
+    cluster.end(master)
+    wires.servers[f"{master.host}:{HA_PORT}"] = Factory()
+    before = replica.log()
+    cluster.wait(2)
+    assert any(each.has_answered for each in impostors)
+    assert replica.log() == before
+    status = replica.service._slave._service.status
+    assert "or its answer was recorded on another connection: nothing is taken from it" in status.why_not
+    cluster.wait(6)
     ended_well(cluster)
 
 

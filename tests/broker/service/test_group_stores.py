@@ -179,6 +179,25 @@ def test_the_commit_point_reaches_replicas_their_notes_and_etcd(make_group: Call
     assert json.loads(group.etcd.items[STATE].value)["committed"] == end
 
 
+@pytest.mark.parametrize("beyond", [1, 2**62])
+def test_a_commit_point_beyond_the_log_of_a_replica_counts_up_to_its_end(
+    make_group: Callable[..., Group], beyond: int
+) -> None:
+    group = make_group()
+    send(group, b"one")
+    group.wait(2)
+    replica_id = min({1, 2, 3} - {group.master().replica_id})
+    replica = group.replicas[replica_id]
+    part: Any = replica.service._group
+    end = replica.store.log_end
+    assert part.store.committed == end
+    part.progressed(end + beyond, end)
+    assert (part.store.committed, part.store.note.committed) == (end, end)
+    send(group, b"two")
+    group.wait(2)
+    assert part.store.committed == part.store.note.committed == replica.store.log_end > end
+
+
 def test_a_store_that_is_not_whole_says_so_and_is_filled_up(make_group: Callable[..., Group]) -> None:
     group = make_group()
     send(group, b"one")
@@ -240,7 +259,9 @@ def test_a_master_that_proves_nothing_is_not_followed(make_group: Callable[..., 
     group = make_group()
     part: Any = group.master().service._group
     answer = part.answer
-    part.answer = lambda greeting, end: answer(greeting, end).addCallback(lambda data: bytes(32) + data[32:])
+    part.answer = lambda greeting, end: answer(greeting, end).addCallback(
+        lambda found: (found[0][:32] + bytes(32) + found[0][64:], found[1])
+    )
     replica_id = min({1, 2, 3} - {group.master().replica_id})
     group.kill(replica_id)
     again = group.start(replica_id)

@@ -27,7 +27,7 @@ from tests.broker.bench import send_command
 from tests.broker.service.group import ETCD, HA_PORT, NAMESRVS, Client, Group, Replica
 from tests.broker.service.simulation.disks import FROM_LOG, LOG, TABLES, copied, set_back, without
 from tests.broker.service.simulation.disks import emptied as emptied_disk
-from tests.broker.service.simulation.forger import Forger, made_up_greeting, old_greetings
+from tests.broker.service.simulation.forger import Forger, made_up_greeting, recorded_sessions
 from tests.broker.service.simulation.logs import CUTS, body_of, has, log_bytes, numbers, queue_entries
 from tests.broker.service.simulation.readers import Readers
 from tests.broker.service.simulation.steps import Options, Step
@@ -143,9 +143,13 @@ class Cluster:
                 self.offsets.setdefault(replica.replica_id, Offsets()).look(replica, self.group.now, self.queue_end)
 
     def look_at_master(self, master: Replica) -> None:
-        """Whoever becomes master has all that was acknowledged."""
+        """Whoever becomes master has all that was acknowledged.
+
+        Where etcd was set back to a state in which a broker was in sync that has been away since, and only that one
+        comes back, it is elected, and cannot know; `hear` checks that it acknowledges nothing then.
+        """
         epoch = self.group.member(master).role.epoch
-        if epoch != self.epoch_looked_at and not self.is_lawless:
+        if epoch != self.epoch_looked_at and not self.is_etcd_older:
             what = f"{master.replica_id} has {self.common(master)} of {len(self.agreed)}"
             require(self.common(master) == len(self.agreed), "a master has all that was acknowledged", what)
         if epoch != self.epoch_looked_at:
@@ -211,6 +215,8 @@ class Cluster:
             self.queue_end = max(self.queue_end, int(answer.ext_fields["queueOffset"]) + 1)
         size = int.from_bytes(log_bytes(holders[0], offset, offset + 4), "big")
         end, agreed = offset + size, len(self.agreed)
+        is_agreed = self.agreed[offset:end] == log_bytes(holders[0], offset, min(end, agreed))
+        require(is_agreed, "nothing is acknowledged in the place of what was", f"{offset} of {agreed}")
         if end > agreed:
             self.agreed += log_bytes(client.replica if client.replica in holders else holders[0], agreed, end)
             self.agreed_ends.append(len(self.agreed))
@@ -575,15 +581,15 @@ class Cluster:
         self.is_lawless |= bool(self.touched)
 
     def forge(self) -> bool:
-        """Connect to the master as one of the replicas, without its proof."""
+        """Connect to the master as one of the replicas, without its proof, or with one that was recorded."""
         if not self.forgers:
             for master in self.running():
                 if f"{master.host}:{HA_PORT}" in self.group.wires.servers:
                     found = self.rng.choice([each for each in (1, 2, 3) if each != master.replica_id])
-                    old = old_greetings(self.group)
+                    recorded = recorded_sessions(self.group, are_old=self.rng.random() < 0.5)
                     made_up = made_up_greeting(self.group.member(master).role.epoch, found)
-                    greeting = self.rng.choice(old) if old and self.rng.random() < 0.5 else made_up
-                    self.forgers.append(Forger(self.group, master, greeting))
+                    said = self.rng.choice(recorded) if recorded and self.rng.random() < 0.7 else made_up
+                    self.forgers.append(Forger(self.group, master, said))
                     if self.rng.random() < 0.7:
                         self.send_to(master)
                     return True

@@ -1,4 +1,4 @@
-"""The asyncio face: the clients' methods are coroutines. Needs a running loop, but no Twisted.
+"""The asyncio API: methods are coroutines. It needs a running loop, and never imports Twisted::
 
     async with Producer("127.0.0.1:9876", "orders-app") as producer:
         result = await producer.send(Message("orders", b"paid", tags="paid"))

@@ -1,4 +1,4 @@
-"""The blocking face: plain calls on plain sockets, for scripts, threads and worker processes. It never imports Twisted.
+"""The blocking API: calls on sockets, for scripts, threads and worker processes. It never imports Twisted::
 
     with Producer("127.0.0.1:9876", "orders-app") as producer:
         result = producer.send(Message("orders", b"paid", tags="paid"))
@@ -274,6 +274,7 @@ class PushConsumer(_Client):
 
     @property
     def client_id(self) -> str:
+        """The id of this member, as brokers know it."""
         return self._consumer.client_id
 
     @property

@@ -1,4 +1,4 @@
-"""The Twisted face: the clients' methods return Deferreds. Pass the reactor; nothing here imports the global one.
+"""The Twisted API: methods return Deferreds. Pass the reactor; nothing here imports the global one::
 
     producer = Producer(reactor, "127.0.0.1:9876", "orders-app")
     yield producer.start()

@@ -99,9 +99,10 @@ _flat: set[type[Body]] = set()
 def _plan(cls: type[Body]) -> list[tuple[str, str, Any, bool]]:
     """(field, name in JSON, type, must be there) for each field of `cls`, in order."""
     if cls not in _plans:
-        plan = _plans[cls] = _make_plan(cls)
+        plan = _make_plan(cls)
         if all(kind in _SCALARS for _, _, kind, _ in plan):
             _flat.add(cls)
+        _plans[cls] = plan  # last: other threads use both at once
     return _plans[cls]
 
 

@@ -12,7 +12,7 @@ from hypothesis.strategies._internal.core import DataObject
 from mqbroker.errors import Refused
 from mqbroker.wire import headers
 from mqbroker.wire.codes import ResponseCode
-from mqbroker.wire.headers import Header, camel_case, decode_header, encode_header
+from mqbroker.wire.headers import Header, camel_case, coding, decode_header, encode_header
 from mqbroker.wire.requests import REQUESTS
 from tests.commands import decode_frame
 from tests.numbers import numbers
@@ -228,3 +228,29 @@ def test_any_texts_raise_nothing_but_refused(cls: type[Header], data: DataObject
     except Refused:
         return
     assert decode_header(cls, encode_header(header)) == header
+
+
+def test_threads_that_use_a_header_class_first_at_the_same_time_all_get_whole_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @attrs.frozen(kw_only=True)
+    class Fresh(Header):
+        first_field: str
+        second_field: str
+
+    meanwhile: list[tuple[dict[str, str], Fresh]] = []
+    name_of = camel_case
+
+    def in_the_midst(name: str) -> str:
+        # What another thread does while this one is half through the fields.
+        monkeypatch.setattr(coding, "camel_case", name_of)
+        ext = encode_header(Fresh(first_field="a", second_field="b"))
+        meanwhile.append((ext, decode_header(Fresh, ext)))
+        return name_of(name)
+
+    monkeypatch.setattr(coding, "camel_case", in_the_midst)
+    header = Fresh(first_field="x", second_field="y")
+    assert encode_header(header) == {"firstField": "x", "secondField": "y"}
+    whole = {"firstField": "a", "secondField": "b"}
+    assert meanwhile == [(whole, Fresh(first_field="a", second_field="b"))]
+    assert decode_header(Fresh, encode_header(header)) == header

@@ -55,11 +55,12 @@ def _plan(cls: type[Header]) -> _Plan:
     """Field descriptions of `cls`, in order."""
     plan = _plans.get(cls)
     if plan is None:
-        plan = _plans[cls] = []
+        plan = []
         for field in attrs.fields(cls):  # type: ignore[arg-type]
             kind = str(field.type).split(" ")[0]
             key = field.metadata.get("key") or camel_case(field.name)
             plan.append((field.name, key, kind, field.default is attrs.NOTHING))
+        _plans[cls] = plan  # when it is complete: other threads use it at once
     return plan
 
 

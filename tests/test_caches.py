@@ -104,8 +104,6 @@ TABLES: Final = {
 
 #: What only the program itself names, or what does not outlive a request or a registration.
 OWN: Final = {
-    "client/blocking_net.py: RequestsInFlight._pipelines": "addresses of a call",
-    "client/blocking_net.py: BlockingNet._idle": "addresses of routes, each of which is 1 MB at most",
     "client/heartbeats.py: Heartbeats._sent_at": "addresses of routes",
     "client/loop_net.py: LoopNet._connections": "addresses of routes",
     "client/loop_net.py: LoopNet._waiting": "addresses of routes",

@@ -33,12 +33,13 @@ DOORS = ("cli", "daemons", "spark")
 # Modules that are a door for one thing, each with why.
 SMALL_DOORS: dict[str, set[str]] = {
     # The faces of the clients are where programs come in: what they do not pass is taken from the world here, and the
-    # cores behind them are handed it. Plain sockets know no other clock than the system's; threads may share a client.
+    # cores behind them are handed it. Threads may share a client of the blocking face, and have its listeners.
     "client/deferred.py": {"random.Random", "time.monotonic"},
     "client/aio.py": {"random.Random"},
     "client/aio_net.py": {"time.time"},
     "client/blocking.py": {"random.Random", "threading", "concurrent.futures"},
-    "client/blocking_net.py": {"threading", "time.time", "time.monotonic", "time.sleep"},
+    "client/loop_thread.py": {"threading", "concurrent.futures"},
+    "client/thread_calls.py": {"threading", "concurrent.futures"},
     # Files are synced by several threads at a time, for whom the worker waits.
     "store/os_disk.py": {"threading"},
     # Several workers may write the one file at a time.

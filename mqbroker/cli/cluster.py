@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -26,14 +27,18 @@ _LONG_DIGITS = 19
 
 def asked(servers: Servers, ask: Callable[[Net, Sequence[str]], Coroutine[Any, Any, T]]) -> T:
     """What `ask` returns, called with connections and the name servers' addresses."""
-    from mqbroker.client.blocking_net import BlockingNet, run
+    from mqbroker.client.aio_net import AioNet
+    from mqbroker.client.broker_requests import decline
+
+    async def main() -> T:
+        net = AioNet(decline, random.Random(), servers.credentials, servers.tls)
+        try:
+            return await ask(net, servers.name_servers.split(";"))
+        finally:
+            await net.close()
 
     log_warnings()
-    net = BlockingNet(random.Random(), servers.credentials, servers.tls)
-    try:
-        return run(ask(net, servers.name_servers.split(";")))
-    finally:
-        run(net.close())
+    return asyncio.run(main())
 
 
 async def request(net: Net, address: str, code: int, body: bytes = b"") -> RemotingCommand:

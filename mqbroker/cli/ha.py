@@ -149,8 +149,8 @@ async def change_role(net: Net, slave: Member, role: str) -> list[str]:
 
 async def wait_for_master(net: Net, name_servers: Sequence[str], slave: Member) -> Member:
     """Return the slave as master, once name servers have it as that. Raises NoAnswer."""
-    deadline = net.now() + PROMOTED_SECONDS_MAX
-    while net.now() < deadline:
+    deadline = net.steady() + PROMOTED_SECONDS_MAX
+    while net.steady() < deadline:
         try:
             members = await members_of(net, name_servers, slave.name)
         except (MQError, Failure):  # it is unregistered meanwhile

@@ -1,6 +1,6 @@
 """Producer, push consumer and pull consumer: one core of plain coroutines and rules, three faces.
 
-`mqbroker.client.deferred` (Twisted), `mqbroker.client.aio` (asyncio) and `mqbroker.client.blocking` (plain sockets)
+`mqbroker.client.deferred` (Twisted), `mqbroker.client.aio` (asyncio) and `mqbroker.client.blocking`
 have the same names. Nothing imported from here touches Twisted, opens a file or configures logging.
 """
 

@@ -92,7 +92,6 @@ class Producer(_Client):
             options,
             client_id=client_id,
             next_id=next_id,
-            live=self._net,
             plain_sends=plain_sends,
         )
 

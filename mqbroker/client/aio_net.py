@@ -39,7 +39,7 @@ async def _timeout(seconds: float) -> AsyncIterator[None]:
 
 
 class AioNet(LoopNet):
-    """LiveNet on the running asyncio loop."""
+    """Net on the running asyncio loop."""
 
     def __init__(
         self,

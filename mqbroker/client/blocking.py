@@ -1,61 +1,72 @@
-"""The blocking API: calls on sockets, for scripts, threads and worker processes. It never imports Twisted::
+"""The blocking API: plain calls, for scripts, threads and worker processes. It never imports Twisted::
 
     with Producer("127.0.0.1:9876", "orders-app") as producer:
         result = producer.send(Message("orders", b"paid", tags="paid"))
 
-Producer and PullConsumer can be pickled and survive a fork: only addresses and options are pickled, and each process
-makes its own connections on first use. PushConsumer runs an asyncio loop on a thread of its own.
+The clients of a process run on one asyncio loop, on a thread of its own. Producer and PullConsumer can be pickled and
+survive a fork: only addresses and options are pickled, and each process makes its own connections on first use.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import contextvars
 import functools
 import logging
 import os
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from operator import methodcaller
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from mqbroker.client import aio
-from mqbroker.client.blocking_net import BlockingNet, RequestsInFlight, run
-from mqbroker.client.errors import ClientClosed, NotHandled
+from mqbroker.client import aio, loop_thread
+from mqbroker.client.aio_net import AioNet
+from mqbroker.client.broker_requests import MemberRequests
+from mqbroker.client.errors import ClientClosed
 from mqbroker.client.faces import core, offsets
-from mqbroker.client.identity import producer_identity
+from mqbroker.client.identity import local_ip, make_client_id
 from mqbroker.client.listeners import check_listener
+from mqbroker.client.loop_thread import LoopThread, wait_for
 from mqbroker.client.messages import ConsumeResult, Message, RawPull, ReceivedMessage, SendResult
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
 from mqbroker.client.producer import ProducerCore, Selector
 from mqbroker.client.pull_consumer import PullConsumerCore
+from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
+from mqbroker.client.stack_traces import thread_stacks
 from mqbroker.client.subscription import ALL
+from mqbroker.client.thread_calls import ThreadConsumeService
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.names import check_group
 
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
-Core = TypeVar("Core", bound=ProducerCore | PullConsumerCore)
+Client = TypeVar("Client", aio.Producer, aio.PullConsumer)
 Options = TypeVar("Options", bound=ProducerOptions | PullOptions)
+
+
+#: The thread and the client of asyncio of a client that is made anew in each process.
+parts: Callable[[Any], tuple[LoopThread, Any]] = methodcaller("_parts")
 
 
 def call(
     method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]], of: Callable[[Any], C]
 ) -> Callable[Concatenate[Any, P], T]:
-    """Make a client's method that calls `method` of the core, which `of` returns for the client, and waits for its
-    end."""
+    """Make a client's method that calls `method` of the core, which `of` returns for the client of asyncio, and waits
+    for its end."""
 
     @functools.wraps(method)
     def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return run(method(of(client), *args, **kwargs))
+        thread, made = parts(client)
+        return thread.run(method(of(made), *args, **kwargs))
 
     return calling
 
@@ -79,41 +90,47 @@ class _Client:
         self.close()
 
 
-class _PerProcess(_Client, Generic[Core, Options]):
-    """A client whose core and connections are made anew in each process that uses it."""
+class _PerProcess(_Client, Generic[Client, Options]):
+    """A client whose connections are made anew in each process that uses it: one of asyncio, on the process's loop
+    thread."""
 
     def __init__(self, name_servers: str | Iterable[str], group: str, options: Options) -> None:
         self._name_servers = parse_name_servers(name_servers)
-        self._group = group
+        self._group = check_group(group)
         self._options: Options = options
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._made: tuple[BlockingNet, Core] | None = None
+        self._made: tuple[LoopThread, Client] | None = None
         self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (type(self), self._name_servers, self._group, self._options)
 
-    def _make_core(self, net: BlockingNet) -> Core:
+    def _make(self) -> Client:
         raise NotImplementedError
 
-    @property
-    def _core(self) -> Core:
-        return self._parts()[1]
-
-    def _parts(self) -> tuple[BlockingNet, Core]:
-        """The network and the core of this process. Raises ClientClosed."""
+    def _parts(self) -> tuple[LoopThread, Client]:
+        """The thread and the started client of this process. Raises ClientClosed, and as `start` does."""
+        made = self._made
+        if made is not None and self._pid == os.getpid():
+            return made
         self._forget_parent()
         with self._lock:
             if self._closed:
                 raise ClientClosed("this client is closed")
             if self._made is None:
-                net = BlockingNet(random.Random(), self._options.credentials, self._options.tls)
-                self._made = net, self._make_core(net)
+                thread = loop_thread.hold()
+                try:
+                    client = self._make()
+                    thread.run(client.start())
+                except BaseException:
+                    loop_thread.release(thread)
+                    raise
+                self._made = thread, client
             return self._made
 
     def start(self) -> None:
-        """Check the settings. Connections are made when they are first needed."""
+        """Connect to a name server; a client that is used without this does it then. Raises NameServerUnreachable."""
         self._parts()
 
     def close(self) -> None:
@@ -123,46 +140,53 @@ class _PerProcess(_Client, Generic[Core, Options]):
             self._closed = True
             made, self._made = self._made, None
         if made is not None:
-            run(made[1].close())
+            thread, client = made
+            try:
+                thread.run(client.close())
+            finally:
+                loop_thread.release(thread)
 
     def _forget_parent(self) -> None:
-        if self._pid == os.getpid():
-            return
-        # The parent's lock may have been held by another thread when it forked.
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        made, self._made = self._made, None
-        if made is not None:
-            made[0].abandon()
+        if self._pid != os.getpid():
+            # The parent's lock may have been held by another thread when it forked.
+            self._lock = threading.Lock()
+            self._pid = os.getpid()
+            self._made = None
 
 
-class Producer(_PerProcess[ProducerCore, ProducerOptions]):
+class Producer(_PerProcess[aio.Producer, ProducerOptions]):
     """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list. Threads may share it."""
 
     def __init__(
         self, name_servers: str | Iterable[str], group: str, *, options: ProducerOptions | None = None
     ) -> None:
         super().__init__(name_servers, group, options or ProducerOptions())
-        self._threads: tuple[int, ThreadPoolExecutor] | None = None
+        self._under_way = _UnderWay(self._options)
 
-    def _make_core(self, net: BlockingNet) -> ProducerCore:
-        lock = threading.Lock()
-        client_id, source = producer_identity(self._name_servers, net.rng, net.now)
+    def _make(self) -> aio.Producer:
+        self._under_way = _UnderWay(self._options)
+        return aio.Producer(self._name_servers, self._group, options=self._options)
 
-        def next_id() -> str:
-            with lock:
-                return source()
-
-        core = ProducerCore(
-            net, self._name_servers, self._group, self._options, client_id=client_id, next_id=next_id, live=None
-        )
-        net.heartbeats = core.heartbeats
-        return core
-
-    send = call(ProducerCore.send, core)
     send_batch = call(ProducerCore.send_batch, core)
     send_oneway = call(ProducerCore.send_oneway, core)
     queues = call(ProducerCore.queues, core)
+
+    def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        key: str | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        thread, client = self._parts()
+        thread.check_may_block()
+        future: Future[SendResult] = Future()
+        thread.call(functools.partial(_send, core(client), future, message, queue, key, selector, timeout_ms), future)
+        return wait_for(future)
+
+    send.__doc__ = ProducerCore.send.__doc__
 
     def send_async(
         self,
@@ -173,51 +197,116 @@ class Producer(_PerProcess[ProducerCore, ProducerOptions]):
         selector: Selector | None = None,
         timeout_ms: int | None = None,
     ) -> Future[SendResult]:
-        """As `send`, on one of `options.send_threads` threads. Order between such sends is not kept."""
-        core = self._core
-        return self._executor().submit(
-            lambda: run(core.send(message, queue=queue, key=key, selector=selector, timeout_ms=timeout_ms))
-        )
+        """As `send`, with a Future for the result: its callbacks run on the clients' thread, and must not block.
+
+        Waits while the maximum of sends (`sends_in_flight_max`, `sends_in_flight_bytes_max`) is in flight.
+        """
+        thread, client = self._parts()
+        self._under_way.enter(message, may_wait=not thread.is_current)
+        future: Future[SendResult] = Future()
+        future.add_done_callback(functools.partial(self._under_way.leave, message))
+        thread.call(functools.partial(_send, core(client), future, message, queue, key, selector, timeout_ms), future)
+        return future
 
     def close(self) -> None:
         """Wait for `send_async` sends, unregister from the brokers, close the connections."""
-        threads, self._threads = self._threads, None
-        if threads is not None and threads[0] == os.getpid():
-            threads[1].shutdown()
+        made = self._made
+        if made is not None and self._pid == os.getpid():
+            made[0].check_may_block()
+            self._under_way.wait_until_empty()
         super().close()
 
-    def _executor(self) -> ThreadPoolExecutor:
-        if self._threads is None or self._threads[0] != os.getpid():
-            self._threads = os.getpid(), ThreadPoolExecutor(self._options.send_threads, "mq-send")
-        return self._threads[1]
+
+def _send(
+    producer: ProducerCore,
+    future: Future[SendResult],
+    message: Message,
+    queue: MessageQueue | None,
+    key: str | None,
+    selector: Selector | None,
+    timeout_ms: int | None,
+) -> None:
+    """Begin a send on the loop's thread; a plain one needs no task."""
+    if (queue, key, selector, timeout_ms) == (None, None, None, None):
+        taken = producer.take_plain(message)
+        if taken is not None:
+            taken.add_done_callback(functools.partial(_sent, producer, future, message))
+            return
+    loop_thread.follow(
+        asyncio.ensure_future(producer.send(message, queue=queue, key=key, selector=selector, timeout_ms=timeout_ms)),
+        future,
+    )
+
+
+def _sent(producer: ProducerCore, future: Future[SendResult], message: Message, taken: asyncio.Future[Any]) -> None:
+    """Called when a plain send has ended."""
+    outcome = taken.result()
+    if isinstance(outcome, SendResult):
+        with suppress(InvalidStateError):  # it was cancelled meanwhile
+            future.set_result(outcome)
+    else:
+        loop_thread.follow(asyncio.ensure_future(producer.send_otherwise(message, outcome)), future)
+
+
+class _UnderWay:
+    """The `send_async` sends of a producer that have no result yet, by number and bytes: threads wait for room."""
+
+    def __init__(self, options: ProducerOptions) -> None:
+        self._count_max = options.sends_in_flight_max
+        self._bytes_max = options.sends_in_flight_bytes_max
+        self._changed = threading.Condition()
+        self._count = self._bytes = 0
+
+    def enter(self, message: Message, *, may_wait: bool) -> None:
+        size = _size(message)
+        with self._changed:
+            while may_wait and self._count and not self._has_room(size):
+                self._changed.wait()
+            self._count += 1
+            self._bytes += size
+
+    def leave(self, message: Message, _: object) -> None:
+        with self._changed:
+            self._count -= 1
+            self._bytes -= _size(message)
+            self._changed.notify_all()
+
+    def wait_until_empty(self) -> None:
+        with self._changed:
+            while self._count:
+                self._changed.wait()
+
+    def _has_room(self, size: int) -> bool:
+        return self._count < self._count_max and self._bytes + size <= self._bytes_max
+
+
+def _size(message: object) -> int:
+    return len(message.body) if isinstance(message, Message) else 0
 
 
 class PullsInFlight:
     """Pulls in flight: call `finish`, or `abandon` if the responses are not wanted any more."""
 
-    def __init__(
-        self, requests: RequestsInFlight, read: Callable[[list[RemotingCommand | MQError]], list[RawPull | MQError]]
-    ) -> None:
-        self._requests = requests
-        self._read = read
+    def __init__(self, pulls: Future[list[RawPull | MQError]]) -> None:
+        self._pulls = pulls
 
     def finish(self) -> list[RawPull | MQError]:
-        """Wait for the responses, for `pull_timeout_ms` from now on; errors are returned in their places."""
-        return self._read(self._requests.finish())
+        """Wait for the responses, for `pull_timeout_ms` after they were sent; errors are returned in their places."""
+        return wait_for(self._pulls)
 
     def abandon(self) -> None:
-        """Close the connections of the pulls."""
-        self._requests.abandon()
+        """Ignore the responses."""
+        self._pulls.cancel()
 
 
-class PullConsumer(_PerProcess[PullConsumerCore, PullOptions]):
+class PullConsumer(_PerProcess[aio.PullConsumer, PullOptions]):
     """Reads queues at offsets that the caller keeps; `group` names the committed offsets. Threads may share it."""
 
     def __init__(self, name_servers: str | Iterable[str], group: str, *, options: PullOptions | None = None) -> None:
         super().__init__(name_servers, group, options or PullOptions())
 
-    def _make_core(self, net: BlockingNet) -> PullConsumerCore:
-        return PullConsumerCore(net, self._name_servers, self._group, self._options)
+    def _make(self) -> aio.PullConsumer:
+        return aio.PullConsumer(self._name_servers, self._group, options=self._options)
 
     queues = call(PullConsumerCore.queues, core)
     pull = call(PullConsumerCore.pull, core)
@@ -235,9 +324,10 @@ class PullConsumer(_PerProcess[PullConsumerCore, PullOptions]):
 
         Raises a route's errors.
         """
-        net, core = self._parts()
-        requests = net.launch(run(core.requests(wants, tags=tags)), self._options.pull_timeout_ms)
-        return PullsInFlight(requests, lambda answers: core.read_answers(wants, answers))
+        thread, client = self._parts()
+        consumer: PullConsumerCore = core(client)
+        requests = thread.run(consumer.requests(wants, tags=tags))
+        return PullsInFlight(thread.submit(consumer.fetch(wants, requests)))
 
 
 class PushConsumer(_Client):
@@ -256,38 +346,39 @@ class PushConsumer(_Client):
         *,
         options: PushOptions | None = None,
     ) -> None:
-        options = options or PushOptions()
+        servers, rng, options = parse_name_servers(name_servers), random.Random(), options or PushOptions()
         self._listener = listener
-        self._threads = ThreadPoolExecutor(options.concurrency, "mq-listen")
-        on_threads = _on_threads(listener, self._threads, self._called)
-        self._consumer = aio.PushConsumer(name_servers, group, on_threads, options=options)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        # What is handed to the loop once it ends is neither run nor refused: `_shut` is the last, and given once.
+        net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
+        self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
+        self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id, ThreadConsumeService)
+        self._thread: LoopThread | None = None
         # Reentrant, as a signal's handler may close this.
         self._gate = threading.RLock()
-        self._was_closed = self._shuts = False
+        self._was_closed = False
+        #: Ends when all is closed.
+        self._closing: Future[None] | None = None
         self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a PushConsumer cannot be pickled: make one in the process that consumes")
 
     @property
-    def client_id(self) -> str:
-        """The id of this member, as brokers know it."""
-        return self._consumer.client_id
-
-    @property
     def assigned(self) -> frozenset[MessageQueue]:
         """The queues this member consumes now."""
-        return self._consumer.assigned
+        return self._core.assigned
 
     def subscribe(self, topic: str, expression: str = ALL) -> None:
         """Consume `topic`: messages with one of the tags in "a || b", or all with "*". Raises Refused on a bad name."""
-        if self._thread is None:
-            self._consumer.subscribe(topic, expression)
-        else:
-            self._call(self._subscribe(topic, expression))
+        with self._gate:
+            if self._pid != os.getpid():
+                raise ClientClosed("this push consumer belongs to another process")
+            if self._was_closed:
+                raise ClientClosed("this push consumer was closed")
+            thread = self._thread
+            if thread is None:
+                self._core.add_subscription(topic, expression)
+        if thread is not None:
+            thread.run(self._core.subscribe(topic, expression))
 
     def start(self) -> None:
         """Join the group; returns when the first balance is done.
@@ -296,22 +387,19 @@ class PushConsumer(_Client):
         """
         check_listener(self._listener, may_await=False)
         with self._gate:
-            if self._thread is not None or self._was_closed:
-                raise ClientClosed("a push consumer is started once")
-            self._consumer.check_startable()
-            ready = threading.Event()
-            self._thread = threading.Thread(target=self._run, args=(ready,), name="mq-push-consumer", daemon=True)
-            self._thread.start()
-            ready.wait()
+            if self._thread is not None or self._was_closed or self._pid != os.getpid():
+                raise ClientClosed("a push consumer is started once, in the process that made it")
+            self._core.check_startable()
+            thread = self._thread = loop_thread.hold()
         atexit.register(self.close)
         try:
-            self._call(self._consumer.start())
+            thread.run(self._core.start())
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Let running listeners end, commit, leave the group, close the connections, end the thread.
+        """Let running listeners end, commit, leave the group and close the connections.
 
         Inside the listener it starts this and returns: it completes after the listener has returned.
         """
@@ -320,94 +408,17 @@ class PushConsumer(_Client):
         atexit.unregister(self.close)
         with self._gate:
             self._was_closed = True
-            if self._thread is None or self._loop is None:
-                self._threads.shutdown(wait=False)
+            if self._thread is None:
                 return
-            if not self._shuts:
-                self._shuts = True
-                # Run outside of the listener's context, whoever calls this: it is waited for.
-                contextvars.Context().run(asyncio.run_coroutine_threadsafe, self._shut(), self._loop)
-        if not self._consumer.is_calling:
-            self._thread.join()
-
-    def _run(self, ready: threading.Event) -> None:
-        """The thread's main function: run the loop until `_shut`."""
-        try:
-            asyncio.run(self._serve(ready))
-        except RuntimeError:
-            # At the interpreter's exit Python 3.12 starts no threads, and asyncio needs one to end those of name
-            # lookups.
-            if not self._closed.is_set():
-                raise
-
-    async def _serve(self, ready: threading.Event) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._closed = asyncio.Event()
-        ready.set()
-        await self._closed.wait()
-
-    async def _called(self) -> None:
-        """Called when the listener has returned: if it has closed this, it gets no other message, although what `close`
-        left to the loop has not begun."""
-        if self._was_closed:
-            await self._consumer.close()
-
-    async def _shut(self) -> None:
-        try:
-            await self._consumer.close()
-        except Exception:
-            log.exception("the push consumer was not closed in order")
-        finally:
-            self._threads.shutdown(wait=False)
-            self._closed.set()
-
-    async def _subscribe(self, topic: str, expression: str) -> None:
-        await self._consumer.subscribe(topic, expression)
-
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._pid != os.getpid() or self._loop is None:
-            work.close()
-            raise ClientClosed("this push consumer belongs to another process")
-        with self._gate:
-            if self._was_closed:
-                work.close()
-                raise ClientClosed("this push consumer was closed")
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except CancelledError:  # the loop ended meanwhile
-            raise ClientClosed("this push consumer was closed") from None
-
-
-class _ListenerEnded(Exception):
-    """The listener raised an exception that would end a thread or the program; in this client's thread it ends
-    neither."""
-
-
-def _on_threads(
-    listener: Callable[[ReceivedMessage], Any], threads: ThreadPoolExecutor, called: Callable[[], Awaitable[None]]
-) -> Callable[[ReceivedMessage], Coroutine[Any, Any, Any]]:
-    def call(message: ReceivedMessage) -> Any:
-        try:
-            return listener(message)
-        except Exception:
-            raise
-        except BaseException as error:
-            raise _ListenerEnded(f"the listener raised {type(error).__name__}") from error
-
-    @functools.wraps(listener)
-    async def call_on_thread(message: ReceivedMessage) -> Any:
-        try:
-            future = threads.submit(contextvars.copy_context().run, call, message)
-        except RuntimeError as error:  # the interpreter ends
-            raise NotHandled(str(error)) from error
-        try:
-            return await asyncio.wrap_future(future)
-        finally:
-            if future.done():  # else it is this coroutine that is cancelled
-                await called()
-
-    return call_on_thread
+            thread = self._thread
+            if self._closing is None:
+                self._core.stop_calling()
+                self._closing = thread.submit(self._core.close())
+                self._closing.add_done_callback(lambda _: loop_thread.release(thread))
+        if not self._core.is_calling:
+            thread.check_may_block()
+            wait_for(self._closing)
+            thread.join_if_over()
 
 
 def _remake(kind: Callable[..., T], name_servers: tuple[str, ...], group: str, options: Any) -> T:

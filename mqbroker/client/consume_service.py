@@ -1,14 +1,17 @@
-"""Consume service: calls the listener for a bounded number of messages at a time, and acts on its results.
+"""Consume services: call the listener for a bounded number of messages at a time, and act on its results.
 
-Messages that an administrator has consumed directly go to the same listener, beside the queues, and move no offset.
+`LoopConsumeService` calls it on the event loop; `thread_calls.ThreadConsumeService` on threads. Messages that an
+administrator has consumed directly go to the same listener, beside the queues, and move no offset.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -18,7 +21,7 @@ from mqbroker.client.errors import NotHandled, RetryLater
 from mqbroker.client.listener_calls import Outcome, call_listener, resumed
 from mqbroker.client.listeners import TELL_EVERY_S, ListenerResults
 from mqbroker.client.messages import ReceivedMessage
-from mqbroker.client.net import LiveNet, Signal
+from mqbroker.client.net import Net, Signal
 from mqbroker.client.process_queue import PulledBatch
 from mqbroker.client.running_info import ConsumerStats
 from mqbroker.client.stack_traces import describe_error
@@ -62,7 +65,7 @@ class Owner(Protocol):
 
 
 @attrs.define(eq=False)
-class _Portion:
+class Portion:
     """Messages of a batch that wait: from the index `next` on, up to `end`."""
 
     owner: Owner
@@ -76,24 +79,24 @@ class ListenerCancelled(Exception):
 
 
 @attrs.define(eq=False)
-class _Run:
+class ListenerCall:
     """Has one message after the other with the listener: `message`, if any, of `portion`.
 
     `looks` counts how often a check found it there.
     """
 
     message: ReceivedMessage | None = None
-    portion: _Portion | None = None
+    portion: Portion | None = None
     looks: int = 0
     is_sent_back: bool = False
 
 
-class ConsumeService:
-    """Runs `listener` for at most `concurrency` messages at once, in the order of arrival."""
+class ConsumeService(ABC):
+    """Has `listener` called for at most `concurrency` messages at once, in the order of arrival."""
 
     def __init__(
         self,
-        net: LiveNet,
+        net: Net,
         listener: Listener,
         send_back: SendBack,
         stats: ConsumerStats,
@@ -108,14 +111,13 @@ class ConsumeService:
         self._stats = stats
         self._concurrency = concurrency
         self._local_retry_s = local_retry_s
-        self._waiting: deque[_Portion] = deque()
-        self._runs: dict[_Run, None] = {}
+        #: Held while what waits is changed, where threads take from it.
+        self._gate: AbstractContextManager[Any] = nullcontext()
+        self._waiting: deque[Portion] = deque()
+        self._runs: dict[ListenerCall, None] = {}
         self._waiting_for: list[tuple[MessageQueue, Signal]] = []
         #: Messages of administrators that are with the listener.
         self._direct: list[ReceivedMessage] = []
-        self._starting = False
-        #: Runs that let others on the event loop have their turn.
-        self._yielding = 0
         #: Nothing waits any more: it is closed, or the listener could not be called, or a call was torn down; other
         #: messages would fail the same way.
         self.is_over = False
@@ -132,17 +134,19 @@ class ConsumeService:
         if batch.unreadable:
             self._net.spawn(self._return_unreadable(owner, batch))
         start = 0
-        for end in (*batch.unreadable, len(batch.messages)):
-            if end > start:
-                self._waiting.append(_Portion(owner, batch, start, end))
-            start = end + 1
+        with self._gate:
+            for end in (*batch.unreadable, len(batch.messages)):
+                if end > start:
+                    self._waiting.append(Portion(owner, batch, start, end))
+                start = end + 1
         self._start_some()
 
     def forget_dropped(self) -> None:
         """Drop queued messages whose queues were dropped; otherwise they are skipped at their turn."""
-        kept = [portion for portion in self._waiting if not portion.owner.dropped]
-        self._waiting.clear()
-        self._waiting.extend(kept)
+        with self._gate:
+            kept = [portion for portion in self._waiting if not portion.owner.dropped]
+            self._waiting.clear()
+            self._waiting.extend(kept)
 
     async def ended(self, queue: MessageQueue, timeout_s: float) -> bool:
         """Return True when the listener has no message of `queue`, False if it still has after that time."""
@@ -186,7 +190,8 @@ class ConsumeService:
 
     def _halt(self) -> None:
         self.is_over = True
-        self._waiting.clear()
+        with self._gate:
+            self._waiting.clear()
 
     async def close(self, timeout_s: float) -> bool:
         """Stop, and return True when all running calls have ended, False if they have not in time."""
@@ -194,12 +199,21 @@ class ConsumeService:
         return self._is_idle or await self._idle.wait(timeout_s)
 
     @property
+    @abstractmethod
     def is_calling(self) -> bool:
         """Whether the caller runs inside a call of the listener: it must not wait for the call's end."""
-        called_for = _called_for.get()
-        if isinstance(called_for, _Run):
-            return called_for in self._runs and called_for.message is not None
-        return any(each is called_for for each in self._direct)
+
+    @abstractmethod
+    def _start_some(self) -> None:
+        """Have the listener called for what waits, as far as `concurrency` allows."""
+
+    @abstractmethod
+    async def _call_directly(self, message: ReceivedMessage) -> Any:
+        """What the listener returns for an administrator's message. Raises what it raises."""
+
+    def still_running(self) -> str:
+        """Names the listener, and where its calls stand if that is known."""
+        return self._verdicts.name
 
     @property
     def _is_idle(self) -> bool:
@@ -209,37 +223,6 @@ class ConsumeService:
         if self._closed and self._is_idle:
             self._idle.set()
 
-    def _can_start(self) -> bool:
-        return bool(self._waiting) and len(self._runs) < self._concurrency and not self._yielding
-
-    def _start_some(self) -> None:
-        # Not at once: the next pull leaves before the listener has these messages.
-        if not self._starting and self._can_start():
-            self._starting = True
-            self._net.after_spawned(self._start_one)
-
-    def _start_one(self) -> None:
-        # One run is enough as long as the listener does not suspend: others start when that one has had its turn.
-        self._starting = False
-        if self._can_start():
-            self._start_run()
-            self._start_others_soon()
-
-    def _start_others_soon(self) -> None:
-        if not self._starting and self._can_start():
-            self._starting = True
-            self._net.after_spawned(self._start_others)
-
-    def _start_others(self) -> None:
-        self._starting = False
-        while self._can_start():
-            self._start_run()
-
-    def _start_run(self) -> None:
-        run = _Run()
-        self._runs[run] = None
-        self._net.spawn(self._work(run))
-
     async def send_back_overdue(self) -> None:
         """Check the messages that are with the listener; send those back that were for LOOKS_MAX checks."""
         for run in list(self._runs):
@@ -247,7 +230,7 @@ class ConsumeService:
             if run.looks > LOOKS_MAX and not run.is_sent_back and run.portion is not None and run.message is not None:
                 await self._send_back_overdue(run, run.portion, run.message)
 
-    async def _send_back_overdue(self, run: _Run, portion: _Portion, message: ReceivedMessage) -> None:
+    async def _send_back_overdue(self, run: ListenerCall, portion: Portion, message: ReceivedMessage) -> None:
         if portion.owner.dropped:
             return
         try:
@@ -265,104 +248,29 @@ class ConsumeService:
         if (index := portion.batch.index(message)) is not None:
             portion.batch.done(index, self._net.now())
 
-    async def _work(self, run: _Run) -> None:
-        """Give the listener one message after the other, as long as any waits."""
-        _called_for.set(run)
-        try:
-            while await self._take_turn(run):
-                self._yielding += 1
-                try:
-                    await self._net.sleep(0)
-                finally:
-                    self._yielding -= 1
-                self._start_others_soon()
-        except NotHandled as why:
-            log.debug("a message is left to others: %s", why)
-            self._halt()
-        except BaseException:
-            # The loop is ending, and cancels all tasks.
-            self._halt()
-            raise
-        finally:
-            self._let_go(run)
-            del self._runs[run]
-            self._start_some()
-            self._tell_idle()
-
-    async def _take_turn(self, run: _Run) -> bool:
-        """As `_work`, until others on the event loop should have their turn: then True."""
-        waiting, now_s = self._waiting, self._net.steady
-        until = now_s() + _TURN_S
-        while waiting and now_s() < until:
-            portion = run.portion = waiting[0]
-            await self._consume(run, portion, until)
-            if waiting and waiting[0] is portion and portion.next >= portion.end:
-                waiting.popleft()
-        return bool(waiting)
-
-    async def _consume(self, run: _Run, portion: _Portion, until: float) -> None:
-        """Give the listener what nobody else takes of `portion`, as long as it is not `until`, and it is not over."""
-        owner, batch, now_s = portion.owner, portion.batch, self._net.steady
-        since = now_s()
-        ok = 0
-        while not owner.dropped:
-            portion.next, consumed, outcome, value = call_listener(
-                batch.messages, portion.next, portion.end, self._listener, self, run, now_s, until
-            )
-            ok += consumed
-            batch.count_out(consumed, self._net.now())
-            if outcome == Outcome.STOPPED:
-                break
-            if await self._settle(run, portion, outcome, value):
-                ok += 1
-            else:
-                self._count(owner, now_s() - since, ok, 1)
-                ok, since = 0, now_s()
-            self._let_go(run)
-        self._let_go(run)
-        self._count(owner, now_s() - since, ok, 0)
-        if owner.dropped:
-            portion.next = portion.end
-
-    async def _settle(self, run: _Run, portion: _Portion, outcome: int, value: Any) -> bool:
-        """Settle a message of which the listener has not simply returned None: returns whether it is consumed."""
-        index, message = portion.next - 1, run.message
-        assert message is not None
-        try:
-            if outcome == Outcome.RAISED:
-                raise value
-            if outcome == Outcome.SUSPENDED:
-                value = await resumed(*value)
-            elif outcome == Outcome.RETURNED and inspect.isawaitable(value):
-                value = await value
-            delay_level = self._verdicts.delay_level(value, message)
-        except BaseException as error:
-            delay_level = self._delay_level_after(error, message)
-        if delay_level is None:
-            portion.batch.done(index, self._net.now())
-            return True
-        await self._retry(run, portion, message, index, delay_level)
-        return False
-
     def _count(self, owner: Owner, took_s: float, ok: int, failed: int) -> None:
         """Count what the listener had of a queue."""
         if ok or failed:
             self._stats.of(owner.queue.topic).consumed(max(0.0, took_s) * 1000, ok, failed)
 
-    def _let_go(self, run: _Run) -> None:
+    def _let_go(self, run: ListenerCall) -> None:
         run.message, run.looks, run.is_sent_back = None, 0, False
         for queue, signal in self._waiting_for:
             if run.portion is not None and run.portion.owner.queue == queue and not self._is_with_listener(queue):
                 signal.set()
 
+    def _tell_ended(self) -> None:
+        """Wake those that wait for queues whose messages the listener no longer has."""
+        for queue, signal in self._waiting_for:
+            if not self._is_with_listener(queue):
+                signal.set()
+
     def _is_with_listener(self, queue: MessageQueue) -> bool:
         return any(run.message and run.portion and run.portion.owner.queue == queue for run in self._runs)
 
-    async def _retry(
-        self, run: _Run, portion: _Portion, message: ReceivedMessage, index: int, delay_level: int
-    ) -> None:
+    async def _retry(self, portion: Portion, message: ReceivedMessage, index: int, delay_level: int) -> None:
         """Send a message back that was not consumed, or let the listener have it again later."""
-        if portion.owner.dropped or run.is_sent_back:
+        if portion.owner.dropped:
             return
         try:
             await self._send_back(message, delay_level)
@@ -418,12 +326,8 @@ class ConsumeService:
 
     async def _ask(self, message: ReceivedMessage) -> int | None:
         """For a message of an administrator: None if the listener consumed it, else the delay level."""
-        _called_for.set(message)
         try:
-            verdict = self._listener(message)
-            if verdict is not None and inspect.isawaitable(verdict):
-                verdict = await verdict
-            return self._verdicts.delay_level(verdict, message)
+            return self._verdicts.delay_level(await self._call_directly(message), message)
         except BaseException as error:
             return self._raised(error)
 
@@ -435,10 +339,143 @@ class ConsumeService:
             raise ListenerCancelled("something that the listener awaited was cancelled") from error
         raise error
 
-    async def _again(self, portion: _Portion, index: int, message: ReceivedMessage) -> None:
+    async def _again(self, portion: Portion, index: int, message: ReceivedMessage) -> None:
         owner, batch = portion.owner, portion.batch
         await self._net.sleep(self._local_retry_s)
         if not owner.dropped and not self.is_over:
             batch.messages[index] = attrs.evolve(message, reconsume_times=message.reconsume_times + 1)
-            self._waiting.append(_Portion(owner, batch, index, index + 1))
+            with self._gate:
+                self._waiting.append(Portion(owner, batch, index, index + 1))
             self._start_some()
+
+
+class LoopConsumeService(ConsumeService):
+    """Calls the listener on the event loop: one message after the other, or many at once where it suspends."""
+
+    _starting = False
+    #: Runs that let others on the event loop have their turn.
+    _yielding = 0
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether the caller runs inside a call of the listener: it must not wait for the call's end."""
+        called_for = _called_for.get()
+        if isinstance(called_for, ListenerCall):
+            return called_for in self._runs and called_for.message is not None
+        return any(each is called_for for each in self._direct)
+
+    async def _call_directly(self, message: ReceivedMessage) -> Any:
+        _called_for.set(message)
+        verdict = self._listener(message)
+        return await verdict if verdict is not None and inspect.isawaitable(verdict) else verdict
+
+    def _can_start(self) -> bool:
+        return bool(self._waiting) and len(self._runs) < self._concurrency and not self._yielding
+
+    def _start_some(self) -> None:
+        # Not at once: the next pull leaves before the listener has these messages.
+        if not self._starting and self._can_start():
+            self._starting = True
+            self._net.after_spawned(self._start_one)
+
+    def _start_one(self) -> None:
+        # One run is enough as long as the listener does not suspend: others start when that one has had its turn.
+        self._starting = False
+        if self._can_start():
+            self._start_run()
+            self._start_others_soon()
+
+    def _start_others_soon(self) -> None:
+        if not self._starting and self._can_start():
+            self._starting = True
+            self._net.after_spawned(self._start_others)
+
+    def _start_others(self) -> None:
+        self._starting = False
+        while self._can_start():
+            self._start_run()
+
+    def _start_run(self) -> None:
+        run = ListenerCall()
+        self._runs[run] = None
+        self._net.spawn(self._work(run))
+
+    async def _work(self, run: ListenerCall) -> None:
+        """Give the listener one message after the other, as long as any waits."""
+        _called_for.set(run)
+        try:
+            while await self._take_turn(run):
+                self._yielding += 1
+                try:
+                    await self._net.sleep(0)
+                finally:
+                    self._yielding -= 1
+                self._start_others_soon()
+        except NotHandled as why:
+            log.debug("a message is left to others: %s", why)
+            self._halt()
+        except BaseException:
+            # The loop is ending, and cancels all tasks.
+            self._halt()
+            raise
+        finally:
+            self._let_go(run)
+            del self._runs[run]
+            self._start_some()
+            self._tell_idle()
+
+    async def _take_turn(self, run: ListenerCall) -> bool:
+        """As `_work`, until others on the event loop should have their turn: then True."""
+        waiting, now_s = self._waiting, self._net.steady
+        until = now_s() + _TURN_S
+        while waiting and now_s() < until:
+            portion = run.portion = waiting[0]
+            await self._consume(run, portion, until)
+            if waiting and waiting[0] is portion and portion.next >= portion.end:
+                waiting.popleft()
+        return bool(waiting)
+
+    async def _consume(self, run: ListenerCall, portion: Portion, until: float) -> None:
+        """Give the listener what nobody else takes of `portion`, as long as it is not `until`, and it is not over."""
+        owner, batch, now_s = portion.owner, portion.batch, self._net.steady
+        since = now_s()
+        ok = 0
+        while not owner.dropped:
+            portion.next, consumed, outcome, value = call_listener(
+                batch.messages, portion.next, portion.end, self._listener, self, run, now_s, until
+            )
+            ok += consumed
+            batch.count_out(consumed, self._net.now())
+            if outcome == Outcome.STOPPED:
+                break
+            if await self._settle(run, portion, outcome, value):
+                ok += 1
+            else:
+                self._count(owner, now_s() - since, ok, 1)
+                ok, since = 0, now_s()
+            self._let_go(run)
+        self._let_go(run)
+        self._count(owner, now_s() - since, ok, 0)
+        if owner.dropped:
+            portion.next = portion.end
+
+    async def _settle(self, run: ListenerCall, portion: Portion, outcome: int, value: Any) -> bool:
+        """Settle a message of which the listener has not simply returned None: returns whether it is consumed."""
+        index, message = portion.next - 1, run.message
+        assert message is not None
+        try:
+            if outcome == Outcome.RAISED:
+                raise value
+            if outcome == Outcome.SUSPENDED:
+                value = await resumed(*value)
+            elif outcome == Outcome.RETURNED and inspect.isawaitable(value):
+                value = await value
+            delay_level = self._verdicts.delay_level(value, message)
+        except BaseException as error:
+            delay_level = self._delay_level_after(error, message)
+        if delay_level is None:
+            portion.batch.done(index, self._net.now())
+            return True
+        if not run.is_sent_back:
+            await self._retry(portion, message, index, delay_level)
+        return False

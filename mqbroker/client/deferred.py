@@ -111,7 +111,7 @@ class Producer:
         client_id, next_id = producer_identity(servers, rng, net.now)
         plain_sends = None if compiled is None else partial(PlainSends, net, next_id)
         self._core = ProducerCore(
-            net, servers, group, options, client_id=client_id, next_id=next_id, live=net, plain_sends=plain_sends
+            net, servers, group, options, client_id=client_id, next_id=next_id, plain_sends=plain_sends
         )
 
     start = call(ProducerCore.start, core)

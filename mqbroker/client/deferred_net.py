@@ -36,7 +36,7 @@ _LOST_WITHOUT_TLS = partial(why_lost, tls=None)
 
 
 class DeferredNet(LoopNet):
-    """LiveNet on a reactor."""
+    """Net on a reactor."""
 
     def __init__(
         self,

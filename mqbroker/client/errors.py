@@ -202,6 +202,12 @@ class ClientClosed(ClientError):
     hint = "Make a new one; a client is started once and closed once"
 
 
+class WouldDeadlock(ClientError):
+    """A blocking call on the thread that would have to do its work."""
+
+    hint = "Use `send_async` there, or hand the call to another thread"
+
+
 class BadListener(ClientError):
     """A listener that cannot handle messages."""
 

@@ -46,7 +46,7 @@ class ListenerResults:
     """Interprets the results of one listener. `now` returns seconds."""
 
     def __init__(self, listener: object, now: Callable[[], float]) -> None:
-        self._name = _name(listener)
+        self.name = _name(listener)
         self._now = now
         self._tell_at = float("-inf")
         self._untold = 0
@@ -75,7 +75,7 @@ class ListenerResults:
         more = f" (and {self._untold} times more before that)" if self._untold else ""
         log.warning(
             "the listener %s returned for message %s of %s %s%s. %s",
-            self._name,
+            self.name,
             message.msg_id,
             message.queue,
             what,

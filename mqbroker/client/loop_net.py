@@ -46,7 +46,7 @@ class _Waiting(Line):
 
 
 class LoopNet(ABC):
-    """What LiveNets on an event loop have in common."""
+    """What Nets on an event loop have in common."""
 
     def __init__(
         self, on_request: RequestHandler, rng: random.Random, credentials: Credentials | None, why_lost: WhyLost

@@ -1,7 +1,6 @@
-"""Net and LiveNet: the interface by which the clients' cores reach network, clock and scheduler.
+"""Net: the interface by which the clients' cores reach network, clock and scheduler of an event loop.
 
-`Net` needs no event loop: its awaitables may finish without suspending. `LiveNet` adds what needs a running loop. The
-cores use nothing else: no socket, no reactor, no thread, no wall clock.
+The cores use nothing else: no socket, no reactor, no thread, no wall clock.
 """
 
 from __future__ import annotations
@@ -44,6 +43,32 @@ class Lock(Protocol):
     ) -> Awaitable[Any]: ...
 
 
+class Signal(Protocol):
+    """An event with at most one waiter; `wait` clears it."""
+
+    def set(self) -> None: ...
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Return True once it is set, False after `timeout_s`."""
+
+
+class Task(Protocol):
+    """A running coroutine."""
+
+    def cancel(self) -> object:
+        """Cancel it at its next turn; no effect if it has ended."""
+
+
+class Puller(Protocol):
+    """Whose pulls of a queue follow each other."""
+
+    def goes_on(self, pulled: RawPull) -> bool:
+        """Whether the next pull may follow one that has found messages, before they are taken."""
+
+    def take(self, pulled: RawPull) -> None:
+        """Take the messages of a pull."""
+
+
 class Net(Protocol):
     """Requests to peers, named "host:port", and time in seconds."""
 
@@ -79,36 +104,6 @@ class Net(Protocol):
     async def close(self) -> None:
         """Close all connections; pending requests fail with ConnectionClosed."""
 
-
-class Signal(Protocol):
-    """An event with at most one waiter; `wait` clears it."""
-
-    def set(self) -> None: ...
-
-    async def wait(self, timeout_s: float | None = None) -> bool:
-        """Return True once it is set, False after `timeout_s`."""
-
-
-class Task(Protocol):
-    """A running coroutine."""
-
-    def cancel(self) -> object:
-        """Cancel it at its next turn; no effect if it has ended."""
-
-
-class Puller(Protocol):
-    """Whose pulls of a queue follow each other."""
-
-    def goes_on(self, pulled: RawPull) -> bool:
-        """Whether the next pull may follow one that has found messages, before they are taken."""
-
-    def take(self, pulled: RawPull) -> None:
-        """Take the messages of a pull."""
-
-
-class LiveNet(Net, Protocol):
-    """A Net on a running event loop."""
-
     async def pull_on(self, addr: str, command: RemotingCommand, timeout_ms: int, puller: Puller) -> RemotingCommand:
         """As `invoke`, of a pull and of those that follow it as long as they find messages and `puller` goes on;
         returns the last response."""
@@ -125,7 +120,7 @@ class LiveNet(Net, Protocol):
     def signal(self) -> Signal: ...
 
 
-async def every(net: LiveNet, seconds: float, what: Callable[[], Awaitable[None]]) -> None:
+async def every(net: Net, seconds: float, what: Callable[[], Awaitable[None]]) -> None:
     """Run `what` periodically, with pauses of `seconds`; its errors are logged and do not end it."""
     while True:
         await net.sleep(seconds)

@@ -66,8 +66,6 @@ class ProducerOptions(ClientOptions):
     message_bytes_max: int = attrs.field(default=4 * 1024 * 1024, validator=ge(1))
     #: Number of queues of a topic that the send creates.
     default_topic_queues: int = attrs.field(default=4, validator=ge(1))
-    #: Connections and threads of `send_async` on the blocking face.
-    send_threads: int = attrs.field(default=8, validator=ge(1))
     heartbeat_s: float = 30.0
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
-from mqbroker.client.net import LiveNet
+from mqbroker.client.net import Net
 from mqbroker.client.options import PushOptions
 from mqbroker.client.queue_requests import read_messages
 from mqbroker.errors import MQError, Unreachable
@@ -202,7 +202,7 @@ class AssignedQueue:
 
     def __init__(
         self,
-        net: LiveNet,
+        net: Net,
         queue: MessageQueue,
         subscription: SubscriptionData,
         options: PushOptions,

@@ -12,7 +12,7 @@ import attrs
 from mqbroker.client.errors import BadMessage, ClientClosed, NoBrokerForTopic, SendFailed
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.messages import Message, SendResult, short
-from mqbroker.client.net import LiveNet, Net, Task, every
+from mqbroker.client.net import Net, Task, every
 from mqbroker.client.options import ProducerOptions
 from mqbroker.client.routes import Route, Routes
 from mqbroker.client.send import (
@@ -104,23 +104,17 @@ class ProducerCore:
         *,
         client_id: str,
         next_id: Callable[[], str],
-        live: LiveNet | None,
         plain_sends: Callable[..., PlainSends] | None = None,
     ) -> None:
-        """`live` is `net` if that is a LiveNet: then it can be started, and bounds the sends in flight.
-
-        Without it the callers, which are threads, bound them. `plain_sends` makes what takes plain sends, where the net
-        has that.
-        """
+        """`plain_sends` makes what takes plain sends, where the net has that."""
         self._net = net
-        self._live = live
         self._group = check_group(group)
         self._options = options
         self._next_id = next_id
         self._routes = Routes(
             net,
             name_servers,
-            age_s=None if live else options.route_age_s,
+            age_s=None,
             default_topic_queues=options.default_topic_queues,
             timeout_ms=options.send_timeout_ms,
         )
@@ -133,9 +127,7 @@ class ProducerCore:
             timeout_ms=options.send_timeout_ms,
         )
         self._rotation = Rotation(net.rng)
-        self._in_flight = (
-            SendsInFlight(live, options.sends_in_flight_max, options.sends_in_flight_bytes_max) if live else None
-        )
+        self._in_flight = SendsInFlight(net, options.sends_in_flight_max, options.sends_in_flight_bytes_max)
         self._plain = plain_sends and plain_sends(
             self._routes, self._rotation, self.heartbeats, self._in_flight, self._request, options
         )
@@ -168,7 +160,7 @@ class ProducerCore:
         _check_is_message(message)
         if plain is not None and timeout_ms is None and not self._closed and plain.suits(message):
             size = len(message.body)
-            if self._in_flight is not None and not self._in_flight.acquired(size):
+            if not self._in_flight.acquired(size):
                 await self._in_flight.acquire(size)
             waiter = plain.take(message, choose)
             try:
@@ -184,10 +176,10 @@ class ProducerCore:
         """Begin a send to the next queue without a coroutine, where it may be plain and has its turn: returns what
         `PlainSends.take` does, else None. Where that comes to no SendResult, `send_otherwise` goes on; where it is
         cancelled, `give_up` is called."""
-        plain, in_flight = self._plain, self._in_flight
+        plain = self._plain
         if plain is None or self._closed or not isinstance(message, Message) or not plain.suits(message):
             return None
-        if in_flight is not None and not in_flight.acquired(len(message.body)):
+        if not self._in_flight.acquired(len(message.body)):
             return None
         return plain.take(message)
 
@@ -254,10 +246,9 @@ class ProducerCore:
 
     async def start(self) -> None:
         """Start heartbeats and the refresh of routes. No connection is made before it is needed."""
-        assert self._live is not None
         self._tasks = [
-            self._live.spawn(every(self._live, self._options.heartbeat_s, self.heartbeats.send_to_all)),
-            self._live.spawn(every(self._live, self._options.route_age_s, self._routes.refresh_all)),
+            self._net.spawn(every(self._net, self._options.heartbeat_s, self.heartbeats.send_to_all)),
+            self._net.spawn(every(self._net, self._options.route_age_s, self._routes.refresh_all)),
         ]
 
     async def close(self) -> None:
@@ -281,7 +272,7 @@ class ProducerCore:
         if self._plain is not None:
             self._plain.flush()
         size = sum([len(message.body) for message in messages])
-        if self._in_flight is not None and not self._in_flight.acquired(size):
+        if not self._in_flight.acquired(size):
             await self._in_flight.acquire(size)
         return Slot(self._in_flight, size)
 
@@ -355,8 +346,7 @@ class ProducerCore:
         else:
             answer = made.outcome
         result = read_send_answer(outgoing, queue, answer)
-        # Threads have a connection each, which their net sends heartbeats over.
-        if self._live is not None and self.heartbeats.is_due(addr):
+        if self.heartbeats.is_due(addr):
             await self.heartbeats.send_to(addr)
         return result
 

@@ -71,13 +71,12 @@ class PullConsumerCore:
 
         Errors are returned in the places of their responses. Raises a route's errors, before anything is sent.
         """
-        requests = await self.requests(wants, tags=tags)
-        return self.read_answers(wants, await self._net.invoke_many(requests, self._options.pull_timeout_ms))
+        return await self.fetch(wants, await self.requests(wants, tags=tags))
 
     async def requests(
         self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL
     ) -> list[tuple[str, RemotingCommand]]:
-        """The pulls of `fetch_many` and their addresses, for a face that sends them itself. Raises a route's errors."""
+        """The pulls of `fetch_many` and their addresses. Raises a route's errors."""
         return [
             (
                 await self._routes.address(queue, self._options.read_from),
@@ -86,10 +85,11 @@ class PullConsumerCore:
             for queue, offset, max_count in wants
         ]
 
-    def read_answers(
-        self, wants: Sequence[tuple[MessageQueue, int, int]], answers: Sequence[RemotingCommand | MQError]
+    async def fetch(
+        self, wants: Sequence[tuple[MessageQueue, int, int]], requests: Sequence[tuple[str, RemotingCommand]]
     ) -> list[RawPull | MQError]:
-        """Decode the responses to `requests`."""
+        """What `fetch_many` returns, by the pulls that `requests` has made."""
+        answers = await self._net.invoke_many(requests, self._options.pull_timeout_ms)
         results = [_read_or_error(answer) for answer in answers]
         for (queue, _, _), result in zip(wants, results, strict=True):
             if isinstance(result, MQError):

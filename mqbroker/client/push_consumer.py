@@ -6,14 +6,14 @@ At least once: a message is delivered again if a member died, was slow to leave 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
-from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener
+from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener, LoopConsumeService
 from mqbroker.client.errors import ClientClosed, NoSubscription, TopicNotFound
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.messages import RawPull, ReceivedMessage
-from mqbroker.client.net import LiveNet, Task, every
+from mqbroker.client.net import Net, Task, every
 from mqbroker.client.options import PushOptions
 from mqbroker.client.process_queue import AssignedQueue, PulledBatch
 from mqbroker.client.queue_requests import Offsets, pull_from, pull_request, read_pull_answer
@@ -48,13 +48,15 @@ class PushConsumerCore:
 
     def __init__(
         self,
-        net: LiveNet,
+        net: Net,
         name_servers: tuple[str, ...],
         group: str,
         listener: Listener,
         options: PushOptions,
         me: str,
+        consume: Callable[..., ConsumeService] = LoopConsumeService,
     ) -> None:
+        """`consume` makes what calls the listener."""
         self._net = net
         self._group = check_group(group)
         self._about = About(group, name_servers, options, int(net.now() * 1000))
@@ -65,7 +67,7 @@ class PushConsumerCore:
         self._offsets = Offsets(net, self._routes, group, timeout_ms)
         self._rebalance = Rebalance(net, self._routes, group, me, timeout_ms)
         self._heartbeats = Heartbeats(net, self._routes, me, consumer_data=self._consumer_data, timeout_ms=timeout_ms)
-        self._consuming = ConsumeService(
+        self._consuming = consume(
             net,
             listener,
             self._send_back,
@@ -163,6 +165,10 @@ class PushConsumerCore:
                 await self._leave()
                 self._ended = True
 
+    def stop_calling(self) -> None:
+        """Call the listener with no further message. May be called on any thread."""
+        self._consuming.stop()
+
     def _stop(self) -> None:
         """Stop pulling and calling the listener."""
         self._closed = True
@@ -175,7 +181,12 @@ class PushConsumerCore:
     async def _leave(self) -> None:
         self._stop()
         if not await self._consuming.close(self._options.close_timeout_s):
-            log.warning("listeners of %s still run after %g s", self._group, self._options.close_timeout_s)
+            log.warning(
+                "listeners of %s still run after %g s, and their messages will come again: %s",
+                self._group,
+                self._options.close_timeout_s,
+                self._consuming.still_running(),
+            )
         if self._started:
             await self._offsets.commit_many(self._committable())
             await self._heartbeats.unregister()

@@ -11,7 +11,7 @@ import attrs
 
 from mqbroker.client.errors import BadMessage
 from mqbroker.client.messages import Message, SendResult, SendStatus
-from mqbroker.client.net import LiveNet, Signal
+from mqbroker.client.net import Net, Signal
 from mqbroker.client.options import ProducerOptions
 from mqbroker.errors import Refused
 from mqbroker.wire.batch import BatchEntry, encode_batch
@@ -232,7 +232,7 @@ class SendsInFlight:
     First come, first served: a send that would fit does not overtake a larger one that waits.
     """
 
-    def __init__(self, net: LiveNet, count_max: int, bytes_max: int) -> None:
+    def __init__(self, net: Net, count_max: int, bytes_max: int) -> None:
         self._net = net
         self._count_max = count_max
         self._bytes_max = bytes_max
@@ -296,11 +296,11 @@ class SendsInFlight:
 
 
 class Slot:
-    """A slot among the sends in flight, which ends with the block; of None where they are not bounded."""
+    """A slot among the sends in flight, which ends with the block."""
 
     __slots__ = ("_in_flight", "_size")
 
-    def __init__(self, in_flight: SendsInFlight | None, size: int) -> None:
+    def __init__(self, in_flight: SendsInFlight, size: int) -> None:
         self._in_flight = in_flight
         self._size = size
 
@@ -308,5 +308,4 @@ class Slot:
         pass
 
     def __exit__(self, *ignored: object) -> None:
-        if self._in_flight is not None:
-            self._in_flight.release(self._size)
+        self._in_flight.release(self._size)

@@ -1,6 +1,6 @@
 """Client-side TLS: server verification, client certificates, and explanations of handshake errors.
 
-The standard library's TLS, for the faces on asyncio and on plain sockets; `deferred_tls` is Twisted's. Nothing here
+The standard library's TLS, for the asyncio and the blocking API; `deferred_tls` is Twisted's. Nothing here
 connects.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from asyncio import run
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,6 @@ from click.testing import CliRunner
 from mqbroker.cli import cli
 from mqbroker.cli.brokers import BrokerRow, lines, merged_rows, rows_of
 from mqbroker.cli.cluster import shard_number
-from mqbroker.client.blocking_net import run
 from mqbroker.wire.bodies import BrokerData
 from tests.cli.net import Net
 

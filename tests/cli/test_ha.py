@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from asyncio import run
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,6 @@ from click.testing import CliRunner
 from mqbroker.cli import cli
 from mqbroker.cli.failures import Failure, NoAnswer
 from mqbroker.cli.ha import Member, lines, members_of, slave_to_promote, slaves_to_promote
-from mqbroker.client.blocking_net import run
 from mqbroker.client.errors import NameServerUnreachable
 from mqbroker.wire.bodies import BrokerData
 from tests.cli.net import Net

@@ -1,18 +1,17 @@
 import asyncio
-import fcntl
 import multiprocessing
 import os
 import pickle
-import resource
-import socket
 import threading
-import time
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from mqbroker.client import BadMessage, ClientClosed, Message, MessageQueue, ProducerOptions, PullOptions, PushOptions
 from mqbroker.client.blocking import Producer, PullConsumer, PushConsumer
+from mqbroker.client.errors import WouldDeadlock
+from mqbroker.client.loop_thread import LoopThread
 from mqbroker.client.options import ConsumeFrom
 from mqbroker.errors import ConnectionClosed, RequestTimedOut
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
@@ -60,24 +59,19 @@ def test_pulls_can_be_taken_later_or_given_up(topic: Loopback) -> None:
         other.abandon()
         assert [r.next_offset for r in ahead.finish()] == [1, 2, 3]
         assert consumer.bounds([Q]) == [(0, 3)]
-    # The connection with an answer still on its way was not used again.
-    topic.wait_for_connections(2)
-    assert len(topic.connections) == 2
+    assert len(topic.connections) == 1
 
 
-def test_an_answer_that_does_not_come_times_out_and_the_connection_is_not_used_again(
-    topic: Loopback, silent: object
-) -> None:
+def test_an_answer_that_does_not_come_times_out_and_later_ones_count(topic: Loopback, silent: object) -> None:
     topic.store(Q)
     topic.faults.refuse[None, PULL] = silent
     with PullConsumer(topic.addr, "cg", options=PullOptions(pull_timeout_ms=100)) as consumer:
         consumer.queues("T")
         with pytest.raises(RequestTimedOut):
             consumer.pull(Q, 0)
-        topic.faults.refuse.clear()
-        consumer._core._options = PullOptions()  # with time for an answer, however busy the machine is
+    topic.faults.refuse.clear()
+    with PullConsumer(topic.addr, "cg") as consumer:
         assert consumer.pull(Q, 0).next_offset == 1
-        assert len(topic.connections) == 2
 
 
 def test_a_connection_that_the_broker_closes_fails_its_requests_and_is_replaced(topic: Loopback) -> None:
@@ -102,26 +96,6 @@ def test_a_connection_that_was_closed_while_idle_is_not_used(topic: Loopback) ->
     assert len(topic.connections) == 2
 
 
-def test_a_connection_with_a_high_descriptor_is_used_again(topic: Loopback) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 2000:
-        pytest.skip(f"no descriptor above 1023 may be had here: the limit is {hard}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
-    try:
-        with Producer(topic.addr, "pg") as producer:
-            producer.send(Message("T", b"0"))
-            (connection,) = producer._parts()[0]._idle[topic.broker_addr]
-            high = socket.socket(fileno=fcntl.fcntl(connection._socket.fileno(), fcntl.F_DUPFD, 1500))
-            connection._socket.close()
-            connection._socket = high
-            for n in range(3):
-                producer.send(Message("T", b"%d" % n))
-        assert high.fileno() == -1
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(topic.connections) == 1
-
-
 def test_requests_of_the_broker_between_answers_are_left_alone(topic: Loopback) -> None:
     def ask(passage: Any) -> None:
         passage.connection.write(encode_command(RemotingCommand(39, opaque=passage.request.opaque)))
@@ -133,14 +107,14 @@ def test_requests_of_the_broker_between_answers_are_left_alone(topic: Loopback) 
 
 
 def test_threads_share_a_producer(topic: Loopback) -> None:
-    with Producer(topic.addr, "pg", options=ProducerOptions(send_threads=4)) as producer:
+    with Producer(topic.addr, "pg", options=ProducerOptions(sends_in_flight_max=4)) as producer:
         sends = [producer.send_async(Message("T", b"%d" % n)) for n in range(200)]
         results = [send.result(10) for send in sends]
         failed = producer.send_async(Message("T", b""))
         with pytest.raises(BadMessage):
             failed.result(10)
     assert len({r.msg_id for r in results}) == 200
-    assert len(topic.connections) <= 4
+    assert len(topic.connections) == 1
     assert sum(len(topic.stored(MessageQueue("T", "a", n))) for n in range(2)) == 200
 
 
@@ -214,67 +188,135 @@ def test_a_message_by_hand_is_consumed_on_a_listeners_thread(topic: Loopback) ->
     assert topic.offsets["g", Q] == 1
 
 
-class _HeldAtItsEnd(PushConsumer):
-    """Its loop is closed, with what was handed to it meanwhile, when `may_end` is set."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, options=PushOptions(suspend_ms=0))
-        self.ends, self.may_end = threading.Event(), threading.Event()
-
-    async def _serve(self, ready: threading.Event) -> None:
-        loop = asyncio.get_running_loop()
-        close = loop.close
-
-        def hold_and_close() -> None:
-            self.ends.set()
-            assert self.may_end.wait(10)
-            close()
-
-        loop.close = hold_and_close
-        await super()._serve(ready)
-
-
-@pytest.fixture
-def ending(topic: Loopback) -> Any:
-    """A push consumer that is being closed by another thread, and whose loop ends."""
+def test_a_push_consumer_that_threads_close_at_once_is_closed_for_all(topic: Loopback) -> None:
     topic.add_topic("%RETRY%g", queues=1)
-    consumer = _HeldAtItsEnd(topic.addr, "g", print)
+    consumer = PushConsumer(topic.addr, "g", print, options=PushOptions(suspend_ms=0))
     consumer.subscribe("T")
     consumer.start()
-    closing = threading.Thread(target=consumer.close)
-    closing.start()
-    assert consumer.ends.wait(10)
-    yield consumer
-    consumer.may_end.set()
-    closing.join(10)
-    assert not closing.is_alive()
+    threads = [threading.Thread(target=consumer.close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in [*threads, *threading.enumerate()] if thread.name == "mq-client")
+    with pytest.raises(ClientClosed, match="this push consumer was closed"):
+        consumer.subscribe("U")
+    consumer.close()
 
 
-def test_a_consumer_may_be_closed_while_its_loop_ends(ending: _HeldAtItsEnd, monkeypatch: pytest.MonkeyPatch) -> None:
-    thread = ending._thread
-    assert thread is not None
-    join = thread.join
-
-    def let_it_end_and_join() -> None:
-        ending.may_end.set()
-        join()
-
-    monkeypatch.setattr(thread, "join", let_it_end_and_join)
-    ending.close()
-    assert not thread.is_alive()
-    ending.close()
+# --- the loop's thread
 
 
-def test_nothing_is_left_waiting_for_a_loop_that_ends(ending: _HeldAtItsEnd) -> None:
-    refused = threading.Event()
+def client_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "mq-client"]
 
-    def subscribe() -> None:
-        with pytest.raises(ClientClosed, match="this push consumer was closed"):
-            ending.subscribe("U")
-        refused.set()
 
-    threading.Thread(target=subscribe, daemon=True).start()
-    assert refused.wait(10)
+def test_clients_of_a_process_share_one_thread_which_ends_with_the_last(topic: Loopback) -> None:
+    with Producer(topic.addr, "pg") as producer, PullConsumer(topic.addr, "cg") as consumer:
+        producer.send(Message("T", b"0"), queue=Q)
+        assert consumer.pull(Q, 0).next_offset == 1
+        assert len(client_threads()) == 1
+    assert client_threads() == []
+    with PullConsumer(topic.addr, "cg") as consumer:
+        assert consumer.pull(Q, 0).next_offset == 1
+    assert client_threads() == []
+
+
+def test_calls_that_come_together_are_taken_in_order_and_those_of_an_ended_loop_fail() -> None:
+    thread, entered, go_on = LoopThread(), threading.Event(), threading.Event()
+    order: list[int] = []
+
+    async def hold() -> None:
+        entered.set()
+        assert go_on.wait(10)
+
+    async def note(number: int) -> None:
+        order.append(number)
+
+    held = thread.submit(hold())
+    assert entered.wait(10)
+    noted = [thread.submit(note(number)) for number in range(100)]
+    go_on.set()
+    for future in [held, *noted]:
+        future.result(10)
+    assert order == list(range(100))
+    endless = thread.submit(asyncio.sleep(1000))
+    thread.submit(asyncio.sleep(0)).result(10)
+    thread.stop()
+    with pytest.raises(ClientClosed):
+        endless.result(10)
+    with pytest.raises(ClientClosed):
+        thread.run(asyncio.sleep(0))
+
+
+def test_giving_up_a_wait_cancels_what_was_waited_for() -> None:
+    thread, ended = LoopThread(), threading.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ended.set()
+
+    future = thread.submit(wait())
+    thread.submit(asyncio.sleep(0)).result(10)
+    assert future.cancel()
+    assert ended.wait(10)
+    thread.stop()
+
+
+def test_a_blocking_call_on_the_clients_own_thread_is_an_error(topic: Loopback) -> None:
+    outcomes: SimpleQueue[Any] = SimpleQueue()
+    with Producer(topic.addr, "pg") as producer:
+
+        def again(_: Any) -> None:
+            for call in (lambda: producer.send(Message("T", b"1")), lambda: producer.queues("T"), producer.close):
+                try:
+                    call()
+                except Exception as error:
+                    outcomes.put(error)
+            outcomes.put(producer.send_async(Message("T", b"2"), queue=Q))
+
+        producer.send_async(Message("T", b"0"), queue=Q).add_done_callback(again)
+        for _ in range(3):
+            error = outcomes.get(timeout=10)
+            assert isinstance(error, WouldDeadlock)
+            assert "send_async" in str(error)
+        assert outcomes.get(timeout=10).result(10).queue_offset == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ProducerOptions(sends_in_flight_max=3, send_timeout_ms=30_000),
+        ProducerOptions(sends_in_flight_bytes_max=6, send_timeout_ms=30_000),
+    ],
+)
+def test_sends_that_are_not_waited_for_are_bounded(topic: Loopback, options: ProducerOptions) -> None:
+    held: SimpleQueue[Passage] = SimpleQueue()
+    topic.faults.refuse[None, RequestCode.SEND_MESSAGE_V2] = held.put
+    futures: list[Any] = []
+    with Producer(topic.addr, "pg", options=options) as producer:
+
+        def send() -> None:
+            for _ in range(5):
+                futures.append(producer.send_async(Message("T", b"xx"), queue=Q))
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        first = [held.get(timeout=10) for _ in range(3)]
+        assert len(futures) == 3
+        with topic.lock:
+            first[0].pass_on()
+            topic.settle()
+        fourth = held.get(timeout=10)
+        topic.faults.refuse.clear()
+        with topic.lock:
+            for passage in (*first[1:], fourth):
+                passage.pass_on()
+            topic.settle()
+        sender.join(10)
+        assert sorted(future.result(10).queue_offset for future in futures) == list(range(5))
 
 
 # --- heartbeats
@@ -290,30 +332,13 @@ def registered(topic: Loopback) -> int:
         return len(topic.parts("a").producers.group("pg"))
 
 
-def test_each_connection_that_carries_messages_sends_heartbeats_of_its_own(topic: Loopback) -> None:
+def test_threads_that_send_are_one_producer_to_the_broker(topic: Loopback) -> None:
     with Producer(topic.addr, "pg") as producer:
-        net, _ = producer._parts()
-        producer.send(Message("T", b"0"), queue=Q)
-        held = [net.acquire(topic.broker_addr, time.monotonic() + 30)]
-        for n in (2, 3, 4):  # as of threads that send at the same time
-            producer.send(Message("T", b"x"), queue=Q)
-            assert (registered(topic), beats(topic)) == (n, n)
-            held.append(net.acquire(topic.broker_addr, time.monotonic() + 30))
-        for connection in held:
-            net.release(topic.broker_addr, connection)
-        for round_ in (2, 3):
-            for connection in held:
-                connection.beat_at -= 31
-            for _ in range(3):  # each uses the connection that was released last
-                producer.send(Message("T", b"x"), queue=Q)
-            assert beats(topic) == 4 + round_ - 1
-
-
-def test_a_connection_that_carries_oneway_messages_alone_sends_heartbeats(topic: Loopback) -> None:
-    with Producer(topic.addr, "pg") as producer:
-        for _ in range(3):
-            producer.send_oneway(Message("T", b"x"), queue=Q)
-        producer.send(Message("T", b"x"), queue=Q)
+        threads = [threading.Thread(target=producer.send, args=(Message("T", b"x"),)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
         assert (registered(topic), beats(topic)) == (1, 1)
 
 

@@ -94,7 +94,7 @@ class Twin:
             send_timeout_ms=1000,
         )
         core = ProducerCore(
-            net, (NAME_SERVER,), "pg", options, client_id="me", next_id=next_id, live=net,
+            net, (NAME_SERVER,), "pg", options, client_id="me", next_id=next_id,
             plain_sends=partial(PlainSends, net, next_id) if is_plain else None,
         )  # fmt: skip
         twin = cls(world, core, rng, seed % 3 == 0, options.sends_in_flight_max)

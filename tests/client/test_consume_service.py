@@ -12,7 +12,7 @@ import attrs
 
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import decline
-from mqbroker.client.consume_service import ConsumeService
+from mqbroker.client.consume_service import LoopConsumeService
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.process_queue import ProcessQueue
 from mqbroker.client.running_info import ConsumerStats
@@ -47,7 +47,7 @@ class Consuming:
         net = self.net = Net(decline, random.Random(1))
         self.stats = ConsumerStats(net.now)
         send_back: Any = None
-        self.service = ConsumeService(net, listener, send_back, self.stats, concurrency=20, local_retry_s=1.0)
+        self.service = LoopConsumeService(net, listener, send_back, self.stats, concurrency=20, local_retry_s=1.0)
 
     def run(self, count: int, meanwhile: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         async def main() -> Any:

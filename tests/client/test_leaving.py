@@ -1,6 +1,7 @@
 """How a member leaves: closed inside its listener, by the end of its loop, or by the end of its program."""
 
 import asyncio
+import re
 import subprocess
 import sys
 from typing import Any
@@ -190,26 +191,22 @@ def test_a_loop_that_ends_sends_nothing_back_and_starts_nothing_more(topic: Loop
 
 PROGRAM = """
 import sys, threading, time
-from concurrent.futures import thread as pools
 from mqbroker.client import PushOptions
 from mqbroker.client.options import ConsumeFrom
 from mqbroker.client.blocking import PushConsumer
 
-all_busy, handled = threading.Event(), []
+all_busy, handled, wait_for_ever = threading.Event(), [], sys.argv[2:] == ["for ever"]
 
 def listener(message):
     handled.append(message.body)
-    is_last = len(handled) == 4
-    if is_last:
+    if len(handled) == 4:
         all_busy.set()
-    while not pools._shutdown:  # until the interpreter is ending
-        time.sleep(0.001)
-    # It goes on ending when all have returned: until then the next message finds no thread.
-    until = time.monotonic() + 5
-    while is_last and not consumer._consumer._core._consuming.is_over and time.monotonic() < until:
+    while wait_for_ever or not consumer._was_closed:  # until the interpreter is ending
         time.sleep(0.001)
 
-options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=4)
+options = PushOptions(
+    consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=4, close_timeout_s=0.05 if wait_for_ever else 10.0
+)
 consumer = PushConsumer(sys.argv[1], "g", listener, options=options)
 consumer.subscribe("T")
 consumer.start()
@@ -229,7 +226,25 @@ def test_a_program_that_ends_without_close_keeps_what_no_listener_saw(topic: Loo
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
     assert topic.sent_back == []
-    # The four that were with listeners are done: Python waits for them; then the member commits and leaves.
+    # The four that were with listeners are done: they are waited for; then the member commits and leaves.
     assert topic.offsets["g", Q] == 4
     assert topic.members("g") == []
     assert topic.faults.asked(RequestCode.UNREGISTER_CLIENT)
+
+
+def test_a_listener_that_never_returns_does_not_keep_the_process_and_is_named(topic: Loopback) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM, topic.addr, "for ever"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "leaving\n")
+    assert re.fullmatch(
+        r"listeners of g still run after 0\.05 s, and their messages will come again: listener at"
+        r" __main__\.listener\(<string>:\d+\)( \(4 times\))?\n",
+        done.stderr,
+    )
+    assert topic.offsets.get(("g", Q), 0) == 0
+    assert topic.members("g") == []

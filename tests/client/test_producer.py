@@ -34,7 +34,6 @@ def make(world: World, name_server: str, **options: Any) -> Any:
         ProducerOptions(**options),
         client_id="me",
         next_id=lambda: f"U{next(ids)}",
-        live=net,
     )
 
 

@@ -1,0 +1,239 @@
+"""Calls of a listener on threads, for the blocking face.
+
+Threads take messages from those that wait, and the event loop acts on the results that have gathered, so that neither
+waits for the other for each message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections import Counter, deque
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+import attrs
+
+from mqbroker.client.aio_net import AioNet
+from mqbroker.client.consume_service import ConsumeService, Listener, ListenerCall, Portion, SendBack
+from mqbroker.client.errors import NotHandled
+from mqbroker.client.messages import ReceivedMessage
+from mqbroker.client.running_info import ConsumerStats
+from mqbroker.client.stack_traces import describe_frame
+
+log = logging.getLogger(__name__)
+
+#: A call that takes longer than this, seconds, leaves the other messages that wait to further threads.
+_SLOW_S = 0.001
+
+
+class ListenerEnded(Exception):
+    """The listener raised an exception that would end a thread or the program; here it ends neither."""
+
+
+@attrs.frozen
+class _Result:
+    """What the listener has returned, or raised, for a message; `took_s` seconds after it got it."""
+
+    portion: Portion
+    index: int
+    message: ReceivedMessage
+    value: Any
+    error: Exception | None
+    was_sent_back: bool
+    took_s: float
+
+
+class _Worker(ListenerCall):
+    """What one thread has with the listener, and since when."""
+
+    since = 0.0
+
+
+class ThreadConsumeService(ConsumeService):
+    """Calls the listener on at most `concurrency` threads, which are made when they are needed."""
+
+    def __init__(
+        self,
+        net: AioNet,
+        listener: Listener,
+        send_back: SendBack,
+        stats: ConsumerStats,
+        *,
+        concurrency: int,
+        local_retry_s: float,
+    ) -> None:
+        super().__init__(net, listener, send_back, stats, concurrency=concurrency, local_retry_s=local_retry_s)
+        self._aio = net
+        self._gate = self._lock = threading.Lock()
+        #: Threads that have nothing wait here for what to begin with; None ends one.
+        self._begin: SimpleQueue[_Worker | None] = SimpleQueue()
+        self._idle_threads = self._threads = 0
+        #: What threads have to tell the loop: results, and workers that have found nothing more.
+        self._results: deque[_Result | _Worker] = deque()
+        self._is_woken = self._is_looking = False
+        #: By the threads' numbers, for `is_calling`.
+        self._inside: dict[int, ReceivedMessage] = {}
+
+    @property
+    def is_calling(self) -> bool:
+        return threading.get_ident() in self._inside
+
+    def stop(self) -> None:
+        super().stop()
+        for _ in range(self._threads):
+            self._begin.put(None)
+
+    def still_running(self) -> str:
+        frames = sys._current_frames()  # noqa: SLF001 - documented
+        places = Counter(
+            describe_frame(frames[ident], frames[ident].f_lineno) for ident in list(self._inside) if ident in frames
+        )
+        found = (place if count == 1 else f"{place} ({count} times)" for place, count in places.items())
+        return f"{super().still_running()} at {', '.join(found)}"
+
+    def _start_some(self) -> None:
+        if not self._waiting or len(self._runs) >= self._concurrency or self.is_over:
+            return
+        if not self._runs:
+            self._start_worker()
+        if not self._is_looking:
+            self._is_looking = True
+            self._aio.loop.call_later(_SLOW_S, self._start_more)
+
+    def _start_more(self) -> None:
+        """Others take what waits where all threads are with slow calls: with calls that return at once, one thread is
+        faster than many."""
+        self._is_looking = False
+        late = self._net.steady() - _SLOW_S
+        if self._waiting and all(isinstance(run, _Worker) and run.since < late for run in self._runs):
+            for _ in range(min(max(1, len(self._runs)), self._concurrency - len(self._runs), len(self._waiting) * 32)):
+                self._start_worker()
+        self._start_some()
+
+    def _start_worker(self) -> None:
+        worker = _Worker()
+        worker.since = self._net.steady()
+        self._runs[worker] = None
+        if self._idle_threads:
+            self._idle_threads -= 1
+        else:
+            name = f"mq-listen_{self._threads}"
+            try:
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+            except RuntimeError as error:  # the interpreter ends
+                del self._runs[worker]
+                log.debug("no thread for the listener: %s", error)
+                self._halt()
+                return
+            self._threads += 1
+        self._begin.put(worker)
+
+    # on threads
+
+    def _work(self) -> None:
+        while (worker := self._begin.get()) is not None:
+            self._consume(worker)
+            self._tell(worker)
+
+    def _consume(self, worker: _Worker) -> None:
+        """Call the listener as long as any message waits."""
+        now, inside, me = self._net.steady, self._inside, threading.get_ident()
+        waiting, lock = self._waiting, self._lock
+        worker.since = now()
+        while True:
+            with lock:
+                if not waiting:
+                    return
+                portion = waiting[0]
+                index = portion.next
+                portion.next += 1
+                if portion.next >= portion.end:
+                    waiting.popleft()
+            message = portion.batch.messages[index]
+            if message is None or portion.owner.dropped:
+                continue
+            worker.portion, worker.message, worker.looks, worker.is_sent_back = portion, message, 0, False
+            inside[me] = message
+            value, error = self._called(message)
+            ended = now()
+            del inside[me]
+            worker.message = None
+            took_s, worker.since = ended - worker.since, ended
+            self._tell(_Result(portion, index, message, value, error, worker.is_sent_back, took_s))
+
+    def _called(self, message: ReceivedMessage) -> tuple[Any, Exception | None]:
+        """What the listener returns for a message, or the exception that it raises."""
+        try:
+            return self._listener(message), None
+        except Exception as error:
+            return None, error
+        except BaseException as error:
+            ended = ListenerEnded(f"the listener raised {type(error).__name__}")
+            ended.__cause__ = error
+            return None, ended
+
+    def _tell(self, result: _Result | _Worker) -> None:
+        self._results.append(result)
+        if not self._is_woken:
+            self._is_woken = True
+            with suppress(RuntimeError):  # the loop has ended
+                self._aio.loop.call_soon_threadsafe(self._take_results)
+
+    # on the loop
+
+    def _take_results(self) -> None:
+        self._is_woken = False
+        results, now = self._results, self._net.now()
+        for _ in range(len(results)):
+            result = results.popleft()
+            if isinstance(result, _Worker):
+                del self._runs[result]
+                self._idle_threads += 1
+            elif result.value is None and result.error is None:
+                result.portion.batch.done(result.index, now)
+                self._count(result.portion.owner, result.took_s, 1, 0)
+            else:
+                self._net.spawn(self._settle(result))
+        self._tell_ended()
+        self._start_some()
+        self._tell_idle()
+
+    async def _settle(self, result: _Result) -> None:
+        """Act on something else than None."""
+        portion, message = result.portion, result.message
+        try:
+            if result.error is not None:
+                raise result.error
+            delay_level = self._verdicts.delay_level(result.value, message)
+        except NotHandled as why:
+            log.debug("a message is left to others: %s", why)
+            self._halt()
+            return
+        except Exception as error:
+            delay_level = self._delay_level_after(error, message)
+        self._count(portion.owner, result.took_s, int(delay_level is None), int(delay_level is not None))
+        if delay_level is None:
+            portion.batch.done(result.index, self._net.now())
+        elif not result.was_sent_back:
+            await self._retry(portion, message, result.index, delay_level)
+
+    async def _call_directly(self, message: ReceivedMessage) -> Any:
+        future: Future[Any] = Future()
+
+        def call() -> None:
+            self._inside[threading.get_ident()] = message
+            value, error = self._called(message)
+            del self._inside[threading.get_ident()]
+            with suppress(InvalidStateError):  # nobody waits any more
+                if error is None:
+                    future.set_result(value)
+                else:
+                    future.set_exception(error)
+
+        threading.Thread(target=call, name="mq-listen-direct", daemon=True).start()
+        return await asyncio.wrap_future(future)

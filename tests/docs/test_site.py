@@ -126,7 +126,7 @@ def test_nothing_is_wider_than_its_column(site: Path) -> None:
         pytest.skip("playwright is not installed: pip install playwright")
     if widths.browser_path() is None:
         pytest.skip("there is no Chromium: apt install chromium")
-    command = [sys.executable, "-m", "tests.docs.widths", site]
+    command = [sys.executable, "-m", "tests.docs.widths", str(site)]
     seen = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, cwd=ROOT)
     found = json.loads(seen.stdout)
     assert found["pages"] > 30

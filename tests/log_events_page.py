@@ -1,0 +1,272 @@
+"""The page of log events of the levels warn and above, from the sources; `python -m tests.log_events_page` writes it.
+
+The texts are those of the calls in mqbroker. What they mean and what to do is said here: for the modules of a family
+together, and for single events beside it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "reference" / "log-events.rst"
+BEGIN, END = ".. events begin\n\n", "\n.. events end\n"
+LEVELS = {"warn": "warn", "warning": "warn", "error": "error", "critical": "critical", "exception": "error"}
+
+
+@attrs.frozen(order=True)
+class Event:
+    """A line that the log may have."""
+
+    module: str
+    text: str
+    level: str
+
+
+@attrs.frozen
+class Family:
+    """Events of some modules: what they mean in common, and what to do."""
+
+    title: str
+    modules: str
+    meaning: str
+    todo: str
+    #: How an event's text begins -> what to do about it.
+    notes: dict[str, str] = attrs.field(factory=dict)
+
+
+FAMILIES = (
+    Family(
+        "Start, reload and stop",
+        r"daemons/(broker|console|daemon|plugin|process)\.py",
+        "A daemon could not start, or not take over changed settings, or did not stop in order.",
+        "The line names the setting, file or port. See the howto on running daemons.",
+        {
+            "not reloaded": "Correct the file and send SIGHUP again. Until then the former settings stay in effect.",
+            "connectionsMax=": "Raise the limit of open files of the service, or lower the setting.",
+            "{program} stopped, but not in order": "Look at the errors before it: a table may not have been saved.",
+        },
+    ),
+    Family(
+        "Shards",
+        r"daemons/(shard|supervisor)\.py|broker/sibling_topics\.py",
+        "A process of a broker with shards ended, or does not do what the others do.",
+        "The supervisor starts a shard again by itself. If it keeps ending, look at the lines before its end.",
+        {"topic {topic} of another shard": "Create the topic on all shards with mqadmin updateTopic and -c."},
+    ),
+    Family(
+        "Connections and TLS",
+        r"remoting/.*",
+        "A port, a certificate or a connection does not work as configured.",
+        "Clients connect again by themselves. Correct the certificate or the port that the line names.",
+        {
+            "tls.test.mode.enable=true": "Set it to false, and name your own certificate and key.",
+            "port {port} is not served": "Free the port, or set vipPortEnable=false.",
+        },
+    ),
+    Family(
+        "Accounts",
+        r"access/.*|broker/requests/acl_requests\.py",
+        "A request was refused by access control, or a file of accounts is wrong.",
+        "Correct the file; it is read again within five seconds. For a refused request give the account the "
+        "permission, or find out who uses it.",
+        {"{peer} may not": "Only the first refusal of an account at a host is logged."},
+    ),
+    Family(
+        "The disk",
+        r"store/(flush|disk|disk_watch|dispatch|syncs|store_files)\.py",
+        "A disk is full, slow, or fails. Messages may be refused, with SERVICE_NOT_AVAILABLE and the reason.",
+        "Free space, or repair the disk. After a failed sync of the log restart the broker: it accepts no messages "
+        "before. After a full disk it goes on by itself.",
+        {
+            "messages are refused": "Producers send to other brokers meanwhile. mq brokers shows the reason.",
+            "{path}: a sync to the disk has not ended": "Look at the kernel's log and iostat: the disk may be failing.",
+            "the kernel takes no more syncs": "Nothing to do: a thread takes over, which costs more CPU time.",
+        },
+    ),
+    Family(
+        "Corrupt files",
+        r"store/(record_verifier|entry_repair|index_file|jsonfile|checkpoint)\.py"
+        r"|broker/(versioned_table|filter_table|members_file)\.py",
+        "A file does not hold what was written to it. What can be rebuilt from the log is rebuilt; a table is read "
+        "from its copy (.bak).",
+        "Check the disk, and the store with mq store check. Lost messages can only be restored from a copy or a slave.",
+    ),
+    Family(
+        "What a start rebuilds",
+        r"store/(opening|recovery|queue_rebuild|layout|consumequeue_ext|consumequeue_dispatcher)\.py",
+        "After a crash, or when files are missing, consume queues or the index are built again from the log.",
+        "Nothing: no message is lost by it, and the start takes longer. After clean stops, check the disk.",
+    ),
+    Family(
+        "Memory for the log",
+        r"store/(transient|segment)\.py",
+        "Memory or disk space for the next file of the log could not be prepared.",
+        "Free memory or space, or raise the limit (ulimit -l). Until then appends are slower, or refused where the "
+        "line says so.",
+    ),
+    Family(
+        "Deletion of old messages",
+        r"store/(retention|topic_removal)\.py",
+        "Files cannot be deleted, or there is nothing old enough to delete while the disk fills.",
+        "Free space, or keep messages for a shorter time (fileReservedTime).",
+    ),
+    Family(
+        "Delayed messages",
+        r"broker/delay\.py",
+        "Delayed messages cannot be read or stored now, or one of them is invalid.",
+        "Where they wait for the disk they go on by themselves. A message that is left out was invalid or corrupt.",
+    ),
+    Family(
+        "Transactions",
+        r"broker/transactions/.*|broker/requests/end_transaction\.py",
+        "Half messages cannot be checked, or their producers do not answer.",
+        "Start a producer of the group that the line names: only it can say whether to commit.",
+        {"half messages of {group}": "They are in TRANS_CHECK_MAX_TIME_TOPIC, and can be brought back from there."},
+    ),
+    Family(
+        "Consumer groups and sends",
+        r"broker/(slow_consumers|requests/(offset_requests|send_back|plain_sends))\.py",
+        "A group consumes too slowly, or something of one request could not be done.",
+        "See the line.",
+        {
+            "[PROTECT_BROKER]": "Consume faster; mqadmin updateSubGroup enables the group again.",
+            "the hot path runs in Python": "Install a C compiler, and the package again.",
+        },
+    ),
+    Family(
+        "Registration at name servers",
+        r"broker/name_servers\.py",
+        "The broker is not in the routes of a name server: clients do not find it there.",
+        "Start the name server, or correct namesrvAddr. The broker tries again by itself.",
+    ),
+    Family(
+        "Name servers",
+        r"namesrv/.*",
+        "A broker is silent, was drained, or registers what is not valid; or a file cannot be written.",
+        "Look at the broker that the line names.",
+        {
+            "broker {addr} did not register": "It is down or cut off; its topics are gone from the routes.",
+            "broker {name} {id} is now at": "Two brokers have one name and id: give each its own id.",
+        },
+    ),
+    Family(
+        "Masters and slaves",
+        r"ha/(master|slave)\.py|broker/(broker_service|broker_slave|slave_synchronize|replica_store|topic_repair)\.py",
+        "A slave does not follow its master, or what it needs for that cannot be read or written.",
+        "mq ha status shows each broker and its reason; the page on replication is about logs that differ.",
+        {
+            "brokerRole=SYNC_MASTER, and whoever reaches": "Set haSecretFile on all brokers of the name.",
+            "what was cut off the log": "mq store dump shows the messages that were cut off.",
+        },
+    ),
+    Family(
+        "Brokers that elect their master",
+        r"ha/.*|broker/(broker_group|own_store)\.py",
+        "A broker takes no part in its group, or a master steps down.",
+        "The line says why and what to do. A master that steps down is replaced if the others are there.",
+        {
+            "uncleanElectionEnable=true": "Messages are lost by this. Set it to false again.",
+            "group {broker}: this broker is master no more": "Nothing, if another was elected: see mq ha status.",
+        },
+    ),
+    Family(
+        "Clients",
+        r"client/.*",
+        "A producer or consumer met an error that it handles by itself, or a listener failed.",
+        "A listener's own error has its traceback: correct the listener. Others go away with their cause.",
+    ),
+    Family(
+        "Spark",
+        r"spark/.*",
+        "A stream has queues whose brokers do not answer.",
+        "Start the brokers; the next batch reads them.",
+    ),
+)
+
+
+@functools.cache
+def events() -> tuple[Event, ...]:
+    """All events of the levels warn and above that the sources have; tracebacks of bugs are left out."""
+    found: set[Event] = set()
+    for path in sorted((ROOT / "mqbroker").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.update(_of_function(function, str(path.relative_to(ROOT / "mqbroker"))))
+    return tuple(sorted(found))
+
+
+def _of_function(function: ast.AST, module: str) -> Iterator[Event]:
+    for call in ast.walk(function):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
+            continue
+        level = LEVELS.get(call.func.attr)
+        if level is None or "log" not in ast.unparse(call.func.value).lower():
+            continue
+        for text in _texts(call.args[0], function):
+            yield Event(module, text, level)
+
+
+def _texts(node: ast.expr, function: ast.AST) -> Iterator[str]:
+    """The texts that an expression may have, where it is a constant or a variable that gets one."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.IfExp):
+        yield from _texts(node.body, function)
+        yield from _texts(node.orelse, function)
+    elif isinstance(node, ast.Name):
+        for each in ast.walk(function):
+            if isinstance(each, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in each.targets):
+                yield from _texts(each.value, function)
+
+
+def families() -> list[tuple[Family, list[Event]]]:
+    """Each family with its events."""
+    left, found = list(events()), []
+    for family in FAMILIES:
+        ours = [event for event in left if re.fullmatch(family.modules, event.module)]
+        left = [event for event in left if event not in ours]
+        found.append((family, ours))
+    assert left == [], "a family for these modules: FAMILIES in tests/log_events_page.py"
+    return found
+
+
+def render() -> str:
+    """The sections in reStructuredText."""
+    return "\n".join(line for family, ours in families() for line in _section(family, ours))
+
+
+def _section(family: Family, ours: list[Event]) -> Iterator[str]:
+    yield from (family.title, "-" * len(family.title), "")
+    yield from (*_wrap(f"{family.meaning} *What to do:* {family.todo}", ""), "")
+    for event in ours:
+        text = re.sub(r"[`\s]+", " ", event.text).strip()
+        if re.fullmatch(r"\{\w+\}", text):
+            continue  # the text of another error
+        note = next((note for start, note in family.notes.items() if event.text.startswith(start)), "")
+        # A long literal breaks at blanks.
+        yield from (*_wrap(f"``{event.level}`` ``{text}``{f': {note}' if note else ''}", "- ", "  "), "")
+
+
+def _wrap(text: str, first: str, rest: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, 116, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def page_with(text: str, page: str) -> str:
+    """The page with the sections in their place."""
+    head, _, rest = page.partition(BEGIN)
+    return f"{head}{BEGIN}{text}{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with(render(), PAGE.read_text()))

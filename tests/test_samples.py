@@ -16,6 +16,7 @@ from mqbroker.cli import cli
 from mqbroker.config import load_broker_settings
 from mqbroker.daemons.broker import BrokerConsoleOptions
 from mqbroker.daemons.namesrv import NamesrvConsoleOptions
+from tests.samples import cluster
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("docs/**/*.rst")), ROOT / "README.rst", ROOT / "CONTRIBUTING.rst"]
@@ -29,16 +30,21 @@ class Sample:
     place: str
     is_python: bool
     text: str
+    #: Why it cannot be run: the text of a comment `.. not run: WHY` above it.
+    why_not_run: str | None = None
 
 
 def samples() -> Iterator[Sample]:
-    block = re.compile(r"^(\.\. code-block:: python|(?!\.\.).*::)\n\n((?:(?: {4}.*)?\n)+)", re.MULTILINE)
+    block = re.compile(
+        r"^(?:\.\. not run: (.+)\n\n)?(\.\. code-block:: python|(?!\.\.).*::)\n\n((?:(?: {4}.*)?\n)+)", re.MULTILINE
+    )
     for page in PAGES:
         text = page.read_text() + "\n"
         for found in block.finditer(text):
-            line = text.count("\n", 0, found.start(2)) + 1
-            is_python = found[1].startswith(".. code-block") or found[2].startswith(("    def ", "    from "))
-            yield Sample(f"{page.name}:{line}", is_python, textwrap.dedent(found[2]))
+            why_not_run, kind, body = found.groups()
+            line = text.count("\n", 0, found.start(3)) + 1
+            is_python = kind.startswith(".. code-block") or body.startswith(("    def ", "    from ", "    import "))
+            yield Sample(f"{page.name}:{line}", is_python, textwrap.dedent(body), why_not_run)
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
@@ -59,10 +65,22 @@ def missing_imports(source: str) -> Iterator[str]:
 
 def test_samples_in_python_compile_and_import_what_exists() -> None:
     found = [sample for sample in samples() if sample.is_python]
-    assert len(found) >= 9
+    assert len(found) >= 6
     for sample in found:
         compile(sample.text, sample.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         assert list(missing_imports(sample.text)) == [], sample.place
+
+
+@pytest.mark.daemons
+def test_samples_in_python_run(tmp_path: Path) -> None:
+    """As they stand, but for the address. Whole programs are in examples/, and in tests/test_examples.py."""
+    found = [sample for sample in samples() if sample.is_python]
+    left_out = [sample for sample in found if sample.why_not_run]
+    assert len(left_out) <= 2, "write a sample that runs, or a whole program in examples/"
+    with cluster(tmp_path / "samples") as mq_dev:
+        for sample in found:
+            if sample not in left_out:
+                mq_dev.run(sample.text)
 
 
 def parse_mq(words: list[str]) -> None:

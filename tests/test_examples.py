@@ -1,0 +1,95 @@
+"""The programs in examples/, which the pages include: each runs as it stands, and does what the pages say."""
+
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemons.processes import PATIENCE_SECONDS, wait_for
+from tests.samples import EXAMPLES, ROOT, Cluster, cluster
+
+pytestmark = pytest.mark.daemons
+
+APIS = ("asyncio", "blocking", "twisted")
+TESTED = {f"{kind}_{api}.py" for kind in ("hello", "producer", "consumer", "pull") for api in APIS}
+TWISTD = str(Path(sys.executable).parent / "twistd")
+SERVICES = {"service_asyncio.py": (), "service_threads.py": (), "service_twisted.py": (TWISTD, "-ny")}
+
+
+@pytest.fixture
+def mq_dev(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path / "samples") as running:
+        yield running
+
+
+def source(name: str) -> str:
+    return (EXAMPLES / name).read_text()
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_hello_prints_hello_each_time(mq_dev: Cluster, api: str) -> None:
+    assert [mq_dev.run(source(f"hello_{api}.py")) for _ in range(2)] == ["hello\n"] * 2
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_what_a_producer_sends_is_pulled_and_consumed(mq_dev: Cluster, api: str) -> None:
+    assert mq_dev.run(source(f"producer_{api}.py")) == "SEND_OK in dev\n100 sent at once\n"
+    pulled = [mq_dev.run(source(f"pull_{api}.py")) for _ in range(2)]
+    assert pulled == ["105 messages read\n", "0 messages read\n"]
+    consumer = mq_dev.start(source(f"consumer_{api}.py"), "consumer.py")
+    # The one that is sent back comes again, after the others.
+    wait_for(lambda: consumer.out.count("billed") == 101, "101 bills", PATIENCE_SECONDS)
+    # Threads may print into each other's lines.
+    assert {int(number) for number in re.findall(r"billed order (\d+)", consumer.out)} == set(range(100))
+    assert "shipped" not in consumer.out
+    assert consumer.stop() == 0
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_writes_a_receipt_for_each_order_and_stops_on_sigterm(mq_dev: Cluster, name: str) -> None:
+    mq_dev.run(source("producer_blocking.py"))
+    service = mq_dev.start(source(name), name, *SERVICES[name])
+    receipts = mq_dev.start(
+        source("consumer_blocking.py").replace('"orders", "paid || refund"', '"receipts"'), "receipts.py"
+    )
+    service.wait_for_line("ready")
+    wait_for(lambda: receipts.out.count("receipt for order") == 101, "101 receipts", PATIENCE_SECONDS)
+    # twistd ends as the signal would have ended it, once the service has stopped.
+    assert service.stop() == (-signal.SIGTERM if "twisted" in name else 0)
+    assert "Traceback" not in service.err + service.out
+
+
+def test_a_delayed_message_comes_when_it_is_due(mq_dev: Cluster) -> None:
+    assert mq_dev.run(source("delayed.py")) == "after 0 s: sent at once\nafter 5 s: sent on level 2\n"
+
+
+def test_a_question_gets_its_reply(mq_dev: Cluster) -> None:
+    assert mq_dev.run(source("request_reply.py")) == "IS ANYBODY THERE?\n"
+
+
+@pytest.mark.spark
+def test_spark_reads_what_was_sent(mq_dev: Cluster) -> None:
+    missing = pytest.importorskip("mqbroker_demo.spark_process").what_is_missing()
+    if missing:
+        pytest.skip(missing)
+    mq_dev.run(source("producer_blocking.py"))
+    assert mq_dev.run(source("spark_stream.py"), timeout=150) == "105 orders\n"
+
+
+def test_each_program_is_tested() -> None:
+    others = {"delayed.py", "request_reply.py", "spark_stream.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED | set(SERVICES) | others
+
+
+def test_each_program_is_on_a_page() -> None:
+    pages = "".join(path.read_text() for path in ROOT.glob("docs/**/*.rst"))
+    assert [path.name for path in EXAMPLES.glob("*.py") if f"examples/{path.name}\n" not in pages] == []
+
+
+def test_the_readme_shows_one_of_them() -> None:
+    lines = source("hello_asyncio.py").rstrip("\n").split("\n")
+    shown = "\n".join(f"    {line}".rstrip() for line in lines)
+    assert f".. code-block:: python\n\n{shown}\n\n" in (ROOT / "README.rst").read_text()

@@ -333,6 +333,15 @@ class BrokerGroup:
                 "this log shares no epoch with its master's: it is not of this group; start this broker with an "
                 "empty store, or with a copy of the master's"
             )
+        if committed <= common < raw.end and self._was_left_out(theirs, role):
+            log.error(
+                "this broker was in sync in epoch {epoch}, and its master was not: etcd was set back. All of this log "
+                "counts as acknowledged, up to {end}",
+                epoch=self._history.last,
+                end=raw.end,
+            )
+            store.moved(raw.end, raw.end)
+            committed = raw.end
         if common < committed:
             self._refuse(common, committed, role)
         if common < raw.end:
@@ -346,6 +355,19 @@ class BrokerGroup:
             store.note.lower(common)
             self._cut(common, raw.end)
             raise MQError(f"the log is cut back to {common} first")
+
+    def _was_left_out(self, theirs: EpochHistory, role: Role) -> bool:
+        """Whether etcd was set back before the election: the epoch before is this log's newest, in which this broker
+        was in sync, and the master was not. It could only have come to be by following that epoch's master, whose
+        epoch it would have; what was acknowledged without it may lie above the commit point that this broker knows."""
+        seen, history = self.store.seen, self._history
+        master = 0 if role.master is None else role.master.replica_id
+        return (
+            seen.epoch == history.last == role.epoch - 1
+            and self.replica_id in seen.members
+            and master not in seen.members
+            and not theirs.has(history.last, history.lease)
+        )
 
     def _refuse(self, common: int, committed: int, role: Role) -> None:
         """Take nothing from a master that lacks what was acknowledged, and let the group know."""

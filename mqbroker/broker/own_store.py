@@ -16,7 +16,7 @@ from twisted.logger import Logger
 from mqbroker.ha.candidacy import Holdings
 from mqbroker.ha.epochs import EpochHistory
 from mqbroker.ha.group_keys import Conflict, GroupError, Identity
-from mqbroker.ha.member_note import MemberNote, NoteHeader
+from mqbroker.ha.member_note import MemberNote, NoteHeader, SeenInSync
 from mqbroker.store.disk import IDisk
 from mqbroker.store.layout import StorePaths
 from mqbroker.store.logscan import Damage
@@ -149,6 +149,15 @@ class OwnStore:
         return Holdings(
             self.history, self._log_end(), self.committed, self.why_not_whole, self.has_lost_power, self.conflict
         )
+
+    @property
+    def seen(self) -> SeenInSync:
+        """The in-sync set of the log's newest epoch, as this broker saw it last."""
+        return self.note.seen
+
+    def note_seen(self, seen: SeenInSync) -> None:
+        if seen != self.note.seen:
+            self.note.note_seen(seen)
 
     def new_nonce(self) -> str:
         """A text that nobody can guess."""

@@ -9,6 +9,7 @@ import attrs
 
 from mqbroker.ha.epochs import EpochHistory
 from mqbroker.ha.group_keys import Conflict, GroupState, Identity, Member
+from mqbroker.ha.member_note import SeenInSync
 
 
 @attrs.frozen
@@ -176,6 +177,13 @@ class IOwnStore(Protocol):
 
     def lose(self, why: str) -> None:
         """Note durably that the store is not whole, and give it another identity. Raises OSError."""
+
+    @property
+    def seen(self) -> SeenInSync:
+        """The in-sync set of the log's newest epoch, as this broker saw it last."""
+
+    def note_seen(self, seen: SeenInSync) -> None:
+        """Note that this broker has seen it."""
 
     def new_nonce(self) -> str:
         """A text that nobody can guess."""

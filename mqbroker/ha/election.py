@@ -35,6 +35,7 @@ from mqbroker.ha.candidacy import (
 )
 from mqbroker.ha.etcd import Compare, EtcdError, IEtcd, KeyValue, Put, Snapshot
 from mqbroker.ha.group_keys import GroupError, GroupState, Identity, Member, Remainder
+from mqbroker.ha.member_note import SeenInSync
 from mqbroker.remoting.repeated_call import RepeatedCall
 
 log = Logger()
@@ -474,15 +475,28 @@ class GroupMember(Service):
             if item.modified < self._state_revision:  # a later one was written meanwhile
                 return
         why_not = "" if state is None else why_set_back(new, state.epoch, state.lease)
-        if not why_not and self._store.is_open:
-            holdings = self._store.holdings
-            why_not = why_set_back(new, holdings.epoch, holdings.lease)
+        why_not = why_not or self._why_older(new, item.modified)
         if why_not:
             raise SetBack(f"{why_not}: {SET_BACK}")
         is_new = item.modified != self._state_revision
         self._state, self._state_revision = new, item.modified
         if is_new and self.on_in_sync is not None and self.role.is_master and new.epoch == self.role.epoch:
             self.on_in_sync(new.in_sync)
+
+    def _why_older(self, new: GroupState, revision: int) -> str:
+        """Why the state is older than what the store says of it; empty if it is not. What it says of the log's newest
+        epoch is noted."""
+        if not self._store.is_open:
+            return ""
+        holdings = self._store.holdings
+        why_not = why_set_back(new, holdings.epoch, holdings.lease)
+        if why_not or new.epoch != holdings.epoch:
+            return why_not
+        seen = self._store.seen
+        if seen.epoch == new.epoch and revision < seen.revision:
+            return f"etcd has this group's state of revision {revision}, and this broker has seen {seen.revision}"
+        self._store.note_seen(SeenInSync(new.epoch, revision, new.in_sync))
+        return ""
 
     async def _is_settled(self, found: Snapshot, own: KeyValue) -> bool:
         """Compare the store with the one that etcd knows, and tell etcd of it; returns whether that is done."""

@@ -3,6 +3,7 @@
     0     magic                    8
     512   a header, or zeros      76 | 1024  another
     2048  commit point             8 | 2056  end  8 | 2064  durable end  8      of the log
+    3072  the in-sync set: epoch   8 | revision of etcd  8 | number of ids  8 | ids  8 each | CRC32 of these  4
 
     a header: digest of the group's name 8 | name of the store 16 | generation 8 | brokerId 8 | newest epoch 8 |
               its lease 8 | zeros 16 | CRC32 of these 72 bytes 4
@@ -19,6 +20,7 @@ from struct import Struct
 
 import attrs
 
+from mqbroker.ha.group_keys import REPLICAS_MAX
 from mqbroker.store.disk import IDisk, IMappedFile, read_before_touch
 
 NOTE_BYTES = 4096
@@ -28,6 +30,8 @@ _CRC = Struct(">I")
 _SLOTS = (512, 1024)
 #: As indexes of numbers of 8 bytes.
 _COMMITTED, _END, _DURABLE = 2048 // 8, 2056 // 8, 2064 // 8
+_SEEN_AT = 3072
+_SEEN = Struct(">qqq")
 
 
 @attrs.frozen
@@ -53,6 +57,31 @@ class NoteHeader:
             return None
         header = cls(*_HEADER.unpack(body))
         return header if min(header.generation, header.replica_id, header.epoch, header.lease) >= 0 else None
+
+
+@attrs.frozen
+class SeenInSync:
+    """The in-sync set of an epoch as this broker saw it last in etcd, and the revision that wrote it. `epoch` 0: it has
+    seen none."""
+
+    epoch: int = 0
+    revision: int = 0
+    members: frozenset[int] = frozenset()
+
+    def encode(self) -> bytes:
+        data = _SEEN.pack(self.epoch, self.revision, len(self.members))
+        data += b"".join(number.to_bytes(8, "big") for number in sorted(self.members))
+        return data + _CRC.pack(zlib.crc32(data))
+
+    @classmethod
+    def decode(cls, data: bytes) -> SeenInSync:
+        """None is seen where it is damaged."""
+        epoch, revision, count = _SEEN.unpack_from(data)
+        end = _SEEN.size + 8 * count
+        if not 0 < count <= REPLICAS_MAX or _CRC.pack(zlib.crc32(data[:end])) != data[end : end + _CRC.size]:
+            return cls()
+        members = [int.from_bytes(data[at : at + 8], "big") for at in range(_SEEN.size, end, 8)]
+        return cls(epoch, revision, frozenset(members))
 
 
 class MemberNote:
@@ -127,6 +156,15 @@ class MemberNote:
         """Note durably that the log, which is not whole, has nothing above `end`."""
         self._numbers[_COMMITTED] = min(self.committed, end)
         self.lower(end)
+
+    @property
+    def seen(self) -> SeenInSync:
+        """The in-sync set of the log's newest epoch."""
+        return SeenInSync.decode(bytes(self._file.buffer[_SEEN_AT:NOTE_BYTES]))
+
+    def note_seen(self, seen: SeenInSync) -> None:
+        data = seen.encode()
+        self._file.buffer[_SEEN_AT : _SEEN_AT + len(data)] = data
 
     @property
     def is_dirty(self) -> bool:

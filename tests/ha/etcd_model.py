@@ -62,6 +62,8 @@ class EtcdModel:
         self.is_down = False
         #: The members that hang, and what they do when they go on.
         self.hung: dict[str, list[Callable[[], None]]] = {}
+        #: The members that are late, and by how much either way, seconds.
+        self.late: dict[str, float] = {}
         #: Every state that was written, by key: (revision, value).
         self.history: list[tuple[int, str, bytes]] = []
         self._watches: list[tuple[str, int, Callable[[], None], Callable[[], None]]] = []
@@ -94,6 +96,7 @@ class EtcdModel:
         """Begin again with what a backup has, as an administrator does who stops all members for that: watches end, and
         leases get their whole time to live anew. Leases of later ids than those in it are given out still."""
         self.revision, self.items = backup.revision, dict(backup.items)
+        self.hung.clear()
         now = self.clock.seconds()
         self.leases = {lease: Lease(ttl_s, now + ttl_s) for lease, ttl_s in backup.leases.items()}
         watches, self._watches[:] = list(self._watches), []
@@ -211,7 +214,8 @@ class ModelClient:
 
     def _send(self, member: str, what: str, act: Callable[[], Any]) -> Deferred[Any]:
         answer: Deferred[Any] = Deferred()
-        out_s, back_s = self.delays_of(what)
+        late_s = self.model.late.get(member, 0.0)
+        out_s, back_s = (delay_s + late_s for delay_s in self.delays_of(what))
         self.count[what] += 1
 
         def arrive() -> None:

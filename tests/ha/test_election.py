@@ -17,6 +17,7 @@ from mqbroker.ha.election import UNCLEAN_SECONDS, GroupMember, GroupSettings, Ro
 from mqbroker.ha.epochs import Epoch, EpochHistory
 from mqbroker.ha.etcd import Compare, EtcdError, Put
 from mqbroker.ha.group_keys import GroupError, GroupState, Identity, Member, Remainder
+from mqbroker.ha.member_note import SeenInSync
 from tests.ha.etcd_model import EtcdModel, ModelClient
 from tests.remoting.logs import Logged
 
@@ -34,6 +35,10 @@ class Store:
         self.is_open, self.is_new, self.generation = True, False, 1
         self.holdings = Holdings(EpochHistory((Epoch(epoch, 0, 1),) if epoch else ()))
         self.lost: list[str] = []
+        self.seen = SeenInSync()
+
+    def note_seen(self, seen: SeenInSync) -> None:
+        self.seen = seen
 
     @property
     def identity(self) -> Identity:
@@ -438,6 +443,31 @@ def test_an_etcd_from_an_old_backup_elects_nobody_who_knows_better() -> None:
     world.turn(20)
     assert not world.masters
     assert "set back to an older state" in world.members[2].why_not
+
+
+def test_an_older_state_of_the_same_epoch_is_noticed_by_who_was_in_sync_later() -> None:
+    world = group(1, 2, 3)
+    world.lose(3)
+    backup = world.etcd.backup()
+    proposed = Deferred.fromCoroutine(world.members[1].propose(frozenset([1, 2])))
+    world.turn(1)
+    assert proposed.result is True
+    assert world.stores[2].seen.members == {1, 2}
+    for number in (1, 2):
+        world.lose(number)
+    world.turn(6)
+    world.etcd.restore(backup)
+    world.turn(6)
+    for number in (1, 2):
+        world.frozen.discard(number)
+        world.join(number)
+    world.turn(10)
+    assert world.masters == []
+    for number in (1, 2):
+        assert f"and this broker has seen {world.stores[2].seen.revision}: etcd was set back" in (
+            world.members[number].why_not
+        )
+    assert world.state()["in_sync"] == [1, 2, 3]
 
 
 def test_an_etcd_that_goes_back_while_the_group_runs_elects_nobody_until_it_is_restored() -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from random import Random
+from struct import pack
+from zlib import crc32
 
 import attrs
 import pytest
+from hypothesis import given
 
-from mqbroker.ha.member_note import NOTE_BYTES, MemberNote, NoteHeader
+from mqbroker.ha.group_keys import REPLICAS_MAX
+from mqbroker.ha.member_note import NOTE_BYTES, MemberNote, NoteHeader, SeenInSync
+from tests.numbers import numbers
 from tests.store.simulation.disk import SimDisk
 
 PATH = "/member"
@@ -91,3 +96,27 @@ def test_numbers_that_no_log_has_are_none(disk: SimDisk) -> None:
     for header in (attrs.evolve(NEW, generation=-1), attrs.evolve(NEW, replica_id=-3), attrs.evolve(NEW, epoch=-1)):
         assert NoteHeader.decode(header.encode()) is None
     assert NoteHeader.decode(NEW.encode()[:-1]) is None
+
+
+def test_the_in_sync_set_that_was_seen_stays(disk: SimDisk) -> None:
+    note = opened(disk)
+    assert note.seen == SeenInSync()
+    for members in (range(1, REPLICAS_MAX + 1), [2**63 - 1], [3, 1]):
+        note.note_seen(SeenInSync(5, 70, frozenset(members)))
+        assert note.seen == SeenInSync(5, 70, frozenset(members))
+    note.moved(100, 200)
+    again = opened(disk.killed(Random(1)))
+    assert (again.seen, again.committed, again.header) == (SeenInSync(5, 70, frozenset([1, 3])), 100, NEW)
+
+
+@given(numbers(0, 43), numbers(1, 255))
+def test_an_in_sync_set_that_is_damaged_was_not_seen(at: int, change: int) -> None:
+    data = bytearray(SeenInSync(5, 70, frozenset([1, 3])).encode().ljust(1024, b"\0"))
+    data[at] ^= change
+    assert SeenInSync.decode(bytes(data)) == SeenInSync()
+
+
+@pytest.mark.parametrize("count", [0, REPLICAS_MAX + 1, 2**62, -1])
+def test_an_in_sync_set_of_no_size_that_there_is_was_not_seen(count: int) -> None:
+    data = pack(">qqq", 5, 70, count) + bytes(8 * REPLICAS_MAX)
+    assert SeenInSync.decode(data + crc32(data).to_bytes(4, "big") + bytes(64)) == SeenInSync()

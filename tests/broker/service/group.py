@@ -287,6 +287,20 @@ class Replica:
         return self.reactor._servers
 
     @property
+    def why_not(self) -> str:
+        """Why it takes no part in its group, or does not follow the master."""
+        group, slave = self.service._group, self.service._slave
+        assert group is not None
+        following = "" if slave is None else slave._service.status.why_not
+        return group.member.why_not or following
+
+    @property
+    def why_not_whole(self) -> str:
+        """Why its store may lack what it has acknowledged."""
+        assert self.service._group is not None
+        return self.service._group.store.why_not_whole
+
+    @property
     def store(self) -> MessageStore:
         store: MessageStore = self.parts._store
         return store
@@ -330,6 +344,8 @@ class Group:
         root.mkdir(exist_ok=True)
         self.wires, self.etcd = Wires(), EtcdModel(self.rng)
         self.now = 0.0
+        #: How fast the clocks of brokers run, by their ids; 1.0 without an entry.
+        self.rates: dict[int, float] = {}
         self.chunk = 1 << 30
         self.replicas: dict[int, Replica] = {}
         self.clients: list[Client] = []
@@ -386,7 +402,7 @@ class Group:
             namesrv_addr=tuple(f"{host}:9876" for host in NAMESRVS),
         )
         reactor = HostReactor(host, self.wires.servers)
-        reactor.advance(self.clock_s - reactor.seconds())
+        reactor.advance(self.clock_of(replica_id) - reactor.seconds())
         if isinstance(disk, SimDisk):
             disk.now_ms = lambda: int(reactor.seconds() * 1000)
 
@@ -402,7 +418,7 @@ class Group:
             worker=InlineWorker(),
             connector=self.wires.connector(host),
             etcd=etcd,
-            steady=lambda: self.now,
+            steady=lambda: self.now * self.rates.get(replica_id, 1.0),
         )
         replica = self.replicas[replica_id] = Replica(replica_id, host, root, reactor, service, etcd, disk)
         service.startService().addErrback(self._not_started, replica)
@@ -429,7 +445,7 @@ class Group:
             reactor.advance(STEP_S)
         for replica in self.replicas.values():
             if not (replica.is_dead or replica.is_frozen):
-                replica.reactor.advance(STEP_S)
+                replica.reactor.advance(STEP_S * self.rates.get(replica.replica_id, 1.0))
         for _ in range(3):
             self.wires.pump(self.chunk)
             for replica in self.replicas.values():
@@ -456,8 +472,12 @@ class Group:
 
     @property
     def clock_s(self) -> float:
-        """The time on the clock of each host that is not stopped."""
+        """The time on a clock that runs as it should."""
         return next(iter(self.namesrvs.values()))[0].seconds()
+
+    def clock_of(self, replica_id: int) -> float:
+        """The time on the clock of a broker's host."""
+        return self.clock_s + (self.rates.get(replica_id, 1.0) - 1.0) * self.now
 
     @property
     def masters(self) -> list[Replica]:
@@ -524,7 +544,7 @@ class Group:
         replica = self.replicas[replica_id]
         replica.is_frozen = False
         self.wires.frozen.discard(replica.host)
-        replica.reactor.advance(self.clock_s - replica.reactor.seconds())
+        replica.reactor.advance(self.clock_of(replica_id) - replica.reactor.seconds())
         self.wires.pump(self.chunk)  # before anything can be asked that it does not know
 
     def client(self, replica: Replica, address: IPv4Address = CLIENT) -> Client:

@@ -6,6 +6,8 @@ What happens to the group, and what must hold of it, is the simulation's; here i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import permutations
 from pathlib import Path
 from unittest.mock import patch
 
@@ -235,6 +237,53 @@ def test_where_all_whole_copies_are_gone_nobody_is_cut(cluster: Schedule) -> Non
     ended_well(cluster, waits=True)
 
 
+ORDERS = list(permutations(range(3)))
+
+
+@needs("disks")
+@pytest.mark.parametrize("orders", [*zip(ORDERS, ORDERS[1:] + ORDERS[:1], ORDERS[3:] + ORDERS[:3], strict=True)])
+def test_members_that_come_back_in_any_order_again_and_again_lose_nothing(
+    cluster: Schedule, orders: tuple[tuple[int, ...], ...]
+) -> None:
+    """Each time one of them has another disk than before: emptied, then set back to a copy, then without its log."""
+    three = prepared(cluster)
+    copies = [cluster.copy_of(each) for each in three]
+    changes: list[Callable[[int, IDisk], SimDisk]] = [
+        lambda number, disk: emptied(disk),
+        lambda number, disk: set_back(disk, copies[number]),
+        lambda number, disk: without(disk, LOG, *FROM_LOG),
+    ]
+    for order, changed in zip(orders, changes, strict=True):
+        cluster.kill_all()
+        changed_one = order[0]
+        cluster.change(three[changed_one], partial(changed, changed_one))
+        cluster.start_in_order(*[three[number] for number in order], seconds=3)
+        cluster.wait(10)
+        for master in cluster.group.masters:
+            cluster.send_many(2, master)
+        cluster.wait(3)  # etcd is told of commit points each second
+    ended_well(cluster, waits=None)
+
+
+@needs("disks")
+@pytest.mark.parametrize("second", ORDERS)
+@pytest.mark.parametrize("first", [(0, 1, 2), (2, 1, 0)])
+def test_members_that_are_killed_while_they_come_back_lose_nothing(
+    cluster: Schedule, first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    """All are killed twice, the second time as soon as there is a master again, of which one has been emptied."""
+    three = prepared(cluster)
+    cluster.kill_all()
+    cluster.change(three[2], emptied)
+    for number in first:
+        cluster.start_in_order(three[number], seconds=0.5)
+    cluster.group.master()
+    cluster.look()
+    cluster.kill_all()
+    cluster.start_in_order(*[three[number] for number in second], seconds=2)
+    ended_well(cluster)
+
+
 # --- etcd
 
 
@@ -259,6 +308,43 @@ def test_an_older_state_of_etcd_makes_nobody_cut(cluster: Schedule, order: tuple
     cluster.set_etcd_back(backup)
     three = second, third, first
     cluster.start_in_order(*[three[number] for number in order or [2]])
+    ended_well(cluster, waits=None)
+
+
+@needs("etcd")
+@pytest.mark.parametrize("is_first_again", [False, True])
+def test_what_was_acknowledged_a_moment_before_is_not_cut_when_etcd_forgets_who_was_in_sync(
+    cluster: Schedule, is_first_again: bool
+) -> None:
+    """One is in sync when etcd is backed up, and goes away; another takes its place, which is told of the commit point
+    50 ms after what is acknowledged last. All are killed before that.
+
+    :param is_first_again: whether that one is back before the other is elected.
+    """
+    cluster.wait_in_sync(1, 2, 3)
+    first = cluster.master
+    away = cluster.other(first)
+    cluster.end(first)
+    cluster.end(away)
+    cluster.wait(8)
+    second = cluster.master
+    backup = cluster.group.etcd.backup()
+    assert cluster.group.in_sync() == {second.replica_id, away.replica_id}
+    cluster.start_in_order(first)
+    cluster.wait_in_sync(first.replica_id, second.replica_id)
+    before = cluster.counts["acknowledged"]
+    cluster.send_to(second)
+    while cluster.counts["acknowledged"] == before:
+        cluster.wait(0.05)
+    cluster.kill_all()
+    cluster.set_etcd_back(backup)
+    cluster.start_in_order(*([first, away] if is_first_again else [away, first]))
+    again = cluster.now(first)
+    assert cluster.common(again) == len(cluster.agreed)
+    if not is_first_again:
+        assert again.service._group is not None
+        assert again.service._group.store.committed == again.store.log_end, "so that nobody cuts it later, too"
+    cluster.start_in_order(second)
     ended_well(cluster, waits=None)
 
 

@@ -17,6 +17,7 @@ _CANDIDACY = "tests/ha/test_candidacy.py"
 _CUT_TAILS = "tests/store/test_cut_tails.py"
 _NOTE = "tests/ha/test_member_note.py"
 _SCHEDULES = "tests/broker/service/test_group_schedules.py"
+_FORGETS = f"{_SCHEDULES}::test_what_was_acknowledged_a_moment_before_is_not_cut_when_etcd_forgets_who_was_in_sync"
 _STORES = "tests/broker/service/test_group_stores.py"
 
 MISTAKES = [
@@ -110,6 +111,34 @@ MISTAKES = [
         "            if not is_proven and self.link.is_proven:\n",
         "            if not is_greeted and self.link.greeting is not None:\n",
         (_MASTER,),
+    ),
+    Mutation(
+        "cut what was acknowledged for a master that was elected after etcd was set back",
+        "broker/broker_group.py",
+        "        if committed <= common < raw.end and self._was_left_out(theirs, role):\n",
+        "        if False:\n",
+        (_FORGETS,),
+    ),
+    Mutation(
+        "remember for one election only that etcd was set back",
+        "broker/broker_group.py",
+        "            store.moved(raw.end, raw.end)\n",
+        "",
+        (_FORGETS,),
+    ),
+    Mutation(
+        "take an older state of the same epoch after a start",
+        "ha/election.py",
+        "        if seen.epoch == new.epoch and revision < seen.revision:\n",
+        "        if False:\n",
+        (f"{_ELECTION}::test_an_older_state_of_the_same_epoch_is_noticed_by_who_was_in_sync_later",),
+    ),
+    Mutation(
+        "believe an in-sync set in the note that is damaged",
+        "ha/member_note.py",
+        "_CRC.pack(zlib.crc32(data[:end])) != data[end : end + _CRC.size]",
+        "end > len(data)",
+        (_NOTE,),
     ),
     Mutation(
         "take a member for another under whose key it stands",

@@ -18,6 +18,8 @@ from twisted.python.failure import Failure
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.config import FlushDiskType
 from mqbroker.errors import MQError
+from mqbroker.ha.group_keys import Identity
+from mqbroker.ha.member_note import MemberNote, NoteHeader
 from mqbroker.store.disk import IDisk
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import ResponseCode
@@ -31,7 +33,7 @@ from tests.broker.service.simulation.forger import Forger, made_up_greeting, rec
 from tests.broker.service.simulation.logs import CUTS, body_of, has, log_bytes, numbers, queue_entries
 from tests.broker.service.simulation.readers import Readers
 from tests.broker.service.simulation.steps import Options, Step
-from tests.ha.etcd_model import EMPTY, Backup
+from tests.ha.etcd_model import EMPTY, MEMBERS, Backup
 from tests.store.simulation.disk import SimDisk
 from tests.store.simulation.model import require
 
@@ -62,6 +64,8 @@ class Cluster:
             root, Random(options["seed"] + 1), is_disk_simulated=True, store=store, min_in_sync_replicas=MIN_IN_SYNC
         )
         self.group.chunk = options["chunk"]
+        self.group.rates = dict(enumerate(options.get("rates", ()), 1))
+        self.counts["clocks of other rates"] += len(set(self.group.rates.values())) > 1
         self.sent = 0
         #: What was acknowledged, by its offset in the log.
         self.acknowledged: dict[int, bytes] = {}
@@ -162,7 +166,7 @@ class Cluster:
         for replica_id, since in list(self.touched.items()):
             replica = self.group.replicas[replica_id]
             is_well = replica_id in in_sync and replica.is_running and replica.store.log_end == master.store.log_end
-            if not is_well or replica.is_frozen:
+            if not is_well or replica.is_frozen or replica.why_not or replica.why_not_whole:
                 self.touched[replica_id] = None
             elif since is None:
                 self.touched[replica_id] = now
@@ -294,7 +298,7 @@ class Cluster:
                 group.close()
                 return False
             if self.may_wait and waited > 30 and not group.masters:
-                why_not = {each.replica_id: group.member(each).why_not for each in group.alive()}
+                why_not = {each.replica_id: each.why_not for each in group.alive()}
                 require(all(why_not.values()), "who waits says why", f"{why_not}")
                 self.check_logs()
                 self.check_epochs()
@@ -357,6 +361,26 @@ class Cluster:
         self.offsets.pop(victim.replica_id, None)
         self.power_cuts += 1
         self.recount()
+        if self.is_unnoticed(victim):
+            self.may_wait = True
+            self.counts["set back unnoticed"] += 1
+            self.forget(self.common(victim))
+
+    def is_unnoticed(self, victim: Replica) -> bool:
+        """Whether nothing shows that a broker's disk is older: the copy was made while the same process ran, and etcd,
+        which is told each second, did not know yet what was acknowledged since."""
+        disk, path = victim.disk, str(victim.root / "member")
+        found = [
+            item for key, item in self.group.etcd.items.items() if key.endswith(f"/identities/{victim.replica_id}")
+        ]
+        has = self.common(victim)
+        if not found or has == len(self.agreed) or not disk.exists(path):
+            return False
+        assert isinstance(disk, SimDisk)
+        header = MemberNote.open(disk.copied(), path, NoteHeader(bytes(8), bytes(16), 0, 0)).header
+        known = Identity.from_json(found[0].value)
+        is_same = known.name == header.name.hex() and known.generation <= header.generation
+        return is_same and known.committed <= has
 
     def recount(self) -> None:
         """Find out what is left of what was acknowledged."""
@@ -487,6 +511,13 @@ class Cluster:
         self.kill_all()
         self.come_back()
 
+    def outages(self) -> None:
+        """That again and again, before all are back, or in sync."""
+        for _ in range(self.rng.choice([2, 3])):
+            self.outage()
+            self.wait(self.rng.choice([0, 0.5, 4]))
+            self.send()
+
     def kill_all(self) -> None:
         for victim in self.group.alive():
             self.end(victim)
@@ -614,6 +645,27 @@ class Cluster:
     def etcd_down(self) -> None:
         self.group.etcd.is_down = True
 
+    def hang_member(self) -> None:
+        """One member of etcd does what it is asked when it goes on."""
+        self.group.etcd.hang(self.rng.choice(MEMBERS))
+
+    def hang_etcd(self) -> None:
+        """All hang, as for clients each does where two of three do."""
+        for member in MEMBERS:
+            self.group.etcd.hang(member)
+
+    def late_member(self) -> None:
+        """One member of etcd is late with all that it does, and others are asked meanwhile."""
+        self.group.etcd.late[self.rng.choice(MEMBERS)] = self.rng.choice([0.1, 0.2, 0.4, 0.8])
+
+    def etcd_goes_on(self) -> bool:
+        etcd = self.group.etcd
+        found = bool(etcd.hung or etcd.late)
+        etcd.late.clear()
+        for member in list(etcd.hung):
+            etcd.go_on(member)
+        return found
+
     def slow_etcd(self) -> None:
         for each in self.group.alive():
             each.etcd.out_s = self.rng.choice([0.005, 0.4, 1.5])
@@ -636,6 +688,7 @@ class Cluster:
             forger.leave()
         self.forgers.clear()
         self.group.etcd.is_down = False
+        self.etcd_goes_on()
         for replica in self.group.alive():
             replica.etcd.be_even()
 

@@ -21,8 +21,12 @@ SHRINK_RUNS_MAX = 200
 #: What each long row of seeds must have met at least once.
 SOMETIMES = (
     "acknowledged",
+    "clocks of other rates",
     "epochs",
+    "hang etcd",
+    "hang member",
     "isolate",
+    "late member",
     "power",
     "power for a moment",
     "power of all",

@@ -21,6 +21,7 @@ SHARES = {
     "send": 14, "consume": 6, "pause": 6, "kill": 2, "stop": 1, "start": 5, "freeze": 2, "thaw": 3, "power": 2,
     "power for a moment": 3, "power of all": 1, "cut": 2, "cut one way": 2, "cut etcd": 2, "cut name server": 1,
     "etcd down": 1, "heal": 5, "slow etcd": 1, "uneven etcd": 3, "slow links": 2, "isolate": 3,
+    "hang member": 3, "hang etcd": 1, "late member": 2, "etcd goes on": 3,
 }  # fmt: skip
 #: Of these, what happens where links are whole.
 CALM = {
@@ -30,7 +31,7 @@ CALM = {
 MORE = {
     "disks": {
         "snapshot": 6, "empty disk": 4, "replace log": 3, "set back store": 4, "set back tables": 2, "set back log": 2,
-        "copy disk": 2, "kill while catching up": 6, "narrow links": 1, "outage": 2,
+        "copy disk": 2, "kill while catching up": 6, "narrow links": 1, "outage": 2, "outages": 1,
     },
     "etcd": {"back up etcd": 2, "restore etcd": 6, "outage": 4},
     "forgers": {"forge": 14},
@@ -45,18 +46,23 @@ KINDS = {
 STOOD = "disks etcd forgers readers strict"
 ENABLED = frozenset(os.environ.get("MQBROKER_KINDS", STOOD).replace(",", " ").split())
 ARE_READERS_STRICT = "strict" in ENABLED
+#: How fast clocks of brokers run, in every other run.
+RATES = (0.99, 1.0, 1.01)
 PAUSES_S = (0, 0.1, 0.5, 2, 4, 7)
 
 
 def options_of(seed: int) -> Options:
     """`chunk`: links carry so many bytes at a time. `kinds`: what happens besides, see `MORE`. `readers`: what a
-    consumer has read must stay. `calm`: links and etcd's are as they should be."""
+    consumer has read must stay. `calm`: links and etcd's are as they should be. `rates`: how fast the clocks of brokers
+    run; by one that runs by 1 % too fast or too slow a lease has another length."""
     rng = Random(f"{seed} options")
     flush = rng.choice([*FlushDiskType])
     made = {"seed": rng.getrandbits(30), "flush": flush.value, "chunk": rng.choice([1 << 30, 1 << 30, 700])}
     [kinds] = rng.choices([*KINDS], [*KINDS.values()])
     kinds = tuple(kind for kind in kinds if kind in ENABLED)
-    return {**made, "kinds": kinds, "calm": bool(kinds) and rng.random() < 0.6, "readers": ARE_READERS_STRICT}
+    calm = bool(kinds) and rng.random() < 0.6
+    rates = [rng.choice(RATES) for _ in range(3)] if rng.random() < 0.5 else [1.0] * 3
+    return {**made, "kinds": kinds, "calm": calm, "readers": ARE_READERS_STRICT, "rates": rates}
 
 
 def steps_of(seed: int) -> list[Step]:

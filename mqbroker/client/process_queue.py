@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
+from mqbroker.client.listeners import TELL_EVERY_S
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
 from mqbroker.client.net import Net
 from mqbroker.client.options import PushOptions
@@ -225,7 +226,8 @@ class AssignedQueue:
         self._process_queue: ProcessQueue | None = None
         self._answered = False
         self._failed_before = False
-        self._told_of_span = False
+        #: When the next message that keeps this queue from being pulled is logged.
+        self._warn_of_span_at = float("-inf")
         self._promised = promised
         self._pause_s = pause_s
         self._pulled_at = self._began_at = net.now()
@@ -310,8 +312,8 @@ class AssignedQueue:
                 began=self._began_at,
             )
         elif held.is_full:
-            if held.is_stretched and not self._told_of_span:
-                self._told_of_span = True
+            if held.is_stretched and self._net.steady() >= self._warn_of_span_at:
+                self._warn_of_span_at = self._net.steady() + TELL_EVERY_S
                 log.warning(
                     "%s: not pulled on while message %d is not consumed: more than %d came after it (queue_span_max)",
                     self.queue,

@@ -164,8 +164,9 @@ class JsonFile:
 
     def _bring(self, pieces: list[bytes]) -> None:
         """On the worker."""
-        if not self._has_directory:
-            make_durable_directories(self._disk, os.path.dirname(self.path))
+        directory = os.path.dirname(self.path)
+        if not (self._has_directory and self._disk.exists(directory)):  # somebody may have removed it
+            make_durable_directories(self._disk, directory)
             self._has_directory = True
         if self._is_damaged:
             self._disk.rename(self.path, self.path + ".damaged")

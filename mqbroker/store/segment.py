@@ -158,6 +158,7 @@ class SegmentSource:
         # Number of names created, and of those synced; a killed process may have left unsynced ones.
         self._names_made = 1
         self._names_synced = 0
+        #: Paths of segments that are full of zeros; of the ready ones and the active one.
         self._filled: set[str] = set()
         self._fill = SegmentFill(worker)
         self._preparing = Outage(
@@ -172,6 +173,8 @@ class SegmentSource:
     def use(self, file: IMappedFile, former: IMappedFile | None) -> None:
         """Set the active segment, and the one before."""
         self._fill.begin(file, is_filled=file.path in self._filled)
+        if former is not None:
+            self._filled.discard(former.path)
         if not self._is_warm:
             return
 
@@ -277,7 +280,9 @@ class SegmentSource:
 
     def _create(self, offset: int) -> IMappedFile:
         self._remove(offset)
-        return self._disk.create_mapped(segment_path(self._directory, offset), self._segment_bytes, keep_open=True)
+        path = segment_path(self._directory, offset)
+        self._filled.discard(path)  # a former segment of that name was
+        return self._disk.create_mapped(path, self._segment_bytes, keep_open=True)
 
     def _abandon_job(self) -> None:
         if self._job is not None:

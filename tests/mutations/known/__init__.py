@@ -12,6 +12,7 @@ from tests.mutations.known import (
     queues,
     readers,
     replication,
+    second_times,
     shards,
     slave_trust,
     spark,
@@ -33,6 +34,7 @@ KNOWN = [
     *copies.MISTAKES,
     *shards.MISTAKES,
     *slave_trust.MISTAKES,
+    *second_times.MISTAKES,
     *kernel.MISTAKES,
     *spark.MISTAKES,
 ]

@@ -367,7 +367,7 @@ MISTAKES = [
     Mutation(
         "leave the name of the tables' directory unsynced",
         "store/jsonfile.py",
-        "            make_durable_directories(self._disk, os.path.dirname(self.path))\n",
+        "            make_durable_directories(self._disk, directory)\n",
         "",
         ("tests/store/simulation/test_tables.py",),
     ),

@@ -4,6 +4,7 @@ from tests.mutations.mutation import Mutation
 
 _BROKER = ("tests/broker/test_repeated_events.py",)
 _STORE = ("tests/store/test_repeated_events.py",)
+_HA = ("tests/ha/test_repeated_events.py",)
 _CLIENT = ("tests/client/test_repeated_events.py",)
 
 MISTAKES = [
@@ -83,6 +84,27 @@ MISTAKES = [
         "        self._is_helpless = is_helpless\n",
         "        self._is_helpless |= is_helpless\n",
         _STORE,
+    ),
+    Mutation(
+        "have only the first send that waits for slaves time out",
+        "ha/acknowledgements.py",
+        "        self._timeout_call = None\n        now = ",
+        "        now = ",
+        _HA,
+    ),
+    Mutation(
+        "tell replicas of the first commit point alone",
+        "ha/master.py",
+        "        self._is_telling, self._told = False, self._slaves.committed\n",
+        "        self._told = self._slaves.committed\n",
+        _HA,
+    ),
+    Mutation(
+        "read the first piece that a slave lacks from the disk, and no other",
+        "ha/master.py",
+        "        self._is_reading = False\n        if not self._is_closed:",
+        "        if not self._is_closed:",
+        _HA,
     ),
     Mutation(
         "name only the first message that keeps a queue from being pulled",

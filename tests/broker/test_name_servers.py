@@ -721,3 +721,26 @@ def test_a_change_that_waited_for_another_master_is_registered_soon_each_time(
         [(_, command, _, _)] = network.requests
         assert f"new{number}" in told_topics(command)
         network.answer()
+
+
+def test_a_name_server_that_is_lost_again_is_registered_with_again_and_has_its_lines_each_time(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics, logged: Logged
+) -> None:
+    registration = registered(make, network, [A], register_name_server_period_ms=60_000)
+    for number in range(1, 4):
+        topics.put(f"new{number}")
+        registration.connection_closed(A)
+        for seconds in (FIRST_RETRY_SECONDS, FIRST_RETRY_SECONDS, RETRY_SECONDS):
+            clock.advance(seconds - 0.1)
+            assert network.told == []
+            clock.advance(0.1)
+            [(_, command, _, _)] = network.requests
+            assert {f"new{n}" for n in range(1, number + 1)} < told_topics(command), "it may have lost all"
+            network.fail()
+        clock.advance(RETRY_SECONDS)
+        network.answer()
+        lines = [line for line in logged.lines if A in line]
+        assert len([line for line in lines if "connection refused" in line]) == number
+        assert len(lines) == 1 + 2 * number
+        clock.advance(RETRY_SECONDS)
+        assert network.told == []

@@ -35,7 +35,8 @@ from tests.broker.test_client_requests import beat as heartbeat
 from tests.broker.test_client_requests import consumer
 from tests.broker.test_delay import delayed_message, delivered, opened, wait
 from tests.broker.test_filter_table import sql
-from tests.broker.transacting import COMMIT, GIVEN_UP, HALF, UNKNOWN, Transactor, answered, bodies, round_of_checks
+from tests.broker.transacting import COMMIT, GIVEN_UP, HALF, OP, UNKNOWN, Transactor, answered, bodies, round_of_checks
+from tests.fakes import SteppedWorker
 from tests.remoting.logs import Logged
 from tests.store.harness import Bench as StoreBench
 from tests.store.harness import make_bench as make_store_bench
@@ -98,6 +99,29 @@ def test_each_round_of_checks_reports_the_half_messages_of_that_round(
         assert [line for line in logged.lines if "no producer of PG" in line] == []
         bench.turn(CLIENT_EXPIRY_SECONDS)
         bench.producers.expire()
+
+
+def test_the_progress_of_transactions_is_committed_each_time_that_it_is_on_the_disk(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(worker=SteppedWorker(at_once=False))
+    bench.worker.work()
+    producer = Transactor(bench)
+
+    def committed() -> list[int | None]:
+        return [bench.offsets.query("CID_RMQ_SYS_TRANS", topic, 0) for topic in (HALF, OP)]
+
+    for number in ROUNDS:
+        before = committed()
+        producer.commit(producer.half(b"%d" % number))
+        for _ in range(3):
+            bench.parts.half_queue.save_progress()
+        assert committed() == before
+        bench.turn(1)
+        bench.worker.work()
+        for _ in range(2):
+            bench.parts.half_queue.save_progress()
+        assert committed() == [number, number]
 
 
 # Held pulls

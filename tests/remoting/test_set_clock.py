@@ -153,3 +153,28 @@ def test_a_peer_that_reads_nothing_is_closed_in_its_time(time: Jumping) -> None:
     assert protocol.overdue(time.passed) is None
     time.passed += 120
     assert protocol.overdue(time.passed) == "it did not read its answers for 120 s"
+
+
+def test_frames_that_come_in_parts_again_and_again_are_late_by_their_own_time_each(
+    server: RemotingServerFactory, time: Jumping
+) -> None:
+    peer, link = raw_link(server)
+    frame = encode_command(RemotingCommand(1))
+    for ending in (b"", frame[:10], b""):  # the last part of one frame may bring the first of the next
+        peer.transport.write(frame[:10])
+        link.pump()
+        time.pass_(Limits().frame_seconds_max - 6)
+        peer.transport.write(frame[10:] + ending)
+        link.pump()
+        if ending:
+            time.pass_(Limits().frame_seconds_max - 6)
+            peer.transport.write(frame[10:])
+            link.pump()
+        time.pass_(Limits().frame_seconds_max + 10)  # in which there is no frame to wait for
+        assert open_ones(server) == 1
+    peer.transport.write(frame[:10])
+    link.pump()
+    time.pass_(Limits().frame_seconds_max - 6)
+    assert open_ones(server) == 1
+    time.pass_(12)
+    assert open_ones(server) == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from pathlib import Path
 from random import Random
@@ -44,6 +44,10 @@ pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is
 
 SEEDS = int(os.environ.get("MQBROKER_TWIN_SEEDS", "60"))
 TAGS = ["a", "b", "a || b", "none", "*", "", "a||", "||", "  a  ", "é", "A" * 2000, "\x01", "a\x00TAG", "\x01\x00TAG"]
+#: As `mqbroker/kernel` has them.
+RECORDS_MAX, KEY_MAX, CODES_MAX = 1024, 1024, 64
+#: Subscriptions to as many tags as the compiled module looks for, and one less and more.
+MANY_TAGS = [" || ".join(["a", *(f"t{n}" for n in range(1, count))]) for count in range(CODES_MAX - 1, CODES_MAX + 2)]
 BASE = {
     "consumerGroup": "CG", "topic": "T", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32", "sysFlag": "4",
     "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0", "expressionType": "TAG",
@@ -61,17 +65,23 @@ class ReadEnd(End):
             self.producer.resumeProducing()
 
 
-def header_of(rng: Random, opaque: int) -> dict[str, Any]:
-    """A header as Java's consumer makes it, with up to three changes."""
+def header_of(rng: Random, opaque: int, ends: Sequence[int]) -> dict[str, Any]:
+    """A header as Java's consumer makes it, with up to three changes.
+
+    :param ends: where queues end.
+    """
     ext: dict[str, Any] = dict(BASE)
     ext |= {
         "topic": rng.choice("TTTU"),
         "consumerGroup": rng.choice(["CG", "CG", "CG", "DG"]),
         "queueId": rng.choice("0001"),
     }
-    ext |= {"queueOffset": str(rng.choice([0, 0, 3, 9, 17, 30, 90])), "sysFlag": rng.choice("0445557")}
-    ext |= {"commitOffset": str(rng.choice([0, 0, 5, 12])), "maxMsgNums": rng.choice(["32", "1", "5"])}
-    ext["subscription"] = rng.choice(["*", "*", "a", "a || b"]) if rng.random() < 0.9 else rng.choice(TAGS)
+    end = rng.choice(ends)
+    near_end = [end - 2, end - 1, end, end + 1]
+    ext |= {"queueOffset": str(rng.choice([0, 0, 1, 3, 9, 17, 90, *near_end])), "sysFlag": rng.choice("0445557")}
+    most = rng.choice(["32", "32", "1", "5", "0", "2", "31", "33", *map(str, range(RECORDS_MAX - 1, RECORDS_MAX + 2))])
+    ext |= {"commitOffset": str(rng.choice([0, 0, 1, 5, *near_end])), "maxMsgNums": most}
+    ext["subscription"] = rng.choice(["*", "*", "a", "a || b"]) if rng.random() < 0.9 else rng.choice(TAGS + MANY_TAGS)
     header: dict[str, Any] = {"code": 11, "extFields": ext, "flag": 0, "language": "JAVA", "opaque": opaque}
     header |= {"serializeTypeCurrentRPC": "JSON", "version": 401}
     for _ in range(rng.choice([0] * 8 + [1, 3])):
@@ -83,8 +93,9 @@ def header_of(rng: Random, opaque: int) -> dict[str, Any]:
         elif kind == 3:
             ext.pop(rng.choice(list(ext)), None)
         elif kind == 4:
+            long = "x" * rng.randrange(KEY_MAX - 60, KEY_MAX + 2)
             ext[rng.choice(["consumerGroup", "topic", "expressionType", "more", "bname"])] = rng.choice(
-                ["", "TAG", "SQL92", "None", "%RETRY%CG", "é", "x" * 300, "a\x01b", "a\x00b"]
+                ["", "TAG", "SQL92", "None", "%RETRY%CG", "é", "a\x01b", "a\x00b", "x" * 300, long]
             )
         elif kind == 5:
             header[rng.choice(list(header))] = rng.choice([0, 1, 2, 11, -1, 2**31 - 1, 2**31, 1.5, None, "x", True, {}])
@@ -96,18 +107,18 @@ def header_of(rng: Random, opaque: int) -> dict[str, Any]:
     return header
 
 
-def frame(rng: Random, opaque: int) -> bytes:
+def frame(rng: Random, opaque: int, ends: Sequence[int]) -> bytes:
     separators = (",", ":") if rng.random() < 0.95 else (", ", ": ")
-    text = json.dumps(header_of(rng, opaque), separators=separators, ensure_ascii=rng.random() < 0.5)
+    text = json.dumps(header_of(rng, opaque, ends), separators=separators, ensure_ascii=rng.random() < 0.5)
     data = text.encode("utf-8", "surrogatepass")
     if rng.random() < 0.05:
         data = data.replace(b'"topic":', b'"topic":"U","topic":', 1)
     return encode_frame(0, data, b"" if rng.random() < 0.95 else b"body")
 
 
-def reads_of(rng: Random, number: int) -> list[bytes]:
+def reads_of(rng: Random, number: int, ends: Sequence[int]) -> list[bytes]:
     """The bytes of some reads. A frame that may end the connection comes alone: frames before it are handled or not."""
-    frames = [frame(rng, number * 100 + n) for n in range(rng.choice([1, 1, 2, 8, 20]))]
+    frames = [frame(rng, number * 100 + n, ends) for n in range(rng.choice([1, 1, 2, 8, 20]))]
     bad = [each for each in frames if is_bad(each)]
     if bad:
         return bad
@@ -174,8 +185,9 @@ def outcome(root: Path, seed: int, *, is_compiled: bool, monkeypatch: pytest.Mon
             protocol.makeConnection(end)
         for turn in range(20):
             # Each connection's read is looked at by itself, so that both ways handle them in one order.
+            queue_ends = [bench.store.max_offset(topic, queue) for topic in "TU" for queue in (0, 1)]
             for number, protocol in enumerate(protocols):
-                for data in reads_of(rng, 10 * turn + number):
+                for data in reads_of(rng, 10 * turn + number, queue_ends):
                     if ends[number].closing is None:
                         [rest] = take_together(bench.factory, [protocol], [data])
                         if rest:

@@ -66,7 +66,7 @@ def some_properties(rng: Random) -> bytes:
         name = rng.choice(NAMES)
         value = {
             "TAGS": rng.choice(TAGS),
-            "DELAY": rng.choice(["1", "2", "18", "99", "0", "x", "", "-1", "+3", "9999999999"]),
+            "DELAY": rng.choice(["1", "2", "18", "19", "99", "0", "x", "", "-1", "+3", "2147483647", "9999999999"]),
             "INNER_MULTI_DISPATCH": rng.choice(["U", "%LMQ%a", "U,T", ""]),
             "INNER_MULTI_QUEUE_OFFSET": rng.choice(["0", "0,0", "x", ""]),
         }.get(name, rng.choice(KEYS))
@@ -81,7 +81,7 @@ def some_properties(rng: Random) -> bytes:
 def message(rng: Random) -> tuple[Any, ...]:
     host = bytes(8) if rng.random() < 0.9 else bytes(20)
     sys_flag = rng.choice([0, 0, 0, 0, 4, 8, 12, 1]) | (16 if len(host) == 20 else 0)
-    body = rng.choice([b"", b"body", bytes(300), b"x" * 5000])
+    body = rng.choice([b"", b"b", b"body", bytes(300), b"x" * 5000])
     topic = rng.choice(TOPICS).encode()
     return topic, rng.randrange(4), 0, sys_flag, 1, host, 0, 0, body, some_properties(rng)
 

@@ -18,7 +18,7 @@ from mqbroker.config import FlushDiskType
 from mqbroker.errors import BadFrame
 from mqbroker.kernel import compiled
 from mqbroker.wire.command import FrameDecoder, encode_frame
-from tests.broker.bench import Bench
+from tests.broker.bench import BODY_MAX, Bench
 from tests.commands import decode_commands, said
 from tests.kernel.test_records import files_of
 from tests.remoting.link import CLIENT, SERVER, End, take_together
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is
 
 SEEDS = int(os.environ.get("MQBROKER_TWIN_SEEDS", "60"))
 #: A topic of as many bytes as a name may have.
-LONGEST = "L" * 127
+LONGEST, TOO_LONG = "L" * 127, "L" * 128
+#: As `mqbroker/kernel` has them.
+PROPERTIES_MAX, FIELDS_MAX = 32767, 64
 V6 = IPv6Address("TCP", "fe80::1", 40000)
 PAIRS = [
     *("UNIQ_KEY\x017F00000119", "TAGS\x01TagA", "KEYS\x01k1 k2", "WAIT\x01true"),
@@ -74,7 +76,14 @@ NUMBERS = [
     " 1",
     "2147483647",
     "2147483648",
+    "-2147483648",
+    "-2147483649",
+    "9" * 9,
+    "9" * 10,
+    "9" * 18,
     "9" * 19,
+    "9223372036854775807",
+    "9223372036854775808",
     "9" * 30,
     "\uff11",
 ]
@@ -90,8 +99,8 @@ def header_of(rng: Random, opaque: int) -> dict[str, Any]:
         pairs += rng.choice([["DELAY\x012"], ["DELAY\x014"], ["TRAN_MSG\x01true", "PGROUP\x01PG"]])
         rng.shuffle(pairs)
     ext: dict[str, Any] = {
-        "a": "PG", "b": rng.choice([*"TTTUV", LONGEST]), "c": "TBW102", "d": "4", "e": str(rng.randrange(4)), "f": "0",
-        "g": "1700000000000", "h": "0", "i": "\x02".join(pairs) + rng.choice(["", "", "\x02", "\x02\x02"]),
+        "a": "PG", "b": rng.choice([*"TTTUV", LONGEST, TOO_LONG]), "c": "TBW102", "d": "4", "e": str(rng.randrange(4)),
+        "f": "0", "g": "1700000000000", "h": "0", "i": "\x02".join(pairs) + rng.choice(["", "", "\x02", "\x02\x02"]),
         "j": "0", "k": "false", "m": "false",
     }  # fmt: skip
     header: dict[str, Any] = {
@@ -106,7 +115,7 @@ def header_of(rng: Random, opaque: int) -> dict[str, Any]:
 
 
 def change(rng: Random, header: dict[str, Any], ext: dict[str, Any]) -> None:
-    kind = rng.randrange(10)
+    kind = rng.randrange(12)
     if kind < 4:
         ext[rng.choice(list(FIELDS))] = rng.choice(NUMBERS)
     elif kind == 4:
@@ -121,9 +130,15 @@ def change(rng: Random, header: dict[str, Any], ext: dict[str, Any]) -> None:
         header[rng.choice(list(header))] = rng.choice([0, 1, 2, 3, -1, 2**31 - 1, 2**31, 1.5, None, "x", True, [], {}])
     elif kind == 8:
         header[rng.choice(["remark", "more", "ext\x00"])] = rng.choice(["x", 1, None])
-    else:
+    elif kind == 9:
         for name in rng.sample(list(ext), rng.randrange(len(ext) + 1)):
             ext[name] = ext.pop(name)
+    elif kind == 10:  # as many properties as there may be, or one byte less or more
+        rest = PROPERTIES_MAX - len(ext.get("i", "").encode()) + rng.choice([-1, 0, 1])
+        ext["i"] = ext.get("i", "") + "\x02FILL\x01" + "f" * (rest - 6)
+    else:  # as many fields as the compiled module reads, or one less or more
+        for number in range(FIELDS_MAX - len(ext) + rng.choice([-1, 0, 1])):
+            ext[f"more{number}"] = "x"
 
 
 def frame(rng: Random, opaque: int) -> bytes:
@@ -133,7 +148,8 @@ def frame(rng: Random, opaque: int) -> bytes:
     data = text.encode("utf-8", "surrogatepass")
     if rng.random() < 0.05:
         data = data.replace(b'"e":', b'"e":"1","e":', 1)
-    body = rng.choice([b"", b"body", b"\0" * 7, bytes(range(256)), b"x" * 9000, b"x" * 65_000, b"x" * 66_000])
+    edges = [0, 1, BODY_MAX - 1, BODY_MAX, BODY_MAX + 1]
+    body = rng.choice([b"body", b"\0" * 7, bytes(range(256)), b"x" * 9000, *(b"x" * size for size in edges)])
     return encode_frame(0, data, body)
 
 
@@ -254,6 +270,43 @@ def test_both_ways_have_the_same_outcome(tmp_path: Path, seed: int) -> None:
     assert found[2].keys() == general[2].keys()
     for name, data in general[2].items():
         assert found[2][name] == data, name
+
+
+@pytest.mark.parametrize("left", [-1, 0, 1, 7, 8, 9, 10, 11, 100])
+def test_both_ways_end_a_segment_at_the_same_byte(tmp_path: Path, left: int) -> None:
+    """:param left: bytes that the last record would leave of the segment."""
+    segment = 1 << 18
+    found = []
+    for is_compiled in (True, False):
+        root = tmp_path / str(is_compiled)
+        bench = Bench(root, store={"mapped_file_size_commit_log": segment})
+        assert bench.client().send("T")[0].code == 0
+        end = End(CLIENT, SERVER)
+        protocol: Any = bench.factory.buildProtocol(CLIENT)
+        protocol.makeConnection(end)
+        if not is_compiled:
+            bench.table.plain.clear()
+
+        def send(size: int) -> int:
+            """Returns where the log ends then."""
+            ext = FIELDS | {"a": "PG", "b": "T", "c": "TBW102", "i": "", "k": "false", "m": "false"}
+            header = {"code": 310, "extFields": ext, "flag": 0, "opaque": 1}
+            data = encode_frame(0, json.dumps(header, separators=(",", ":")).encode(), b"x" * size)
+            assert deliver(bench, [protocol], [end], [(0, data)]) == [(0, data)]  # noqa: B023
+            bench.turn(0)  # noqa: B023
+            return bench.store.log_end  # noqa: B023
+
+        begin = send(0)
+        at = send(0)
+        overhead = at - begin
+        while segment - at > BODY_MAX:
+            at = send(60_000)
+        ends = [at, send(segment - at - overhead - left), send(1)]
+        heard = said(decode_commands(FrameDecoder(1 << 30).feed(bytes(end.written))))
+        bench.turn(1)
+        bench.close()
+        found.append((ends, heard, files_of(root)))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

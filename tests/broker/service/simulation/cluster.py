@@ -30,7 +30,7 @@ from tests.broker.service.group import ETCD, HA_PORT, NAMESRVS, Client, Group, R
 from tests.broker.service.simulation.disks import FROM_LOG, LOG, TABLES, copied, set_back, without
 from tests.broker.service.simulation.disks import emptied as emptied_disk
 from tests.broker.service.simulation.forger import Forger, made_up_greeting, recorded_sessions
-from tests.broker.service.simulation.logs import CUTS, body_of, has, log_bytes, numbers, queue_entries
+from tests.broker.service.simulation.logs import CUTS, SEGMENT_BYTES, body_of, has, log_bytes, numbers, queue_entries
 from tests.broker.service.simulation.readers import Readers
 from tests.broker.service.simulation.steps import Options, Step
 from tests.ha.etcd_model import EMPTY, MEMBERS, Backup
@@ -44,6 +44,10 @@ NO_PROMISE = {
     *(ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_DISK_TIMEOUT),
     *(ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY),
 }
+#: maxMessageSize of the group, and what a record of it has besides its body.
+BODY_MAX, RECORD_BYTES_OVERHEAD = 16 * 1024, 114
+#: What a record must leave of a segment.
+END_BYTES = 8
 NO_CUT = "nobody cuts what was acknowledged"
 READERS = 2
 #: So long a replica must have all that its master has, to be counted again, seconds.
@@ -200,8 +204,10 @@ class Cluster:
 
     def hear(self, client: Client, answer: RemotingCommand, body: bytes, has_had_power: bool) -> None:
         code = answer.code
+        is_too_large = len(body) > BODY_MAX
+        require(is_too_large == (code == ResponseCode.MESSAGE_ILLEGAL) or code in NO_PROMISE, "sizes are limited", "")
         if code != ResponseCode.SUCCESS:
-            require(code in NO_PROMISE, "answers are those of the documentation", str(answer))
+            require(is_too_large or code in NO_PROMISE, "answers are those of the documentation", str(answer))
             self.counts[f"answer {code}"] += 1
             return
         self.counts["acknowledged"] += 1
@@ -423,13 +429,23 @@ class Cluster:
         commands = []
         for _ in range(self.rng.randint(1, 8)):
             self.sent += 1
-            body = b"<%06d>" % self.sent + b"x" * self.rng.choice([0, 100, 9000])
+            body = b"<%06d>" % self.sent
+            body += b"x" * (self.rng.choice(self.sizes(master)) - len(body))
             level = self.rng.choice([0, 0, 0, 1, 2])
             if level:
                 self.delayed.add(body)
             commands.append(send_command("T", body, properties=f"DELAY\x01{level}" if level else ""))
         client.tell(*commands)
         self.clients.append((client, {command.opaque: command.body for command in commands}, self.power_cuts))
+
+    def sizes(self, master: Replica) -> list[int]:
+        """Of bodies, bytes: some that are usual, the largest one and its neighbours, and those with which the next
+        record leaves as much of a segment as must be left, or a byte less or more, or nothing."""
+        rest = SEGMENT_BYTES - master.store.log_end % SEGMENT_BYTES - RECORD_BYTES_OVERHEAD
+        edges = [BODY_MAX - 1, BODY_MAX, BODY_MAX + 1] if self.rng.random() < 0.1 else []
+        if 0 < rest <= BODY_MAX:
+            edges += [rest - left for left in (0, END_BYTES - 1, END_BYTES, END_BYTES + 1)]
+        return [0, 0, 9, 108, 108, 9008, *edges]
 
     def pause(self) -> None:
         """Let time pass."""
@@ -524,7 +540,7 @@ class Cluster:
 
     def come_back(self) -> None:
         for replica_id in self.rng.sample([1, 2, 3], self.rng.choice([2, 3])):
-            self.wait(self.rng.choice([0, 1, 5, 10]))
+            self.wait(self.rng.choice([0, 1, 3, 5, 10]))
             if self.group.replicas[replica_id].is_dead:
                 self.bring_back(self.group.replicas[replica_id])
 
@@ -629,7 +645,7 @@ class Cluster:
     def narrow_links(self) -> None:
         for _ in range(self.rng.randint(1, 4)):
             near, far = self.rng.sample(HOSTS, 2)
-            self.group.wires.widths[near, far] = self.rng.choice([300, 3_000])
+            self.group.wires.widths[near, far] = self.rng.choice([1, 300, 3_000])
 
     def freeze(self) -> bool:
         victims = self.choose(self.running())
@@ -656,7 +672,7 @@ class Cluster:
 
     def late_member(self) -> None:
         """One member of etcd is late with all that it does, and others are asked meanwhile."""
-        self.group.etcd.late[self.rng.choice(MEMBERS)] = self.rng.choice([0.1, 0.2, 0.4, 0.8])
+        self.group.etcd.late[self.rng.choice(MEMBERS)] = self.rng.choice([0.1, 0.2, 0.25, 0.3, 0.8])
 
     def etcd_goes_on(self) -> bool:
         etcd = self.group.etcd
@@ -668,7 +684,7 @@ class Cluster:
 
     def slow_etcd(self) -> None:
         for each in self.group.alive():
-            each.etcd.out_s = self.rng.choice([0.005, 0.4, 1.5])
+            each.etcd.out_s = self.rng.choice([0.005, 0.4, 0.95, 1, 1.05, 1.5])
 
     def uneven_etcd(self) -> None:
         """Each request and each answer takes a time of its own: one overtakes another, or comes after a lease ended."""
@@ -710,7 +726,7 @@ class Cluster:
             others = [host for host in [*HOSTS, ETCD] if host != master.host]
             self.group.wires.cut |= {way for host in others for way in ((host, master.host), (master.host, host))}
             self.send_to(master)
-            self.wait(self.rng.choice([0.1, 1.5, 2.5]))
+            self.wait(self.rng.choice([0.1, 1.5, 2.5, 2.7, 2.75]))
             self.consume_at(master)
             return True
         return False

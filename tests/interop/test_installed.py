@@ -6,6 +6,8 @@ import sys
 import tarfile
 from pathlib import Path
 
+from tests.sessions import follow, reader_environment
+
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parent.parent.parent
 #: What comes to be in a checkout that is used.
@@ -22,6 +24,11 @@ def test_twistd_lists_both_daemons(tmp_path: Path) -> None:
 
 def test_the_console_scripts_are_there() -> None:
     assert all((BIN / name).exists() for name in ("mq", "mqbroker", "mqnamesrv"))
+
+
+def test_the_first_ten_minutes(tmp_path: Path) -> None:
+    """The tutorial's first page, with README's program, as in a new installation."""
+    assert follow([ROOT / "docs" / "tutorial" / "start.rst"], tmp_path / "work", reader_environment(tmp_path)) >= 7
 
 
 def names(folder: Path, pattern: str) -> set[str]:

@@ -1,0 +1,58 @@
+"""The pages of the tutorial, and how-to pages for programs: followed as they stand, with what they print."""
+
+from pathlib import Path
+
+import pytest
+
+from mqbroker_demo.spark_process import what_is_missing
+from tests.daemons.processes import SOURCE
+from tests.sessions import commands, follow, is_like, reader_environment, steps
+
+ROOT = Path(__file__).parent.parent.parent
+TUTORIAL = ROOT / "docs" / "tutorial"
+HOW_TO = (
+    "delay-messages.rst",
+    "request-reply.rst",
+    "service-asyncio.rst",
+    "service-threads.rst",
+    "service-twisted.rst",
+)
+
+
+@pytest.mark.daemons
+def test_the_first_page(tmp_path: Path) -> None:
+    assert follow([TUTORIAL / "start.rst"], tmp_path / "clone", reader_environment(tmp_path, PYTHONPATH=SOURCE)) >= 7
+
+
+@pytest.mark.daemons
+def test_the_page_with_two_brokers(tmp_path: Path) -> None:
+    pages = [TUTORIAL / "cluster.rst"]
+    if what_is_missing() is None:
+        pages.append(TUTORIAL / "spark.rst")
+    assert follow(pages, tmp_path / "clone", reader_environment(tmp_path, PYTHONPATH=SOURCE)) >= 18
+
+
+@pytest.mark.daemons
+@pytest.mark.parametrize("page", HOW_TO)
+def test_a_how_to_for_programs(tmp_path: Path, page: str) -> None:
+    typed = follow([ROOT / "docs" / "howto" / page], tmp_path / "work", reader_environment(tmp_path, PYTHONPATH=SOURCE))
+    assert typed == (4 if page.startswith("service") else 2)
+
+
+def test_every_page_of_the_tutorial_is_followed() -> None:
+    pages = {path.stem: list(steps(path)) for path in TUTORIAL.glob("*.rst")}
+    assert pages.keys() == {"index", "start", "cluster", "spark"}
+    shown = sum(path.read_text().count(".. code-block:: ") for path in TUTORIAL.glob("*.rst"))
+    included = sum(path.read_text().count(".. literalinclude:: ") for path in TUTORIAL.glob("*.rst"))
+    # Two are left out: they install what the tests' environment has.
+    assert sum(map(len, pages.values())) == shown + included - 2
+
+
+def test_output_is_compared_but_for_what_differs_from_run_to_run() -> None:
+    [(command, expected)] = commands("$ mq pub t x\nsent to t: broker dev, queue 2, offset 0  " + "7F" * 16)
+    assert command == "mq pub t x"
+    assert is_like(["sent to t: broker dev, queue 0, offset 17  " + "A0" * 16, ""], expected)
+    assert not is_like(["sent to u: broker dev, queue 0, offset 17  " + "A0" * 16], expected)
+    assert not is_like([], expected)
+    assert is_like(["one", "two", "three"], ["one", "...", "three"])
+    assert not is_like(["one", "two"], ["one", "...", "three"])

@@ -424,6 +424,31 @@ def test_what_is_no_member_under_a_members_key_is_told_and_nothing_is_done(value
     assert world.state()["epoch"] == 1
 
 
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"\0", "it is no JSON object"),
+        (b"{}", "the name of the store is missing"),
+        (b'{"name":"%s"}' % (b"a" * 31), "the name of the store is missing"),
+        (b'{"name":"%s","generation":-1}' % (b"a" * 32), "not in whole numbers"),
+        (b'{"name":"%s","version":2}' % (b"a" * 32), "of version 2, which a later mqbroker wrote"),
+    ],
+)
+def test_what_is_no_identity_is_told_and_no_store_counts_as_lost(value: bytes, why: str) -> None:
+    world = group(1, 2)
+    key = f"{PREFIX}identities/2"
+    good, lost = world.etcd.items[key].value, list(world.stores[2].lost)
+    world.etcd.put(key, value)
+    world.turn(10)
+    assert all(f"the key {key} in etcd holds no identity of a store" in each.why_not for each in world.members.values())
+    assert why in world.members[2].why_not
+    assert world.stores[2].lost == lost
+    world.etcd.put(key, good)
+    world.turn(2)
+    assert [member.why_not for member in world.members.values()] == ["", ""]
+    assert world.masters == [1]
+
+
 def test_a_group_whose_state_is_gone_is_not_founded_anew() -> None:
     world = group(1, 2)
     world.etcd.delete(STATE)

@@ -405,6 +405,26 @@ def test_a_recorded_greeting_closes_no_link_and_counts_for_nothing(
     assert closed == [f"the replication link to 10.0.0.2:40000 is closed: {why}"] * 2
 
 
+@pytest.mark.parametrize("size", [1, 8, 9, 111])
+def test_a_greeting_that_is_cut_short_is_given_up(
+    reactor: MemoryReactorClock, source: Log, logged: Logged, size: int
+) -> None:
+    service = MasterService(reactor, Slaves(source), HaSettings(listen_port=10912), group=OneGroup())
+    service.startService()
+    connection, transport = greeted(service, Greeting(b"x" * 8, 7, 2), b"")
+    cut_short = service.factory.buildProtocol(IPv4Address("TCP", "10.0.0.3", 1))
+    assert cut_short is not None
+    cut_short.makeConnection(Transport())
+    cut_short.dataReceived(Greeting(b"x" * 8, 7, 3).encode()[:size])
+    assert transport.received() == [(GREETING, b"history to 10000")]
+    reactor.pump([1.0] * 22)
+    assert (connection.is_closed, cut_short.is_closed) == (True, True)  # that one never confirmed its own
+    why = "nothing was heard from it for 20 s"
+    assert [line for line in logged.lines if "10.0.0.3:1" in line] == [
+        f"the replication link to 10.0.0.3:1 is closed: {why}"
+    ]
+
+
 def test_links_of_no_replica_keep_no_replica_out(reactor: MemoryReactorClock, source: Log, logged: Logged) -> None:
     service = MasterService(reactor, Slaves(source), HaSettings(listen_port=10912), group=OneGroup())
     service.startService()

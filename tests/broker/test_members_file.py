@@ -243,3 +243,27 @@ def test_a_client_that_comes_with_another_subscription_is_noticed(begin: Callabl
     (b,) = connections(1)
     beat(run.consumers, b, "b", SubscriptionData("T"), SubscriptionData("U"))
     assert notified(run.clock, a, b) == [1, 1]
+
+
+def test_the_file_is_written_soon_each_time_that_members_change_and_else_once_a_minute(
+    begin: Callable[[], Run], tmp_path: Path
+) -> None:
+    run = begin()
+    path = tmp_path / "config" / "consumerMembers.json"
+    joined(run, "first")
+    run.wait(SAVE_SECONDS)
+    for number in range(1, 4):
+        path.unlink()
+        run.wait(members_file.SAVE_SECONDS_MAX - 2 * SAVE_SECONDS)
+        assert not path.exists(), "nothing has changed"
+        (connection,) = joined(run, f"c{number}")
+        run.wait(SAVE_SECONDS)
+        assert f"c{number}" in path.read_text()
+        run.consumers.unregister(connection, "CG")
+        run.wait(SAVE_SECONDS)
+        assert f"c{number}" not in path.read_text()
+    path.unlink()
+    run.wait(members_file.SAVE_SECONDS_MAX - SAVE_SECONDS)
+    assert not path.exists()
+    run.wait(SAVE_SECONDS)
+    assert path.exists()

@@ -8,10 +8,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.testing import MemoryReactorClock
 
 from mqbroker.ha.acknowledgements import SlaveTimedOut
+from mqbroker.ha.election import UNCLEAN_SECONDS
 from mqbroker.ha.link import HEADER, REPORT
 from mqbroker.ha.master import COMMITTED_SECONDS, HaSettings, MasterService, SlaveConnection, Slaves
 from tests.ha.test_acknowledgements import World as Waits
-from tests.ha.test_election import group, who
+from tests.ha.test_election import World, group, who
 from tests.ha.test_master import Log, Transport
 
 ROUNDS = range(1, 4)
@@ -62,6 +63,27 @@ def test_an_etcd_that_is_away_again_ends_the_master_again_and_it_comes_back() ->
         world.turn(8)
         assert len(world.masters) == 1
         assert [member.why_not for member in world.members.values()] == ["", ""]
+
+
+def test_an_unclean_election_waits_all_its_time_after_each_loss_of_the_master() -> None:
+    world = World()
+    for replica_id in (1, 2):  # of which the second is not in sync
+        world.join(replica_id, is_unclean_allowed=True)
+        world.turn(1)
+    passes = world.clients[1]._passes
+    for number in ROUNDS:
+        world.clients[1]._passes = lambda _: False
+        world.turn(UNCLEAN_SECONDS - 5)
+        assert world.masters == []
+        world.clients[1]._passes = passes
+        world.turn(10)
+        assert world.masters == [1]
+        assert (world.state()["in_sync"], world.state()["epoch"]) == ([1], 1 + number)
+    world.lose(1)
+    world.turn(UNCLEAN_SECONDS)
+    assert world.masters == []
+    world.turn(6)
+    assert world.masters == [2]
 
 
 # Senders that wait for slaves

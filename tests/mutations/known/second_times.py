@@ -86,6 +86,20 @@ MISTAKES = [
         ("tests/broker/test_slave_synchronize.py",),
     ),
     Mutation(
+        "count the time without a master from the first loss of one",
+        "ha/election.py",
+        "            self._without_master_since = None\n            if is_master:",
+        "            if is_master:",
+        _HA,
+    ),
+    Mutation(
+        "write the members of groups all the time once they have changed",
+        "broker/members_file.py",
+        "        self._registry.is_changed = False\n",
+        "",
+        ("tests/broker/test_members_file.py",),
+    ),
+    Mutation(
         "report only the first silence of a name server of another environment",
         "namesrv/route_requests.py",
         "                    self._silent.discard(address)\n",

@@ -320,3 +320,36 @@ def test_a_table_that_cannot_be_written_again_is_reported_again_and_written(tmp_
         assert count(logged, "table.json could not be written") == number
         assert count(logged, "is written again") == number
         shutil.rmtree(tmp_path / "config")
+
+
+# Dispatch
+
+
+def test_consume_queues_that_cannot_be_written_again_refuse_messages_again(
+    make: Callable[..., Bench], logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    store = bench.open()
+    store.start()
+    create = bench.disk.create_mapped
+
+    def no_room(path: str, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    for number in ROUNDS:
+        monkeypatch.setattr(bench.disk, "create_mapped", no_room)
+        store.append([message(f"T{number}")])
+        turns(bench.clock, 3)
+        with pytest.raises(StoreUnwritable, match="a consume queue or the index cannot be written"):
+            store.append([message(f"T{number}")])
+        monkeypatch.setattr(bench.disk, "create_mapped", create)
+        turns(bench.clock, 3)
+        assert store.max_offset(f"T{number}", 0) == 1
+        assert count(logged, "dispatch waits for the disk, and messages are refused") == number
+        assert count(logged, "dispatch goes on, messages are accepted again") == number
+        # Those who wait for messages have them without delay again.
+        store.is_awaited_by({(f"T{number}", 0): "somebody"})
+        store.append([message(f"T{number}")])
+        bench.clock.advance(0)
+        assert store.max_offset(f"T{number}", 0) == 2
+        turns(bench.clock, 3)

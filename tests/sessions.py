@@ -183,9 +183,14 @@ class Terminal:
         os.close(self._master)
 
 
+def need_namespaces() -> None:
+    """Skip the test where a `Terminal` cannot have namespaces of its own."""
+    need("namespaces with a loopback", [*_OWN_NAMESPACES, "ip link set lo up"])
+
+
 def follow(pages: list[Path], folder: Path, environment: dict[str, str]) -> int:
     """Follow the pages, one after the other; the number of commands that were typed. Raises AssertionError."""
-    need("namespaces with a loopback", [*_OWN_NAMESPACES, "ip link set lo up"])
+    need_namespaces()
     folder.mkdir(exist_ok=True)
     typed = 0
     shell = Terminal(folder, environment)

@@ -6,6 +6,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterator
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import attrs
@@ -35,15 +36,15 @@ class Sample:
 
 
 def samples() -> Iterator[Sample]:
-    block = re.compile(
-        r"^(?:\.\. not run: (.+)\n\n)?(\.\. code-block:: python|(?!\.\.).*::)\n\n((?:(?: {4}.*)?\n)+)", re.MULTILINE
-    )
+    start = r"^(?:\.\. not run: (.+)\n\n)?(\.\. code-block:: \w+(?:\n +:.*)*|(?!\.\.).*::)\n\n"
+    block = re.compile(start + r"((?:(?: {4}.*)?\n)+)", re.MULTILINE)
     for page in PAGES:
         text = page.read_text() + "\n"
         for found in block.finditer(text):
             why_not_run, kind, body = found.groups()
             line = text.count("\n", 0, found.start(3)) + 1
-            is_python = kind.startswith(".. code-block") or body.startswith(("    def ", "    from ", "    import "))
+            begins = ("    def ", "    from ", "    import ")
+            is_python = kind.startswith(".. code-block:: python") or (kind[0] != "." and body.startswith(begins))
             yield Sample(f"{page.name}:{line}", is_python, textwrap.dedent(body), why_not_run)
 
 
@@ -53,7 +54,8 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         for line in sample.text.splitlines():
             if re.match(r"(\$ )?(mq|mqbroker|mqnamesrv|twistd|tox|pip install .*&& \w+)( |$)", line):
                 words = shlex.split(line.removeprefix("$ "), comments=True)
-                yield sample.place, words[words.index("&&") + 1 :] if "&&" in words else words
+                words = words[words.index("&&") + 1 :] if "&&" in words else words
+                yield sample.place, list(takewhile(lambda word: word not in ("|", ">", "2>", "&"), words))
 
 
 def missing_imports(source: str) -> Iterator[str]:
@@ -97,7 +99,12 @@ def parse_mq(words: list[str]) -> None:
 
 def parse_daemon(words: list[str]) -> None:
     """Raises AssertionError for an option that the daemon does not have."""
-    daemon, *rest = words[1:] if words[0] == "twistd" else words
+    if words[0] == "twistd":
+        # Its own options come first; with a program of one's own there is no daemon.
+        words = list(dropwhile(lambda word: word not in DAEMONS, words))
+    if not words:
+        return
+    daemon, *rest = words
     options = DAEMONS[daemon]()
     known = {f"--{name.rstrip('=')}" for name in options.longOpt} | {
         f"-{letter}" for letter in options.shortOpt.replace(":", "")
@@ -138,7 +145,7 @@ def test_settings_in_samples_load_without_a_warning(tmp_path: Path) -> None:
     # A file of accounts may follow in the same block.
     found = [attrs.evolve(sample, text=sample.text.partition("\n\n#")[0]) for sample in samples()]
     found = [sample for sample in found if is_settings(sample.text + "\n")]
-    assert len(found) >= 4
+    assert len(found) >= 8
     for sample in found:
         path = tmp_path / "broker.conf"
         path.write_text(sample.text)

@@ -1,12 +1,15 @@
 """The pages of the tutorial, and how-to pages for programs: followed as they stand, with what they print."""
 
+import re
+import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from mqbroker_demo.spark_process import what_is_missing
 from tests.daemons.processes import SOURCE
-from tests.sessions import commands, follow, is_like, reader_environment, steps
+from tests.sessions import Terminal, commands, follow, is_like, need_namespaces, reader_environment, steps
 
 ROOT = Path(__file__).parent.parent.parent
 TUTORIAL = ROOT / "docs" / "tutorial"
@@ -56,3 +59,27 @@ def test_output_is_compared_but_for_what_differs_from_run_to_run() -> None:
     assert not is_like([], expected)
     assert is_like(["one", "two", "three"], ["one", "...", "three"])
     assert not is_like(["one", "two"], ["one", "...", "three"])
+
+
+@pytest.mark.daemons
+def test_the_readme_runs_brokers_for_real(tmp_path: Path) -> None:
+    section = (ROOT / "README.rst").read_text().partition("\nRun it for real\n")[2]
+    found = re.search(r"::\n\n((?: {4}.*\n)+)", section)
+    assert found is not None
+    need_namespaces()
+    for name in ("namesrv.conf", "broker.conf"):
+        shutil.copy(ROOT / "conf" / name, tmp_path)
+    shell = Terminal(tmp_path, reader_environment(tmp_path, PYTHONPATH=SOURCE))
+    try:
+        printed = ""
+        for line in textwrap.dedent(found[1]).splitlines():
+            code, lines = shell.run(line)
+            assert code == 0, (line, lines)
+            printed += "\n".join(lines) + "\n"
+            if line.endswith("&"):
+                shell.wait_for(re.compile("boot success"))
+        assert shell.run("wait")[0] == 0
+        assert "the settings are good" in printed
+        assert re.search(r"broker-a +0 +127.0.0.1:10911", printed)
+    finally:
+        shell.close()

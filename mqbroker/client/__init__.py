@@ -1,4 +1,4 @@
-"""Producer, push consumer and pull consumer: one core of plain coroutines and rules, three faces.
+"""Producer, push consumer and pull consumer: one core, and an API each for asyncio, threads and Twisted.
 
 `mqbroker.client.deferred` (Twisted), `mqbroker.client.aio` (asyncio) and `mqbroker.client.blocking`
 have the same names. Nothing imported from here touches Twisted, opens a file or configures logging.

@@ -48,6 +48,8 @@ class OwnStore:
         self.gaps: Sequence[Damage] = ()
         #: The log has all that was acknowledged, once it ends there: the master's did when they were compared.
         self.whole_at: int | None = None
+        #: Whether this start was compared with the last one that etcd knows of, and counted.
+        self.has_begun = False
         #: With the master that was compared last.
         self.conflict: Conflict | None = None
 
@@ -66,7 +68,7 @@ class OwnStore:
     def open(self, history: EpochHistory, log_end: Callable[[], int], gaps: Sequence[Damage] = ()) -> None:
         """Called when the store is open: compare its log and its tables with its note. `gaps`: ranges of the log that
         were found to hold no record."""
-        self.history, self._log_end, self.whole_at = history, log_end, None
+        self.history, self._log_end, self.whole_at, self.has_begun = history, log_end, None, False
         self.why_not_whole = self._read_mark()
         new = NoteHeader(self._group, self._randbytes(16), 0, self._replica_id, history.last, self.history.lease)
         note = self._note = MemberNote.open(self._disk, os.path.join(self._paths.root, "member"), new)
@@ -76,8 +78,6 @@ class OwnStore:
             why = f"its log has no message from {gaps[0].start} to {gaps[0].end}: a file of it was damaged or set back"
         if why:
             self.lose(why)
-        else:
-            self._next_generation(note.header.name)
 
     def _why_changed(self, note: MemberNote, end: int) -> str:
         header, had = note.header, max(note.end, note.committed)
@@ -164,6 +164,13 @@ class OwnStore:
         return self._randbytes(16).hex()
 
     # --- what changes
+
+    def begin(self) -> None:
+        """Count this start, once it was compared with the last one that etcd knows of. Not before: a copy of the store
+        from before that must not catch up with it."""
+        if not self.has_begun:
+            self.has_begun = True
+            self._next_generation(self.note.header.name)
 
     def lose(self, why: str) -> None:
         """The store is not whole: that is noted first, and then it is another one, for whoever knows the former."""

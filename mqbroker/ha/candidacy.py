@@ -175,6 +175,9 @@ class IOwnStore(Protocol):
     def holdings(self) -> Holdings:
         """What the store has now."""
 
+    def begin(self) -> None:
+        """Count this start, durably, if it was not counted yet. Raises OSError."""
+
     def lose(self, why: str) -> None:
         """Note durably that the store is not whole, and give it another identity. Raises OSError."""
 

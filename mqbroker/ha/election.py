@@ -507,6 +507,7 @@ class GroupMember(Service):
             if why:
                 store.lose(why)
                 self._new_name = store.identity.name
+        store.begin()
         identity, now = store.identity, self._steady()
         is_known = known is not None and (known.name, known.generation) == (identity.name, identity.generation)
         if is_known:

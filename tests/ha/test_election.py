@@ -44,6 +44,9 @@ class Store:
     def identity(self) -> Identity:
         return Identity(self.name, self.generation, self.holdings.committed, self.holdings.epoch)
 
+    def begin(self) -> None:
+        """Each has been counted."""
+
     def lose(self, why: str) -> None:
         self.lost.append(why)
         self.name = f"{int(self.name, 16) + 1000:032x}"

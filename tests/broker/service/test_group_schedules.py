@@ -175,6 +175,32 @@ def test_a_replica_that_is_set_back_to_an_older_copy_is_not_elected(cluster: Sch
 
 
 @needs("disks")
+@pytest.mark.parametrize("starts", [0, 1])
+def test_a_copy_from_before_the_last_start_is_not_elected_however_short_that_was(
+    cluster: Schedule, starts: int
+) -> None:
+    """No commit point of that time has reached etcd. `starts`: how often the copy is started before it asks etcd."""
+    master, with_it, away = prepared(cluster)
+    cluster.end(with_it)
+    copy = cluster.copy_of(with_it)
+    cluster.wait(4)  # its lease has expired
+    cluster.start_in_order(with_it, seconds=1)
+    cluster.group.etcd.is_down, before = True, cluster.counts["acknowledged"]
+    cluster.send_many()
+    assert cluster.counts["acknowledged"] > before
+    cluster.kill_all()
+    cluster.change(with_it, lambda disk: set_back(disk, copy, ()))
+    for _ in range(starts):
+        cluster.start_in_order(with_it, seconds=1)
+        cluster.end(with_it)
+    cluster.group.etcd.is_down = False
+    cluster.start_in_order(with_it, away)
+    assert not cluster.group.masters
+    cluster.start_in_order(master)
+    ended_well(cluster)
+
+
+@needs("disks")
 def test_a_replica_with_older_tables_and_its_own_log_loses_nothing(cluster: Schedule) -> None:
     master, with_it, away = prepared(cluster)
     copy = cluster.copy_of(with_it)

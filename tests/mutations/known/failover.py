@@ -64,6 +64,13 @@ MISTAKES = [
         (_CANDIDACY,),
     ),
     Mutation(
+        "count a start before it is compared with the last one",
+        "broker/own_store.py",
+        "            self.lose(why)\n\n    def _why_changed",
+        "            self.lose(why)\n        else:\n            self.begin()\n\n    def _why_changed",
+        (_SCHEDULES,),
+    ),
+    Mutation(
         "follow an etcd that was set back below this broker's epoch",
         "ha/candidacy.py",
         "    if state.epoch < epoch:\n",

@@ -18,6 +18,12 @@ def test_an_installation_has_every_annotated_file_of_settings_and_every_page() -
     patterns = {folder: text.split() for folder, text in shared.items()}
     folders = {path.parent.relative_to(ROOT / "docs") for path in ROOT.glob("docs/*/*.rst")}
     pages = {f"share/doc/mqbroker/{folder}": [f"docs/{folder}/*.rst"] for folder in folders}
-    assert patterns == {"share/mqbroker/conf": ["conf/*"], "share/doc/mqbroker": ["README.rst", "docs/*.rst"], **pages}
+    assert patterns == {
+        "share/mqbroker/conf": ["conf/*"],
+        "share/mqbroker/examples": ["examples/*.py"],
+        "share/mqbroker/examples/tutorial": ["examples/tutorial/*.py"],
+        "share/doc/mqbroker": ["README.rst", "docs/*.rst"],
+        **pages,
+    }
     assert len(pages) == 4
     assert {path.name for path in ROOT.glob("conf/*")} == {"broker.conf", "namesrv.conf", "plain_acl.yml"}

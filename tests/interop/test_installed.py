@@ -38,6 +38,7 @@ def names(folder: Path, pattern: str) -> set[str]:
 def test_annotated_settings_and_the_pages_are_there() -> None:
     share = Path(sys.prefix) / "share"
     assert names(share / "mqbroker" / "conf", "*") == names(ROOT / "conf", "*")
+    assert names(share / "mqbroker" / "examples", "**/*.py") == names(ROOT / "examples", "**/*.py")
     pages = {str(path.relative_to(ROOT / "docs")) for path in ROOT.glob("docs/**/*.rst")}
     installed = share / "doc" / "mqbroker"
     assert {str(path.relative_to(installed)) for path in installed.rglob("*.*")} == pages | {"README.rst"}

@@ -24,6 +24,8 @@ CORE = (
     "test_transactions.py",
     "test_replication.py",
     "test_failover.py",
+    "test_group_schedules.py",
+    "test_history.py",
 )
 
 

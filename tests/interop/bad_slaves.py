@@ -1,13 +1,14 @@
 """Connections to a master's replication port that say what no slave would, or too much, or nothing, or do not read."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from hashlib import sha256
 from random import Random
 
 from mqbroker.ha.election import GroupSettings
-from mqbroker.ha.link import REPORT, Greeting
+from mqbroker.ha.link import REPORT, BadPeer, Greeting, SlaveLink
 
 GIANT = 2**62
 
@@ -65,3 +66,34 @@ class BadSlaves:
 
     def close(self) -> None:
         self._open.close()
+
+
+class Forger:
+    """A peer that says it is a slave, and acknowledges all that it is sent; it ends with the connection."""
+
+    def __init__(self, address: tuple[str, int], greeting: bytes) -> None:
+        """`greeting`: that of a group; else empty, and it begins as a slave of the Java system without a log."""
+        #: How much of the log it got.
+        self.bytes_got = 0
+        self._link = SlaveLink()
+        self._link.is_greeting = bool(greeting)
+        self._socket = socket.create_connection(address, 5)
+        self._socket.sendall(greeting or REPORT.pack(0))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        end = 0
+        with suppress(OSError, BadPeer):
+            while data := self._socket.recv(1 << 18):
+                for offset, piece in self._link.receive(data):
+                    if offset >= 0:
+                        self.bytes_got += len(piece)
+                        end = max(end, offset + len(piece))
+                self._socket.sendall(REPORT.pack(end))
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()

@@ -3,10 +3,12 @@
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.interop.fleet import Broker, Fleet, Namesrv
+from tests.interop.history import Pause, pause_lines
 from tests.interop.java import JavaMissing, JavaSystem, java_system
 from tests.interop.peers import PeerHost
 from tests.interop.raw import Line
@@ -112,6 +114,17 @@ def pytest_runtest_makereport(
         for fleet in _fleets(item):
             report.sections.append(("processes", fleet.report()))
     return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print for how long nothing was acknowledged, by kind of fault."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    reports = [report for report in reports if isinstance(report, pytest.TestReport) and report.when == "call"]
+    told = [value for report in reports for name, value in report.user_properties if name == "pause"]
+    if told:
+        terminalreporter.section("pauses without SEND_OK")
+        for line in pause_lines([Pause(*pause) for pause in told]):
+            terminalreporter.line(line)
 
 
 def _fleets(item: pytest.Item) -> list[Fleet]:

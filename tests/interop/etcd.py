@@ -16,9 +16,7 @@ class Etcd:
     def __init__(self, scratch: Path, places: Sequence[Place] = (HERE, HERE, HERE)) -> None:
         self._scratch, self._places = scratch, places
         self._ports = [free_ports() for _ in range(3)]
-        self.members = [self._start(number) for number in range(3)]
-        for member in self.members:
-            self._wait_for(member)
+        self.start_all()
 
     @property
     def endpoints(self) -> str:
@@ -27,13 +25,16 @@ class Etcd:
     def _url(self, number: int, more: int = 0) -> str:
         return f"http://{self._places[number].address}:{self._ports[number] + more}"
 
+    def _data(self, number: int) -> Path:
+        return self._scratch / f"etcd{number}"
+
     def _start(self, number: int) -> Process:
         assert BINARY is not None
         client, peer = self._url(number), self._url(number, 1)
         names = ",".join(f"m{other}={self._url(other, 1)}" for other in range(3))
         options = {
             "name": f"m{number}",
-            "data-dir": str(self._scratch / f"etcd{number}"),
+            "data-dir": str(self._data(number)),
             "listen-client-urls": client,
             "advertise-client-urls": client,
             "listen-peer-urls": peer,
@@ -53,6 +54,31 @@ class Etcd:
         else:
             self.members[number] = self._start(number)
             self._wait_for(self.members[number])
+
+    def back_up(self, folder: Path) -> None:
+        """Copy what all members have, while they are suspended for a moment."""
+        for member in self.members:
+            member.suspend()
+        try:
+            for number in range(3):
+                shutil.copytree(self._data(number), folder / str(number))
+        finally:
+            for member in self.members:
+                member.resume()
+
+    def set_back(self, folder: Path) -> None:
+        """Replace what the members have by what they had when it was backed up there, and start them again."""
+        self.stop_all()
+        for number in range(3):
+            shutil.rmtree(self._data(number))
+            shutil.copytree(folder / str(number), self._data(number))
+        self.start_all()
+
+    def start_all(self) -> None:
+        """Start all members again."""
+        self.members = [self._start(number) for number in range(3)]
+        for member in self.members:
+            self._wait_for(member)
 
     def stop_all(self) -> None:
         for member in self.members:

@@ -85,6 +85,12 @@ class Broker:
         return host, int(port) + 1
 
 
+def log_files(broker: Broker) -> dict[str, bytes]:
+    """The segments that have messages, by name."""
+    segments = {path.name: path.read_bytes() for path in sorted((broker.store / "commitlog").iterdir())}
+    return {name: data for name, data in segments.items() if data.strip(b"\0")}
+
+
 @attrs.define
 class Fleet:
     """Whatever is started here is stopped by `stop_all`, the newest first. Clients run in `host`, which outlives it.

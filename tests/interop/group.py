@@ -1,8 +1,14 @@
 """A group of three brokers with an etcd of three members, and what can happen to it."""
 
+import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,7 +20,7 @@ from mqbroker.wire.codes import RequestCode
 from tests.daemons.small_disks import SmallDisk
 from tests.interop.bad_slaves import BadSlaves, greetings
 from tests.interop.etcd import Etcd
-from tests.interop.fleet import HERE, Broker, Fleet, Namesrv, Place
+from tests.interop.fleet import HERE, Broker, Fleet, Namesrv, Place, log_files
 from tests.interop.load import Load
 from tests.interop.network import Direction, Host
 from tests.interop.processes import eventually
@@ -26,6 +32,8 @@ PROCESSES = (
     *("kill master", "suspend master", "kill replica", "suspend replica", "kill etcd", "suspend etcd"),
     *("set clock-of-master", "set clock-of-replica", "attack master"),
 )
+#: In which what was stored is lost.
+LOSSES = ("empty replica", "empty replica master", "set-back etcd")
 #: In which the network is cut, and a disk is filled.
 NETWORK = (
     *("cut master replicas", "cut master etcd", "cut master all"),
@@ -36,6 +44,7 @@ DIRECTIONS: tuple[Direction, ...] = ("both", "in", "out")
 HOUR_S = 3600
 #: Longer than a lease in etcd lasts.
 LEASE_S = 4.0
+_ELECTED = re.compile(r"this broker is elected master of epoch (\d+)")
 
 
 @attrs.frozen
@@ -85,16 +94,20 @@ class Three:
         with closing(Line(broker.addr)) as line:
             return KVTable.from_json(line.one(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
 
+    def info_or_none(self, broker: Broker) -> dict[str, str] | None:
+        """None while it ends or begins."""
+        try:
+            return self.info(broker)
+        except (OSError, EOFError, AssertionError):
+            return None
+
     def _masters_info(self) -> tuple[int, dict[str, str]]:
         """The master's id, and what it says; (0, {}) while nobody serves as master."""
         for number, broker in self.brokers.items():
             if number == self.away:
                 continue
-            try:
-                info = self.info(broker)
-            except (OSError, EOFError, AssertionError):
-                continue
-            if not any(key.startswith("haMaster_") for key in info) and not info["groupWhyNot"]:
+            info = self.info_or_none(broker)
+            if info is not None and not any(key.startswith("haMaster_") for key in info) and not info["groupWhyNot"]:
                 return number, info
         return 0, {}
 
@@ -116,6 +129,53 @@ class Three:
     def epoch(self) -> int:
         return int(eventually("there is a master", lambda: self._masters_info()[1], patience_s=30)["groupEpoch"])
 
+    def why_not(self) -> dict[int, str]:
+        """Why each broker that takes no part does not."""
+        found = {number: self.info_or_none(broker) for number, broker in self.brokers.items()}
+        return {number: info["groupWhyNot"] for number, info in found.items() if info and info["groupWhyNot"]}
+
+    def not_whole(self, number: int) -> str:
+        """Why a broker's store is not whole; empty if it is, or is not known yet."""
+        return (self.info_or_none(self.brokers[number]) or {}).get("groupNotWhole", "")
+
+    def messages(self, topic: str, queues: int) -> dict[tuple[int, int], str]:
+        """The digest of each message that the master has, by queue id and offset."""
+        with closing(Line(self.brokers[self.master].addr)) as line:
+            records = [record for queue_id in range(queues) for record in line.read(topic, queue_id)]
+        return {(record.queue_id, record.queue_offset): sha256(record.body).hexdigest() for record in records}
+
+    def require_same_logs(self) -> None:
+        """Of all brokers, byte for byte, with the same history of epochs."""
+        first, *others = self.brokers.values()
+        log, epochs = log_files(first), (first.store / "config" / "epochs.json").read_bytes()
+        for other in others:
+            eventually("all logs are the same", lambda: log_files(other) == log)  # noqa: B023
+            assert (other.store / "config" / "epochs.json").read_bytes() == epochs
+
+    def elections(self) -> list[int]:
+        """The epoch of each, as all brokers have logged it."""
+        return [int(epoch) for epoch in _ELECTED.findall(self.logs())]
+
+    def logs(self) -> str:
+        """What brokers have logged in all their lives."""
+        return "".join(path.read_text() for path in sorted(self.fleet.scratch.glob("ours-broker*.stderr")))
+
+    def kill(self, *numbers: int) -> None:
+        for number in numbers:
+            self.brokers[number].process.kill()
+
+    def restart(self, *numbers: int) -> None:
+        for number in numbers:
+            self.fleet.restart(self.brokers[number])
+
+    def rebuild(self) -> str:
+        """`mq ha rebuild`, by the settings of the first broker; returns what it printed."""
+        mq, conf = str(Path(sys.executable).parent / "mq"), str(self.brokers[1].conf)
+        command = [mq, "ha", "rebuild", "-c", conf, "-n", self.namesrv.addr, "--yes"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     def registered_master(self) -> str | None:
         """The master's address as the name server has it."""
         with closing(Line(self.namesrv.addr)) as line:
@@ -127,8 +187,11 @@ class Three:
 class Faults:
     """Has something happen to the group while messages are sent, and heals it."""
 
-    def __init__(self, three: Three, load: Load, rng: Random) -> None:
-        self.three, self.load, self._rng = three, load, rng
+    def __init__(self, three: Three, load: Load, rng: Random, backup: Path | None = None) -> None:
+        """`backup`: where etcd is backed up now, to be set back to that later."""
+        self.three, self.load, self._rng, self._backup = three, load, rng, backup
+        if backup is not None:
+            three.etcd.back_up(backup)
 
     def cause(self, event: str) -> str:
         """Returns what happened, and for how long there was no master, if it was to be replaced."""
@@ -143,6 +206,12 @@ class Faults:
             told = self._set_clock(number)
         elif what == "attack":
             told = self._attack(master)
+        elif what == "cut-and-kill":
+            told = self._cut_and_kill(master)
+        elif what == "empty":
+            told = self._empty(number, master if whom else 0)
+        elif what == "set-back":
+            told = self._set_back_etcd()
         elif what == "fill":
             told = self._fill(number)
         elif who == "etcd":
@@ -184,6 +253,43 @@ class Faults:
         else:
             broker.process.resume()
         three.away = 0
+        return told
+
+    def _cut_and_kill(self, master: int) -> str:
+        """Kill a master that has messages that no replica has, nor the network."""
+        machines = self.three.machines
+        host = machines[master].host
+        host.cut_off([machine.host for number, machine in machines.items() if number != master], "both")
+        try:
+            self.load.wait_for(1)
+            return self._stop_broker("kill", master, is_master=True)
+        finally:
+            host.heal()
+
+    def _empty(self, number: int, master: int) -> str:
+        """Start a broker with an empty store; and kill the master as soon as the first of its log is there."""
+        three, broker = self.three, self.three.brokers[number]
+        three.away = number
+        broker.process.kill()
+        self.load.wait_until_it_goes_on()
+        shutil.rmtree(broker.store)
+        three.fleet.restart(broker)
+        three.away = 0
+        if not master:
+            return ""
+        self.load.wait("the first is copied", lambda: (broker.store / "commitlog").is_dir())
+        return self._stop_broker("kill", master, is_master=True)
+
+    def _set_back_etcd(self) -> str:
+        """Where an epoch is lost with it, the group waits for a person."""
+        three, load, told = self.three, self.load, ""
+        assert self._backup is not None
+        three.etcd.set_back(self._backup)
+        before = load.count()
+        load.wait("it is noticed, or not", lambda: load.count() > before + 50 or "set back" in str(three.why_not()))
+        if load.count() <= before + 50:
+            told = ", rebuilt"
+            three.rebuild()
         return told
 
     def _set_clock(self, number: int) -> str:

@@ -34,6 +34,8 @@ class Output:
     def __init__(self, name: str) -> None:
         self.name = name
         self.lines: list[str] = []
+        #: When each of them came, by the monotonic clock.
+        self.at: list[float] = []
         self._changed = threading.Condition()
         self._ended = False
 
@@ -44,6 +46,7 @@ class Output:
 
     def _take(self, line: str) -> None:
         with self._changed:
+            self.at.append(time.monotonic())
             self.lines.append(line)
             self._changed.notify_all()
 
@@ -104,6 +107,8 @@ class Process(Output):
         super().__init__(name)
         self._stderr_path = scratch / f"{name}.stderr"
         with self._stderr_path.open("ab") as stderr:
+            # There are those of its former lives.
+            self._stderr_begin = stderr.tell()
             self._popen = subprocess.Popen(
                 list(command),
                 stdin=subprocess.PIPE,
@@ -132,7 +137,9 @@ class Process(Output):
     @property
     def errors(self) -> str:
         """What it has written to its standard error."""
-        return self._stderr_path.read_text("utf-8", "replace")
+        with self._stderr_path.open("rb") as file:
+            file.seek(self._stderr_begin)
+            return file.read().decode("utf-8", "replace")
 
     def write_line(self, line: str) -> None:
         """Hand a line to its standard input."""

@@ -16,11 +16,10 @@ from tests.daemons.small_disks import SmallDisk
 from tests.interop.etcd import BINARY, Etcd
 from tests.interop.fleet import Fleet, Place
 from tests.interop.group import NETWORK, PROCESSES, Faults, Machine, Three
-from tests.interop.load import Load
+from tests.interop.load import JavaSender, Load
 from tests.interop.network import Network
 from tests.interop.processes import ProcessFailed
 from tests.interop.set_clock import SetClock
-from tests.interop.test_replication import log_files
 from tests.interop.traffic import bodies, consumer, stop_consumer
 
 ROUNDS = int(os.environ.get("MQBROKER_FAILOVER_ROUNDS", "4"))
@@ -76,8 +75,7 @@ def events(kinds: Sequence[str], rng: Random) -> Iterator[str]:
 def run(three: Three, topic: str, kinds: Sequence[str], **options: object) -> None:
     """Have something happen so many times, then compare what was acknowledged with what there is."""
     fleet, namesrv, rng = three.fleet, three.namesrv, Random(SEED)
-    options = {"topic": topic, "prefix": "load", "count": 10_000_000, "interval_ms": 2, "timeout_ms": 3000, **options}
-    load = Load(fleet.peer("produce", namesrv, poll_ms=500, **options))
+    load = Load(JavaSender.start(fleet, namesrv, topic, **options))
     load.wait_until_it_goes_on()
     faults = Faults(three, load, rng)
     for number, event in zip(range(ROUNDS), events(kinds, rng), strict=False):
@@ -94,8 +92,7 @@ def run(three: Three, topic: str, kinds: Sequence[str], **options: object) -> No
         missing_bodies = wanted - bodies(process.events("message"))
         pytest.fail(f"{sum(missing_bodies.values())} of {len(sent)} acknowledged messages are missing")
     stop_consumer(process)
-    logs = [log_files(broker) for broker in three.brokers.values()]
-    assert logs[0] == logs[1] == logs[2]
+    three.require_same_logs()
     fleet.check_logs()
 
 

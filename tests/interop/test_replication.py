@@ -9,7 +9,7 @@ import pytest
 
 from mqbroker.wire.bodies import KVTable
 from mqbroker.wire.codes import RequestCode
-from tests.interop.fleet import Broker, Fleet, Kind, Namesrv
+from tests.interop.fleet import Broker, Fleet, Kind, Namesrv, log_files
 from tests.interop.processes import eventually
 from tests.interop.raw import Line, create_topic, request, send
 from tests.interop.traffic import bodies, consumer, produce, stop_consumer
@@ -20,12 +20,6 @@ SEGMENT = 1 << 30
 PAIRS: list[tuple[Kind, Kind]] = [("ours", "java"), ("java", "ours")]
 OURS = pytest.param("ours", "ours", marks=pytest.mark.thorough)
 pairs = pytest.mark.parametrize(("master_kind", "slave_kind"), [*PAIRS, OURS])
-
-
-def log_files(broker: Broker) -> dict[str, bytes]:
-    """The segments that have messages, by name."""
-    segments = {path.name: path.read_bytes() for path in sorted((broker.store / "commitlog").iterdir())}
-    return {name: data for name, data in segments.items() if data.strip(b"\0")}
 
 
 def follows(slave: Broker, master: Broker) -> bool:

@@ -31,21 +31,26 @@ class Sample:
     place: str
     is_python: bool
     text: str
+    #: Of its page.
+    folder: str
     #: Why it cannot be run: the text of a comment `.. not run: WHY` above it.
     why_not_run: str | None = None
 
 
 def samples() -> Iterator[Sample]:
-    start = r"^(?:\.\. not run: (.+)\n\n)?(\.\. code-block:: \w+(?:\n +:.*)*|(?!\.\.).*::)\n\n"
+    start = r"^(\.\. code-block:: \w+(?:\n +:.*)*|(?!\.\.).*::)\n\n"
     block = re.compile(start + r"((?:(?: {4}.*)?\n)+)", re.MULTILINE)
     for page in PAGES:
         text = page.read_text() + "\n"
         for found in block.finditer(text):
-            why_not_run, kind, body = found.groups()
-            line = text.count("\n", 0, found.start(3)) + 1
+            kind, body = found.groups()
+            line = text.count("\n", 0, found.start(2)) + 1
+            # The comment is above the paragraph that leads to the block, or above the directive.
+            above = text[: text.rfind("\n\n", 0, found.start(1)) + 1].rstrip("\n").rpartition("\n")[2]
+            why_not_run = above.removeprefix(".. not run: ") if above.startswith(".. not run: ") else None
             begins = ("    def ", "    from ", "    import ")
             is_python = kind.startswith(".. code-block:: python") or (kind[0] != "." and body.startswith(begins))
-            yield Sample(f"{page.name}:{line}", is_python, textwrap.dedent(body), why_not_run)
+            yield Sample(f"{page.name}:{line}", is_python, textwrap.dedent(body), page.parent.name, why_not_run)
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
@@ -83,6 +88,19 @@ def test_samples_in_python_run(tmp_path: Path) -> None:
         for sample in found:
             if sample not in left_out:
                 mq_dev.run(sample.text)
+
+
+def test_samples_for_a_shell_are_followed_or_say_why_not() -> None:
+    """tests/docs/test_tutorial.py follows pages, and the README's brokers. How-to pages have tests of their own."""
+    followed = {"tutorial", "howto"}
+    # What installs the package, and the usage lines of the commands' page, which is generated.
+    is_other = re.compile(r"pip install |.* \[OPTIONS\]|mqnamesrv -c namesrv.conf --log-file").match
+    prompt = re.compile(r"^(\$ |mq|twistd |tox|pip |python |etcdctl |tail |export |\(umask )", re.MULTILINE)
+    found = [sample for sample in samples() if not sample.is_python and prompt.search(sample.text)]
+    found = [sample for sample in found if sample.folder not in followed and not is_other(sample.text)]
+    assert len(found) >= 15
+    assert [sample.place for sample in found if not sample.why_not_run] == []
+    assert len(found) <= 20, "show it on a page that is followed"
 
 
 def parse_mq(words: list[str]) -> None:

@@ -108,10 +108,10 @@ class OurSender:
 
 
 class Load:
-    """What the producers were told so far."""
+    """What the producers were told so far; a peer is a Java one that was started."""
 
-    def __init__(self, *senders: Sender) -> None:
-        self.senders = senders
+    def __init__(self, *senders: Sender | Peer) -> None:
+        self.senders: list[Sender] = [JavaSender(each) if isinstance(each, Peer) else each for each in senders]
         self._count = 0
         self._grown_at = time.monotonic()
         self._longest_pause_s = 0.0

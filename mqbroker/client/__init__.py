@@ -4,17 +4,22 @@
 have the same names. Nothing imported from here touches Twisted, opens a file or configures logging.
 """
 
+from mqbroker.client.consume_service import Listener
 from mqbroker.client.errors import (
     BadListener,
     BadMessage,
     ClientClosed,
+    ClientError,
     NameServerUnreachable,
     NoBrokerForTopic,
     NoSubscription,
+    OtherLoop,
     RetryLater,
     SendFailed,
     TlsFailed,
     TopicNotFound,
+    UnexpectedResponse,
+    WouldDeadlock,
 )
 from mqbroker.client.messages import (
     ConsumeResult,
@@ -27,23 +32,31 @@ from mqbroker.client.messages import (
     SendStatus,
 )
 from mqbroker.client.options import ConsumeFrom, ProducerOptions, PullOptions, PushOptions
+from mqbroker.client.producer import Selector
 from mqbroker.client.tls import ClientTls
+from mqbroker.errors import BadTls, ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.signature import Credentials
 
 __all__ = [
     "BadListener",
     "BadMessage",
+    "BadTls",
     "ClientClosed",
+    "ClientError",
     "ClientTls",
+    "ConnectionClosed",
     "ConsumeFrom",
     "ConsumeResult",
     "Credentials",
+    "Listener",
+    "MQError",
     "Message",
     "MessageQueue",
     "NameServerUnreachable",
     "NoBrokerForTopic",
     "NoSubscription",
+    "OtherLoop",
     "ProducerOptions",
     "PullOptions",
     "PullResult",
@@ -51,10 +64,16 @@ __all__ = [
     "PushOptions",
     "RawPull",
     "ReceivedMessage",
+    "Refused",
+    "RequestTimedOut",
     "RetryLater",
+    "Selector",
     "SendFailed",
     "SendResult",
     "SendStatus",
     "TlsFailed",
     "TopicNotFound",
+    "UnexpectedResponse",
+    "Unreachable",
+    "WouldDeadlock",
 ]

@@ -9,9 +9,9 @@ Cancelling a coroutine gives up waiting: a request that was sent may still be ex
 from __future__ import annotations
 
 import functools
-import os
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -19,7 +19,7 @@ from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import MemberRequests, decline, pull_consumer_answers
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.faces import core, offsets, started
-from mqbroker.client.identity import local_ip, make_client_id, producer_identity
+from mqbroker.client.identity import Identity
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
 from mqbroker.client.plain_sends import PlainSends
@@ -32,9 +32,15 @@ from mqbroker.client.subscription import ALL
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 
+__all__ = ["Producer", "PullConsumer", "PushConsumer"]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
+
+
+#: The network of a client.
+net_of: Callable[[Any], AioNet] = attrgetter("_net")
 
 
 def call(
@@ -44,7 +50,11 @@ def call(
 
     @functools.wraps(method)
     async def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await method(of(client), *args, **kwargs)
+        try:
+            return await method(of(client), *args, **kwargs)
+        except RuntimeError:  # of asyncio, which awaits no other loop's futures
+            net_of(client).check_loop()
+            raise
 
     return calling
 
@@ -83,16 +93,15 @@ class Producer(_Client):
         rng = rng or random.Random()
         options = options or ProducerOptions()
         self._net = AioNet(decline, rng, options.credentials, options.tls)
-        client_id, next_id = producer_identity(servers, rng, self._net.now)
-        plain_sends = None if compiled is None else functools.partial(PlainSends, self._net, next_id)
+        identity = Identity(servers, rng, self._net.now)
+        plain_sends = None if compiled is None else functools.partial(PlainSends, self._net)
         self._core = ProducerCore(
             self._net,
             servers,
             group,
             options,
-            client_id=client_id,
-            next_id=next_id,
-            plain_sends=plain_sends,
+            identity,
+            plain_sends,
         )
 
     start = call(ProducerCore.start, core)
@@ -124,10 +133,14 @@ class PushConsumer(_Client):
         rng = rng or random.Random()
         options = options or PushOptions()
         net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
-        self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
         self._net = net
         self._listener = listener
-        self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id)
+        self._core = PushConsumerCore(net, servers, group, listener, options, Identity(servers, rng, net.now))
+
+    @property
+    def client_id(self) -> str:
+        """The id of this member, as brokers know it; empty before the start."""
+        return self._core.client_id
 
     @property
     def assigned(self) -> frozenset[MessageQueue]:
@@ -149,6 +162,7 @@ class PushConsumer(_Client):
         Fails with BadListener, NoSubscription or NameServerUnreachable.
         """
         self.check_startable()
+        self._net.check_loop()
         await self._core.start()
 
     def check_startable(self) -> None:
@@ -177,8 +191,8 @@ class PullConsumer(_Client):
     ) -> None:
         servers = parse_name_servers(name_servers)
         options = options or PullOptions()
-        net = AioNet(pull_consumer_answers(group), rng or random.Random(), options.credentials, options.tls)
-        self._core = PullConsumerCore(net, servers, group, options)
+        self._net = AioNet(pull_consumer_answers(group), rng or random.Random(), options.credentials, options.tls)
+        self._core = PullConsumerCore(self._net, servers, group, options)
 
     start = call(PullConsumerCore.start, core)
     queues = call(PullConsumerCore.queues, core)

@@ -10,9 +10,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from mqbroker.client.connection import Connection
+from mqbroker.client.errors import OtherLoop
 from mqbroker.client.loop_net import CONNECT_TIMEOUT_S, LoopNet
 from mqbroker.client.net import RequestHandler
 from mqbroker.client.tls import ClientTls, Contexts, ssl_context, ssl_failed, why_lost
@@ -22,6 +23,8 @@ from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _READ_BYTES = 64 * 1024
 
@@ -66,8 +69,17 @@ class AioNet(LoopNet):
             self._loop = asyncio.get_running_loop()  # which asks the system for the process each time
         return self._loop
 
+    def check_loop(self) -> None:
+        """Raises OtherLoop where the running loop is not the one on which this was first used."""
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise OtherLoop(is_closed=self._loop.is_closed())
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    async def within(self, seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
+        async with _timeout(seconds):
+            return await coroutine
 
     def is_cancelled_inside(self, error: BaseException) -> bool:
         task = asyncio.current_task()
@@ -76,10 +88,14 @@ class AioNet(LoopNet):
     def after_spawned(self, call: Callable[[], None]) -> None:
         self.loop.call_soon(call)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(
+        self, coroutine: Coroutine[Any, Any, None], ended: Callable[[], None] | None = None
+    ) -> asyncio.Task[None]:
         task = self.loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        if ended is not None:
+            task.add_done_callback(lambda _: ended())
         return task
 
     async def close(self) -> None:

@@ -28,7 +28,7 @@ from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import MemberRequests
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.faces import core, offsets
-from mqbroker.client.identity import local_ip, make_client_id
+from mqbroker.client.identity import Identity
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.loop_thread import LoopThread, wait_for
 from mqbroker.client.messages import ConsumeResult, Message, RawPull, ReceivedMessage, SendResult
@@ -45,6 +45,8 @@ from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.names import check_group
 
 log = logging.getLogger(__name__)
+
+__all__ = ["Producer", "PullConsumer", "PushConsumer"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -349,8 +351,8 @@ class PushConsumer(_Client):
         servers, rng, options = parse_name_servers(name_servers), random.Random(), options or PushOptions()
         self._listener = listener
         net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
-        self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
-        self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id, ThreadConsumeService)
+        identity = Identity(servers, rng, net.now)
+        self._core = PushConsumerCore(net, servers, group, listener, options, identity, ThreadConsumeService)
         self._thread: LoopThread | None = None
         # Reentrant, as a signal's handler may close this.
         self._gate = threading.RLock()
@@ -361,6 +363,11 @@ class PushConsumer(_Client):
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a PushConsumer cannot be pickled: make one in the process that consumes")
+
+    @property
+    def client_id(self) -> str:
+        """The id of this member, as brokers know it; empty before the start."""
+        return self._core.client_id
 
     @property
     def assigned(self) -> frozenset[MessageQueue]:

@@ -48,6 +48,7 @@ class _Run:
 
     addr: str
     began: float
+    sent_at: float
     opaque: int
     left: int
     forget_opaque: Callable[[int], None]
@@ -272,7 +273,7 @@ class Connection:
         if compiled is None:
             return 0
         opaque = self._responses.reserve_opaques(1 + len(messages))
-        run = _Run(self.addr, now_s, opaque, 0, self._responses.forget)
+        run = _Run(self.addr, now_s, self._loop.time(), opaque, 0, self._responses.forget)
         born_ms = int(now_s * 1000)
         try:
             frames = compiled.encode_sends(

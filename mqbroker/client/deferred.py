@@ -11,7 +11,6 @@ Cancelling a Deferred gives up waiting: a request that was sent may still be exe
 from __future__ import annotations
 
 import functools
-import os
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -19,14 +18,15 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from twisted.internet.base import ReactorBase
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.python.failure import Failure
 
 from mqbroker.client.broker_requests import MemberRequests, decline, pull_consumer_answers
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.deferred_net import DeferredNet
+from mqbroker.client.errors import ClientClosed
 from mqbroker.client.faces import core, offsets, started
-from mqbroker.client.identity import local_ip, make_client_id, producer_identity
+from mqbroker.client.identity import Identity
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.net import RequestHandler
@@ -41,6 +41,8 @@ from mqbroker.kernel import compiled
 from mqbroker.remoting.client import Connector
 from mqbroker.wire.bodies import MessageQueue
 
+__all__ = ["Producer", "PullConsumer", "PushConsumer"]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
@@ -54,7 +56,10 @@ def call(
 
     @functools.wraps(method)
     def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        return Deferred.fromCoroutine(method(of(client), *args, **kwargs))
+        async def run() -> T:  # what `of` raises is the Deferred's failure as well
+            return await method(of(client), *args, **kwargs)
+
+        return Deferred.fromCoroutine(run())
 
     return calling
 
@@ -66,7 +71,10 @@ def sending(
 
     @functools.wraps(method)
     def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Deferred[SendResult]:
-        producer = started(client)
+        try:
+            producer = started(client)
+        except ClientClosed:
+            return fail()
         taken = None if kwargs else producer.take_plain(*args)
         if taken is None:
             return Deferred.fromCoroutine(method(producer, *args, **kwargs))
@@ -108,11 +116,8 @@ class Producer:
         rng = rng or random.Random()
         options = options or ProducerOptions()
         net = _net(reactor, options, rng, connector)
-        client_id, next_id = producer_identity(servers, rng, net.now)
-        plain_sends = None if compiled is None else partial(PlainSends, net, next_id)
-        self._core = ProducerCore(
-            net, servers, group, options, client_id=client_id, next_id=next_id, plain_sends=plain_sends
-        )
+        plain_sends = None if compiled is None else partial(PlainSends, net)
+        self._core = ProducerCore(net, servers, group, options, Identity(servers, rng, net.now), plain_sends)
 
     start = call(ProducerCore.start, core)
     send = sending(ProducerCore.send)
@@ -146,9 +151,13 @@ class PushConsumer:
         options = options or PushOptions()
         answer = MemberRequests(lambda: self._core, thread_stacks).answer
         net = _net(reactor, options, rng, connector, answer)
-        self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
         self._listener = listener
-        self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id)
+        self._core = PushConsumerCore(net, servers, group, listener, options, Identity(servers, rng, net.now))
+
+    @property
+    def client_id(self) -> str:
+        """The id of this member, as brokers know it; empty before the start."""
+        return self._core.client_id
 
     @property
     def assigned(self) -> frozenset[MessageQueue]:

@@ -7,7 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, maybeDeferred
 from twisted.internet.error import ConnectionDone
@@ -30,6 +30,8 @@ from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 _LOST_WITHOUT_TLS = partial(why_lost, tls=None)
@@ -69,14 +71,26 @@ class DeferredNet(LoopNet):
     async def sleep(self, seconds: float) -> None:
         await deferLater(self._clock, seconds)
 
+    async def within(self, seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
+        work = Deferred.fromCoroutine(coroutine)
+        timeout = Timeout(self._loop.time, self._loop.call_later, seconds, work.cancel)
+        try:
+            return await work
+        except CancelledError:
+            if timeout.is_over:
+                raise TimeoutError from None
+            raise
+        finally:
+            timeout.cancel()
+
     def is_cancelled_inside(self, error: BaseException) -> bool:
         return False  # Twisted's CancelledError is like any other
 
     def after_spawned(self, call: Callable[[], None]) -> None:
         call()
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
-        return _Task(coroutine, self._clock)
+    def spawn(self, coroutine: Coroutine[Any, Any, None], ended: Callable[[], None] | None = None) -> Task:
+        return _Task(coroutine, self._clock, ended)
 
     async def _all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
         results: Any = await DeferredList([Deferred.fromCoroutine(each) for each in waiting], consumeErrors=True)
@@ -155,6 +169,9 @@ class DeferredFuture:
     def cancelled(self) -> bool:
         return self._is_cancelled
 
+    def cancel(self) -> None:
+        self.deferred.cancel()
+
     def result(self) -> Any:
         if isinstance(self._outcome, Failure):
             self._outcome.raiseException()
@@ -181,11 +198,15 @@ class DeferredFuture:
 
 
 class _Task:
-    def __init__(self, coroutine: Coroutine[Any, Any, None], clock: IReactorTime) -> None:
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, None], clock: IReactorTime, ended: Callable[[], None] | None
+    ) -> None:
         self._coroutine = cast(Any, coroutine)
         self._clock = clock
         self._done = Deferred.fromCoroutine(self._coroutine)
         self._done.addErrback(self._failed)
+        if ended is not None:
+            self._done.addCallback(lambda _: ended())
 
     def cancel(self) -> None:
         if self._coroutine.cr_running:

@@ -202,6 +202,22 @@ class ClientClosed(ClientError):
     hint = "Make a new one; a client is started once and closed once"
 
 
+class OtherLoop(ClientError):
+    """A client of asyncio was used on another event loop than the one that it began on."""
+
+    hint = (
+        "Make and start it in the coroutine that `asyncio.run` runs, once for each loop; for threads there is"
+        " mqbroker.client.blocking"
+    )
+
+    def __init__(self, *, is_closed: bool) -> None:
+        super().__init__(is_closed)
+        self.is_closed = is_closed
+
+    def describe(self) -> str:
+        return "this client belongs to " + ("an event loop that has ended" if self.is_closed else "another event loop")
+
+
 class WouldDeadlock(ClientError):
     """A blocking call on the thread that would have to do its work."""
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from mqbroker.client.errors import is_about_account
+from mqbroker.client.identity import Identity
 from mqbroker.client.net import Net
 from mqbroker.client.routes import Routes
 from mqbroker.errors import MQError, Refused
@@ -24,14 +25,14 @@ class Heartbeats:
         self,
         net: Net,
         routes: Routes,
-        client_id: str,
+        identity: Identity,
         *,
         producer_group: str | None = None,
         consumer_data: Callable[[], ConsumerData] | None = None,
         heartbeat_s: float = 30.0,
         timeout_ms: int = 3000,
     ) -> None:
-        self.client_id = client_id
+        self._identity = identity
         self._net = net
         self._routes = routes
         self._producer_group = producer_group
@@ -39,6 +40,8 @@ class Heartbeats:
         self._timeout_ms = timeout_ms
         self.heartbeat_s = heartbeat_s
         self._sent_at: dict[str, float] = {}
+        #: Called with the address of a broker that has answered one.
+        self.on_answer: Callable[[str], object] = len
 
     async def send_to_all(self) -> None:
         """Send one to every broker: masters, and slaves too where this client consumes. Failures are logged."""
@@ -73,7 +76,7 @@ class Heartbeats:
         """Unregister from every broker that got one. After failures the brokers' own time-out applies."""
         consumer = self._consumer_data() if self._consumer_data else None
         header = UnregisterClientRequestHeader(
-            client_id=self.client_id,
+            client_id=self._identity.client_id,
             producer_group=self._producer_group,
             consumer_group=consumer.group_name if consumer else None,
         )
@@ -86,7 +89,7 @@ class Heartbeats:
 
     def _data(self) -> HeartbeatData:
         return HeartbeatData(
-            client_id=self.client_id,
+            client_id=self._identity.client_id,
             producer_data_set=[ProducerData(self._producer_group)] if self._producer_group else [],
             consumer_data_set=[self._consumer_data()] if self._consumer_data else [],
         )
@@ -121,6 +124,7 @@ class Heartbeats:
         """Note the result of a heartbeat; returns the error, which is logged, if it failed."""
         if not isinstance(answer, MQError) and answer.code == ResponseCode.SUCCESS:
             self._sent_at[addr] = self._net.steady()
+            self.on_answer(addr)
             return None
         self._sent_at.pop(addr, None)
         why = answer if isinstance(answer, MQError) else Refused(answer.code, answer.remark or "")

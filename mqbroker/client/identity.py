@@ -43,13 +43,30 @@ def make_client_id(ip: str, pid: int, rng: random.Random) -> str:
     return f"{ip}@{pid}#{rng.getrandbits(48):012x}"
 
 
-def producer_identity(
-    name_servers: Sequence[str], rng: random.Random, now: Callable[[], float]
-) -> tuple[str, UniqIdSource]:
-    """The client id of a producer in this process, and the function that makes its message ids; `now` returns
-    seconds."""
-    ip, pid = local_ip(name_servers), os.getpid()
-    return make_client_id(ip, pid, rng), UniqIdSource(ip, pid, rng.getrandbits(32), now)
+class Identity:
+    """A client's id and the ids of its messages. They belong to the process that starts it, which may be a fork of the
+    one that made it."""
+
+    def __init__(self, name_servers: Sequence[str], rng: random.Random, now: Callable[[], float]) -> None:
+        """`now` returns seconds since the epoch."""
+        self._name_servers = name_servers
+        self._rng = rng
+        self._now = now
+        #: As brokers know it; empty before `take`.
+        self.client_id = ""
+        self._ids: UniqIdSource | None = None
+
+    def take(self) -> None:
+        """Take the identity of this process; called when the client starts."""
+        ip, pid = local_ip(self._name_servers), os.getpid()
+        self.client_id = make_client_id(ip, pid, self._rng)
+        self._ids = UniqIdSource(ip, pid, self._rng.getrandbits(32), self._now)
+
+    @property
+    def next_ids(self) -> UniqIdSource:
+        """Makes message ids."""
+        assert self._ids is not None, "taken at the start"
+        return self._ids
 
 
 RIGHT = "right are two lines: `accessKey: NAME` and `secretKey: SECRET`"

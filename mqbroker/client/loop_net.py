@@ -7,9 +7,9 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -24,6 +24,8 @@ from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
 from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 3.0
 #: Requests of a peer that may wait for their answers on one connection; more are dropped.
@@ -74,7 +76,10 @@ class LoopNet(ABC):
     def steady(self) -> float: ...
 
     @abstractmethod
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task: ...
+    def spawn(self, coroutine: Coroutine[Any, Any, None], ended: Callable[[], None] | None = None) -> Task: ...
+
+    @abstractmethod
+    async def within(self, seconds: float, coroutine: Coroutine[Any, Any, T]) -> T: ...
 
     @abstractmethod
     async def _connect(self, addr: str) -> Connection:
@@ -103,9 +108,12 @@ class LoopNet(ABC):
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         connection = self._connections.get(addr)
         if connection is None or not connection.is_free:
+            began = self.loop.time()
             if connection is None or not connection.is_ready:
                 connection = await self._connection(addr, command, timeout_ms)
-            await connection.writable()
+            if not connection.is_writable:
+                await self._writable(connection, command, began + timeout_ms / 1000 - self.loop.time())
+            timeout_ms -= int((self.loop.time() - began) * 1000)
         if self._credentials is not None:
             command = signed(command, self._credentials)
         return await connection.request(command, timeout_ms)
@@ -126,7 +134,11 @@ class LoopNet(ABC):
             results.append(result)
         return results
 
+    def check_loop(self) -> None:  # noqa: B027 - not abstract: only asyncio has loops to mix up
+        """Raises OtherLoop where the running loop is not the one on which this was first used, if that can be told."""
+
     async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
+        self.check_loop()  # nothing below awaits a future of the loop
         connection = self._connections.get(addr)
         if connection is None or not connection.is_ready:
             connection = await self._connection(addr, command, int(CONNECT_TIMEOUT_S * 1000))
@@ -186,6 +198,13 @@ class LoopNet(ABC):
             waiting.count -= 1
             timeout.cancel()
         return found
+
+    async def _writable(self, connection: Connection, command: RemotingCommand, left_s: float) -> None:
+        try:
+            await self.within(max(0.0, left_s), connection.writable())
+        except TimeoutError:
+            why = f"{command.describe()}: {connection.addr} did not read what was sent before, and the time is over"
+            raise RequestTimedOut(why) from None
 
     async def _attempt(self, addr: str, waiting: _Waiting) -> None:
         outcome: Connection | MQError = ConnectionClosed("the client is closed")

@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
@@ -19,6 +19,8 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Handles a request that a broker sends to this client; None sends no response.
 RequestHandler = Callable[[RemotingCommand], Coroutine[Any, Any, RemotingCommand | None]]
@@ -85,7 +87,7 @@ class Net(Protocol):
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         """Return the response. Raises Unreachable, ConnectionClosed or RequestTimedOut.
 
-        The time-out counts from the write of the request; connecting may take as long before that.
+        The time includes what connecting takes.
         """
 
     async def invoke_many(
@@ -98,6 +100,9 @@ class Net(Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
+    async def within(self, seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine returns. Raises TimeoutError, and cancels it, if that takes longer."""
+
     def lock(self) -> Lock:
         """A fair lock: waiters acquire it in the order of their calls."""
 
@@ -108,8 +113,9 @@ class Net(Protocol):
         """As `invoke`, of a pull and of those that follow it as long as they find messages and `puller` goes on;
         returns the last response."""
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
-        """Run a coroutine concurrently; its errors are logged."""
+    def spawn(self, coroutine: Coroutine[Any, Any, None], ended: Callable[[], None] | None = None) -> Task:
+        """Run a coroutine concurrently; its errors are logged. `ended` is called when it has ended, also if it was
+        cancelled before it began."""
 
     def after_spawned(self, call: Callable[[], None]) -> None:
         """Call it when the coroutines that were spawned before have run to where they suspend first."""

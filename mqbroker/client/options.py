@@ -50,7 +50,8 @@ class ClientOptions:
 
 @attrs.frozen(kw_only=True)
 class ProducerOptions(ClientOptions):
-    """All attempts of a send end after `send_timeout_ms`, counted from its turn to be sent.
+    """All attempts of a send end after `send_timeout_ms`, counted from its turn among the sends in flight; a time that
+    is given with a send includes the wait for that turn.
 
     `retries` bounds the attempts after the first; None means only the time does. A message that a broker refuses is
     sent three times at most, unless the broker is busy or not in service.
@@ -66,6 +67,8 @@ class ProducerOptions(ClientOptions):
     message_bytes_max: int = attrs.field(default=4 * 1024 * 1024, validator=ge(1))
     #: Number of queues of a topic that the send creates.
     default_topic_queues: int = attrs.field(default=4, validator=ge(1))
+    #: Send past brokers that have failed, or took half a second and more, for a while, where the topic has others.
+    avoid_slow_brokers: bool = True
     heartbeat_s: float = 30.0
 
 

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 from itertools import groupby, repeat
 from operator import attrgetter, methodcaller
 
+from mqbroker.client.availability import Availability
 from mqbroker.client.connection import Place, Sent
 from mqbroker.client.heartbeats import Heartbeats
+from mqbroker.client.identity import Identity
 from mqbroker.client.loop import Future, Loop
 from mqbroker.client.loop_net import LoopNet
 from mqbroker.client.messages import Message, SendResult
@@ -20,7 +22,6 @@ from mqbroker.client.send import Outgoing, Rotation, SendsInFlight
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.command import RemotingCommand, json_head
-from mqbroker.wire.ids import UniqIdSource
 
 #: The fields of a send's header that are the message's own.
 _OWN_FIELDS = ("f", "g", "h", "i")
@@ -43,9 +44,10 @@ class PlainSends:
     def __init__(
         self,
         net: LoopNet,
-        next_ids: UniqIdSource,
+        identity: Identity,
         routes: Routes,
         rotation: Rotation,
+        availability: Availability,
         heartbeats: Heartbeats,
         in_flight: SendsInFlight,
         request: Callable[[Outgoing, MessageQueue], RemotingCommand],
@@ -56,11 +58,13 @@ class PlainSends:
         net.sends_ended = self._ended
         self._routes = routes
         self._rotation = rotation
+        self._availability = availability
         self._heartbeats = heartbeats
         self._in_flight = in_flight
         self._request = request
         self._timeout_ms = options.send_timeout_ms
-        self._next_ids = next_ids
+        self._first_timeout_ms = self._timeout_ms if options.retries == 0 else max(1, self._timeout_ms // 2)
+        self._identity = identity
         self._size_max = min(options.compress_over_bytes - 1, options.message_bytes_max)
         self._loop: Loop | None = None
         self._messages: list[Message] = []
@@ -89,7 +93,9 @@ class PlainSends:
 
     def give_up(self, message: Message, taken: Future) -> None:
         # Cancelled, its slot ends where it would have; with another outcome than a SendResult it was kept.
-        if not taken.cancelled() and taken.done() and not isinstance(taken.result(), SendResult):
+        if not taken.done():  # it is awaited on another loop than its own
+            taken.cancel()
+        elif not taken.cancelled() and not isinstance(taken.result(), SendResult):
             self._in_flight.release(len(message.body))
 
     def flush(self) -> None:
@@ -127,18 +133,24 @@ class PlainSends:
             self._give_back(messages, waiters)
             return
         if len(targets.by_addr) == 1:
-            self._send(targets.addrs[0], route, messages, [targets.places[number] for number in numbers], waiters)
+            places = [targets.places[number] for number in numbers]
+            self._send(targets.addrs[0], route, messages, places, waiters, self._timeout_ms)
             return
+        # As in ProducerCore._attempts: a silent broker leaves time for another, unless the sender chose its queue.
+        timeout_ms = self._timeout_ms if choices.count(None) < len(choices) else self._first_timeout_ms
         for addr, of_addr in targets.by_addr.items():
             mine = [n for n, number in enumerate(numbers) if number in of_addr]
             places = [targets.places[numbers[n]] for n in mine]
-            self._send(addr, route, [messages[n] for n in mine], places, [waiters[n] for n in mine])
+            self._send(addr, route, [messages[n] for n in mine], places, [waiters[n] for n in mine], timeout_ms)
 
     def _queue_numbers(self, topic: str, targets: _Targets, choices: list[Choose | None]) -> list[int]:
         """To which of the topic's queues each message goes: to the one that its sender chooses, or the next."""
         queues, free = targets.route.publish_queues, choices.count(None)
+        avoided = self._availability.avoided().intersection(targets.names) if free else None
         # Before a turn is taken: a choice may fail, and then the general path gives the turns.
         chosen = [] if free == len(choices) else [targets.numbers[choose(queues)] for choose in choices if choose]
+        if avoided:
+            return self._numbers_past(topic, targets, choices, chosen, avoided)
         turn = self._rotation.turns(topic, len(queues), free) if free else 0
         if not chosen:
             return [turn % len(queues) for turn in range(turn, turn + free)]
@@ -152,16 +164,32 @@ class PlainSends:
                 numbers.append(next(following))
         return numbers
 
+    def _numbers_past(
+        self, topic: str, targets: _Targets, choices: list[Choose | None], chosen: list[int], avoided: set[str]
+    ) -> list[int]:
+        """As `_queue_numbers`, with brokers to avoid."""
+        following, queues = iter(chosen), targets.route.publish_queues
+        return [
+            targets.numbers[self._rotation.next(topic, queues, (), avoided)] if choose is None else next(following)
+            for choose in choices
+        ]
+
     def _send(
-        self, addr: str | None, route: Route, messages: list[Message], places: list[Place], waiters: list[Future]
+        self,
+        addr: str | None,
+        route: Route,
+        messages: list[Message],
+        places: list[Place],
+        waiters: list[Future],
+        timeout_ms: int,
     ) -> None:
         connection = None if addr is None else self._net.free_connection(addr)
         sent = 0
         # A send of the general path is followed by a heartbeat where one is due.
         if connection is not None and messages and not self._heartbeats.is_due(connection.addr):
             now = self._net.now()
-            ids = self._next_ids.reserve(len(messages))
-            sent = connection.send_run(messages, places, waiters, now, self._timeout_ms, *ids)
+            ids = self._identity.next_ids.reserve(len(messages))
+            sent = connection.send_run(messages, places, waiters, now, timeout_ms, *ids)
         if sent < len(messages):
             # What follows one that is not plain must not overtake it. A second turn would leave out queues.
             self._give_back(messages[sent:], waiters[sent:], [Chosen(queue, route) for queue, _ in places[sent:]])
@@ -182,9 +210,11 @@ class PlainSends:
             run.left -= 1
             if not run.left:
                 run.forget()
+                if isinstance(result, SendResult):
+                    self._availability.took(queue.broker_name, self._net.steady() - run.sent_at)
             if not waiter.done():  # else it was cancelled
                 if not isinstance(result, SendResult):
-                    waiter.set_result(FirstAttempt(run.began, msg_id, queue, run.addr, result))
+                    waiter.set_result(FirstAttempt(run.began, run.sent_at, msg_id, queue, run.addr, result))
                     continue
                 waiter.set_result(result)
             count += 1
@@ -201,6 +231,7 @@ class _Targets:
         self.addrs = [route.master(queue.broker_name) for queue in route.publish_queues]
         self.places: list[Place] = [(queue, head_of(request, queue)) for queue in route.publish_queues]
         self.numbers = {queue: number for number, queue in enumerate(route.publish_queues)}
+        self.names = {queue.broker_name for queue in route.publish_queues}
         self.by_addr: dict[str | None, set[int]] = {}
         for number, addr in enumerate(self.addrs):
             self.by_addr.setdefault(addr, set()).add(number)

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 import attrs
 
+from mqbroker.client.availability import Availability
 from mqbroker.client.errors import BadMessage, ClientClosed, NoBrokerForTopic, SendFailed
 from mqbroker.client.heartbeats import Heartbeats
+from mqbroker.client.identity import Identity
 from mqbroker.client.messages import Message, SendResult, short
 from mqbroker.client.net import Net, Task, every
 from mqbroker.client.options import ProducerOptions
@@ -30,6 +32,7 @@ from mqbroker.client.send import (
 )
 from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import MASTER_ID
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.names import check_group
 
@@ -54,9 +57,11 @@ _REFUSALS_MAX = 3
 
 @attrs.frozen
 class FirstAttempt:
-    """An attempt that has not sent the message of `msg_id`: where to, and the response or error."""
+    """An attempt that has not sent the message of `msg_id`: where to, and the response or error. `began_at` is the time
+    of day, `sent_at` that of the net's steady clock."""
 
     began_at: float
+    sent_at: float
     msg_id: str
     queue: MessageQueue
     addr: str
@@ -93,7 +98,7 @@ class PlainSends(Protocol):
 
 
 class ProducerCore:
-    """Sends for one group; `next_id` makes UNIQ_KEYs."""
+    """Sends for one group."""
 
     def __init__(
         self,
@@ -101,16 +106,14 @@ class ProducerCore:
         name_servers: tuple[str, ...],
         group: str,
         options: ProducerOptions,
-        *,
-        client_id: str,
-        next_id: Callable[[], str],
+        identity: Identity,
         plain_sends: Callable[..., PlainSends] | None = None,
     ) -> None:
         """`plain_sends` makes what takes plain sends, where the net has that."""
         self._net = net
         self._group = check_group(group)
         self._options = options
-        self._next_id = next_id
+        self._identity = identity
         self._routes = Routes(
             net,
             name_servers,
@@ -121,22 +124,32 @@ class ProducerCore:
         self.heartbeats = Heartbeats(
             net,
             self._routes,
-            client_id,
+            identity,
             producer_group=group,
             heartbeat_s=options.heartbeat_s,
             timeout_ms=options.send_timeout_ms,
         )
+        self.heartbeats.on_answer = self._answered
         self._rotation = Rotation(net.rng)
+        self._availability = Availability(net.steady, is_enabled=options.avoid_slow_brokers)
         self._in_flight = SendsInFlight(net, options.sends_in_flight_max, options.sends_in_flight_bytes_max)
         self._plain = plain_sends and plain_sends(
-            self._routes, self._rotation, self.heartbeats, self._in_flight, self._request, options
+            self._identity,
+            self._routes,
+            self._rotation,
+            self._availability,
+            self.heartbeats,
+            self._in_flight,
+            self._request,
+            options,
         )
         self._tasks: list[Task] = []
-        self._closed = False
+        self._is_started = self._closed = False
+        self._allowed_s = options.send_timeout_ms / 1000
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of `topic` go to. Raises TopicNotFound, NameServerUnreachable, NoBrokerForTopic."""
-        return list((await self._writable(topic)).publish_queues)
+        return list((await self._writable(topic, self._allowed_s)).publish_queues)
 
     async def send(
         self,
@@ -169,8 +182,9 @@ class ProducerCore:
                 plain.give_up(message, waiter)
                 raise
             return result if isinstance(result, SendResult) else await self.send_otherwise(message, result, choose)
-        with await self._slot([message]):
-            return await self._send_otherwise(message, choose, timeout_ms, None)
+        until = self._until(timeout_ms)
+        with await self._slot([message], until):
+            return await self._send_otherwise(message, choose, until, None)
 
     def take_plain(self, message: object = None) -> Any:
         """Begin a send to the next queue without a coroutine, where it may be plain and has its turn: returns what
@@ -199,14 +213,14 @@ class ProducerCore:
         self,
         message: Message,
         choose: Choose | None,
-        timeout_ms: int | None,
+        until: float | None,
         outcome: FirstAttempt | Chosen | None,
     ) -> SendResult:
         if isinstance(outcome, FirstAttempt):
             outgoing = prepare(message, self._options, lambda: outcome.msg_id, int(outcome.began_at * 1000))
-            return await self._attempts(outgoing, choose, timeout_ms, outcome)
-        outgoing = prepare(message, self._options, self._next_id, self._now_ms())
-        return await self._attempts(outgoing, choose, timeout_ms, chosen=outcome)
+            return await self._attempts(outgoing, choose, outcome.sent_at + self._allowed_s, outcome)
+        outgoing = prepare(message, self._options, self._identity.next_ids, self._now_ms())
+        return await self._attempts(outgoing, choose, until, chosen=outcome)
 
     async def send_batch(
         self,
@@ -217,9 +231,10 @@ class ProducerCore:
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Send messages of one topic to one queue, all or none. Raises as `send` does."""
-        with await self._slot(messages):
-            outgoing = prepare_batch(messages, self._options, self._next_id, self._now_ms())
-            return await self._attempts(outgoing, _chooser(messages[0], queue, key, None), timeout_ms)
+        until = self._until(timeout_ms)
+        with await self._slot(messages, until):
+            outgoing = prepare_batch(messages, self._options, self._identity.next_ids, self._now_ms())
+            return await self._attempts(outgoing, _chooser(messages[0], queue, key, None), until)
 
     async def send_oneway(
         self,
@@ -234,8 +249,9 @@ class ProducerCore:
         Waits while the connection is not writable, or the maximum of sends is in flight.
         """
         with await self._slot([message]):
-            outgoing = prepare(message, self._options, self._next_id, self._now_ms())
-            chosen, addr = await self._where(message.topic, _chooser(message, queue, key, selector))
+            outgoing = prepare(message, self._options, self._identity.next_ids, self._now_ms())
+            until = self._net.steady() + self._allowed_s
+            chosen, addr = await self._where(message.topic, _chooser(message, queue, key, selector), until)
             await self._net.send_oneway(addr, self._request(outgoing, chosen))
 
     def started(self) -> ProducerCore:
@@ -245,7 +261,22 @@ class ProducerCore:
         return self
 
     async def start(self) -> None:
-        """Start heartbeats and the refresh of routes. No connection is made before it is needed."""
+        """Connect to a name server, and start heartbeats and the refresh of routes. Brokers are connected when they are
+        needed.
+
+        Raises NameServerUnreachable, TlsFailed, and ClientClosed if it was started or closed before.
+        """
+        if self._is_started or self._closed:
+            raise ClientClosed("a producer is started once")
+        self._is_started = True
+        self._identity.take()
+        try:
+            await self._routes.check()
+        except BaseException:
+            self._is_started = False
+            raise
+        if self._closed:
+            raise ClientClosed("this producer was closed while it started")
         self._tasks = [
             self._net.spawn(every(self._net, self._options.heartbeat_s, self.heartbeats.send_to_all)),
             self._net.spawn(every(self._net, self._options.route_age_s, self._routes.refresh_all)),
@@ -265,7 +296,17 @@ class ProducerCore:
     def _now_ms(self) -> int:
         return int(self._net.now() * 1000)
 
-    async def _slot(self, messages: Sequence[Message]) -> Slot:
+    def _until(self, timeout_ms: int | None) -> float | None:
+        """When the time of a send ends that was given with it; of others it begins with their turns."""
+        return None if timeout_ms is None else self._net.steady() + timeout_ms / 1000
+
+    def _answered(self, addr: str) -> None:
+        """Called when a broker has answered a heartbeat."""
+        self._availability.answered(
+            name for name, addresses in self._routes.brokers().items() if addresses.get(MASTER_ID) == addr
+        )
+
+    async def _slot(self, messages: Sequence[Message], until: float | None = None) -> Slot:
         """A slot among the sends in flight. A waiting message is not encoded yet, so that it costs little."""
         for message in messages:
             _check_is_message(message)
@@ -273,13 +314,13 @@ class ProducerCore:
             self._plain.flush()
         size = sum([len(message.body) for message in messages])
         if not self._in_flight.acquired(size):
-            await self._in_flight.acquire(size)
+            await self._in_flight.acquire(size, None if until is None else until - self._net.steady())
         return Slot(self._in_flight, size)
 
-    async def _writable(self, topic: str) -> Route:
+    async def _writable(self, topic: str, timeout_s: float) -> Route:
         if self._closed:
             raise ClientClosed("this producer was closed before the message was sent")
-        route = await self._routes.get(topic, create=True)
+        route = await self._routes.get(topic, create=True, timeout_s=timeout_s)
         if not route.publish_queues:
             self._routes.mark_stale(topic)
             is_away = not any(route.master(name) for name in route.brokers)
@@ -291,43 +332,48 @@ class ProducerCore:
         self,
         outgoing: Outgoing,
         choose: Choose | None,
-        timeout_ms: int | None,
+        until: float | None,
         first: FirstAttempt | None = None,
         chosen: Chosen | None = None,
     ) -> SendResult:
-        allowed_s = (self._options.send_timeout_ms if timeout_ms is None else timeout_ms) / 1000
         steady = self._net.steady
-        deadline: float | None = None
-        if first is not None:
-            deadline = steady() + allowed_s - min(max(0.0, self._net.now() - first.began_at), allowed_s)
+        deadline = steady() + self._allowed_s if until is None else until
         trials = _Trials(outgoing.topic, self._options.retries)
         while True:
+            attempt_s = deadline - steady()
             if first is not None:
                 queue, addr = first.queue, first.addr
             else:
+                if attempt_s <= 0 and trials.attempts:
+                    raise trials.failure()
                 try:
-                    queue, addr = await self._where(outgoing.topic, choose, trials.brokers, chosen)
+                    queue, addr = await self._where(outgoing.topic, choose, deadline, trials.brokers, chosen)
                 except MQError as error:
                     if not trials.outlast(error):
                         raise
-                    deadline = deadline or steady() + allowed_s
                     await self._pause(trials, deadline, error)
                     continue
-            # The time-out starts with the first attempt: the route and earlier sends may have taken long.
-            deadline = deadline or steady() + allowed_s
-            if queue.broker_name in trials.brokers:
-                await self._pause(trials, deadline)
-            left_ms = int((deadline - steady()) * 1000)
-            if left_ms <= 0 and first is None:
-                trials.add(queue, addr, RequestTimedOut(f"{allowed_s:g} s passed before this attempt"))
-                raise trials.failure()
+                if queue.broker_name in trials.brokers:
+                    await self._pause(trials, deadline)
+                attempt_s = deadline - steady()
+                if attempt_s <= 0:
+                    raise (
+                        trials.failure()
+                        if trials.attempts
+                        else RequestTimedOut(
+                            f"the time of a send to topic {outgoing.topic} was over before it could be sent"
+                        )
+                    )
+                if choose is None and not trials.is_last and self._has_others(outgoing.topic, queue, trials.brokers):
+                    attempt_s /= 2  # so that a silent broker leaves time for another
             chosen = None
             try:
-                return await self._attempt(outgoing, queue, addr, left_ms, first)
+                return await self._attempt(outgoing, queue, addr, attempt_s, first)
             except MQError as error:
                 first = None
                 if not _worth_retrying(error):
                     raise
+                self._availability.failed(queue.broker_name)
                 self._routes.mark_stale(outgoing.topic)
                 trials.add(queue, addr, error)
                 # A connection that was closed for a frame's size will be closed each time.
@@ -335,12 +381,20 @@ class ProducerCore:
                 if trials.are_over or self._closed or is_hopeless:
                     raise trials.failure() from error
 
+    def _has_others(self, topic: str, queue: MessageQueue, tried: Collection[str]) -> bool:
+        """Whether a message of `topic` could be sent to a broker that was not tried, beside that of `queue`."""
+        route = self._routes.known(topic, create=True)
+        names = {each.broker_name for each in route.publish_queues} if route is not None else set()
+        return bool(names.difference(tried, (queue.broker_name,)))
+
     async def _attempt(
-        self, outgoing: Outgoing, queue: MessageQueue, addr: str, timeout_ms: int, made: FirstAttempt | None
+        self, outgoing: Outgoing, queue: MessageQueue, addr: str, timeout_s: float, made: FirstAttempt | None
     ) -> SendResult:
         """Send, or act on what came of an attempt that was made."""
         if made is None:
-            answer = await self._net.invoke(addr, self._request(outgoing, queue), timeout_ms)
+            began = self._net.steady()
+            answer = await self._net.invoke(addr, self._request(outgoing, queue), max(1, int(timeout_s * 1000)))
+            self._availability.took(queue.broker_name, self._net.steady() - began)
         elif isinstance(made.outcome, MQError):
             raise made.outcome
         else:
@@ -354,15 +408,22 @@ class ProducerCore:
         return send_request(outgoing, queue, self._group, self._options)
 
     async def _where(
-        self, topic: str, choose: Choose | None, avoid: Collection[str] = (), chosen: Chosen | None = None
+        self,
+        topic: str,
+        choose: Choose | None,
+        until: float,
+        tried: Collection[str] = (),
+        chosen: Chosen | None = None,
     ) -> tuple[MessageQueue, str]:
         """The queue to send to, and its broker's address: the one that was `chosen`, if the route is still the same."""
-        route = await self._writable(topic)
+        route = await self._writable(topic, max(0.0, until - self._net.steady()))
         queues = route.publish_queues
         if chosen is not None and chosen.route is route:
             queue = chosen.queue
         else:
-            queue = choose(queues) if choose else self._rotation.next(topic, queues, avoid)
+            queue = (
+                choose(queues) if choose else self._rotation.next(topic, queues, tried, self._availability.avoided())
+            )
         return queue, _master(route, queue)
 
     async def _pause(self, trials: _Trials, deadline: float, error: MQError | None = None) -> None:
@@ -392,6 +453,11 @@ class _Trials:
         if isinstance(error, Refused) and error.code not in PASSING_CODES:
             self._refusals_left -= 1
         self._left = None if self._left is None else self._left - 1
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no attempt may follow the next one."""
+        return self._left == 0
 
     @property
     def are_over(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mqbroker.client.errors import NoBrokerForTopic
+from mqbroker.client.errors import ClientClosed, NoBrokerForTopic
 from mqbroker.client.messages import PullResult, RawPull
 from mqbroker.client.net import Net
 from mqbroker.client.options import PullOptions
@@ -28,6 +28,7 @@ class PullConsumerCore:
         self._routes = Routes(net, name_servers, age_s=options.route_age_s, timeout_ms=options.request_timeout_ms)
         self._group = check_group(group)
         self._options = options
+        self._is_started = self._closed = False
         self.offsets = Offsets(net, self._routes, group, options.request_timeout_ms)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
@@ -97,10 +98,20 @@ class PullConsumerCore:
         return results
 
     async def start(self) -> None:
-        """Does nothing; it exists so that all clients are used alike."""
+        """Connect to a name server; what is used without this does it then.
+
+        Raises NameServerUnreachable, TlsFailed, and ClientClosed if it was started or closed before.
+        """
+        if self._is_started or self._closed:
+            raise ClientClosed("a pull consumer is started once")
+        await self._routes.check()
+        if self._closed:
+            raise ClientClosed("this pull consumer was closed while it started")
+        self._is_started = True
 
     async def close(self) -> None:
         """Close the connections."""
+        self._closed = True
         await self._net.close()
 
     def _request(

@@ -12,6 +12,7 @@ from functools import partial
 from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener, LoopConsumeService
 from mqbroker.client.errors import ClientClosed, NoSubscription, TopicNotFound
 from mqbroker.client.heartbeats import Heartbeats
+from mqbroker.client.identity import Identity
 from mqbroker.client.messages import RawPull, ReceivedMessage
 from mqbroker.client.net import Net, Task, every
 from mqbroker.client.options import PushOptions
@@ -53,11 +54,12 @@ class PushConsumerCore:
         group: str,
         listener: Listener,
         options: PushOptions,
-        me: str,
+        identity: Identity,
         consume: Callable[..., ConsumeService] = LoopConsumeService,
     ) -> None:
         """`consume` makes what calls the listener."""
         self._net = net
+        self._identity = identity
         self._group = check_group(group)
         self._about = About(group, name_servers, options, int(net.now() * 1000))
         self._stats = ConsumerStats(net.now)
@@ -65,8 +67,10 @@ class PushConsumerCore:
         timeout_ms = options.request_timeout_ms
         self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)
         self._offsets = Offsets(net, self._routes, group, timeout_ms)
-        self._rebalance = Rebalance(net, self._routes, group, me, timeout_ms)
-        self._heartbeats = Heartbeats(net, self._routes, me, consumer_data=self._consumer_data, timeout_ms=timeout_ms)
+        self._rebalance = Rebalance(net, self._routes, group, identity, timeout_ms)
+        self._heartbeats = Heartbeats(
+            net, self._routes, identity, consumer_data=self._consumer_data, timeout_ms=timeout_ms
+        )
         self._consuming = consume(
             net,
             listener,
@@ -85,6 +89,11 @@ class PushConsumerCore:
         self._closing = net.lock()
         self._timestamp_ms = options.consume_timestamp_ms or self._now_ms() - _HALF_AN_HOUR_MS
         self._add_subscription(RETRY_PREFIX + group, ALL)
+
+    @property
+    def client_id(self) -> str:
+        """The id of this member, as brokers know it; empty before the start."""
+        return self._identity.client_id
 
     @property
     def assigned(self) -> frozenset[MessageQueue]:
@@ -128,6 +137,7 @@ class PushConsumerCore:
         """
         self.check_startable()
         self._started = True
+        self._identity.take()
         for topic in self._subscriptions:
             try:
                 await self._routes.get(topic)
@@ -137,7 +147,7 @@ class PushConsumerCore:
         await self._heartbeats.send_first()
         settled = await self._balance()
         if self._closed:
-            return
+            raise ClientClosed("this push consumer was closed while it started")
         options = self._options
         self._loops = [
             self._net.spawn(self._keep_balanced(settled)),

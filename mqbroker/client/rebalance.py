@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
+from mqbroker.client.identity import Identity
 from mqbroker.client.net import Net
 from mqbroker.client.routes import Route, Routes, java_order, sorted_queues
 from mqbroker.errors import MQError, Refused
@@ -34,22 +35,23 @@ class Share:
 
 
 class Rebalance:
-    """Computes the share of `client_id` in `group`."""
+    """Computes a member's share in `group`."""
 
-    def __init__(self, net: Net, routes: Routes, group: str, client_id: str, timeout_ms: int) -> None:
+    def __init__(self, net: Net, routes: Routes, group: str, identity: Identity, timeout_ms: int) -> None:
         self._net = net
         self._routes = routes
         self._group = group
-        self._client_id = client_id
+        self._identity = identity
         self._timeout_ms = timeout_ms
 
     async def share(self, topic: str) -> Share:
         """This member's part of `topic`. Raises MQError if the route or the members are unknown."""
         route = await self._routes.get(topic)
         members = await self._members(route)
-        if self._client_id not in members:
+        me = self._identity.client_id
+        if me not in members:
             log.warning("the broker does not count this client among the members of %s", self._group)
-        mine = allocate_averagely(self._client_id, route.subscribe_queues, members)
+        mine = allocate_averagely(me, route.subscribe_queues, members)
         return Share(frozenset(mine), is_shared=len(members) > 1)
 
     async def _members(self, route: Route) -> list[str]:

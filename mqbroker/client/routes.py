@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import attrs
 
-from mqbroker.client.errors import Creates, NameServerUnreachable, NoBrokerForTopic, TlsFailed, TopicNotFound
-from mqbroker.client.net import Lock, Net
-from mqbroker.errors import MQError, Refused
+from mqbroker.client.errors import (
+    ClientError,
+    Creates,
+    NameServerUnreachable,
+    NoBrokerForTopic,
+    TlsFailed,
+    TopicNotFound,
+)
+from mqbroker.client.net import Net, Signal, Task
+from mqbroker.errors import ConnectionClosed, MQError, Refused
 from mqbroker.wire.bodies import BrokerData, ClusterInfo, MessageQueue, TopicRouteData
 from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX, BadBody
 from mqbroker.wire.codes import AUTO_CREATE_TOPIC, MASTER_ID, Perm, RequestCode, ResponseCode
@@ -25,6 +33,8 @@ log = logging.getLogger(__name__)
 _STALE_RETRY_S = 1.0
 #: A route that a broker has left is requested again after this long, for some time: one that restarts is back soon.
 _LEFT_RETRY_S, _LEFT_S = 3.0, 60.0
+#: When a name server has not answered for so long, the next one is asked as well.
+_SILENT_S = 0.3
 #: Queues of one topic on all brokers, twice what one broker may have: a client makes an object for each, in 0.1 s.
 ROUTE_QUEUES_MAX = 131_072
 
@@ -90,9 +100,8 @@ def default_topic_route(topic: str, data: TopicRouteData, queues: int) -> Route:
 
 @attrs.define
 class _Entry:
-    """Cache entry of one topic: its route, or the error. `lock` lets one coroutine ask at a time."""
+    """Cache entry of one topic: its route, or the error. One attempt at a time asks for it."""
 
-    lock: Lock
     route: Route | None = None
     checked_at: float = 0.0
     is_stale: bool = False
@@ -101,7 +110,11 @@ class _Entry:
     #: Brokers that have left the route, the last of them at `left_at`.
     left: frozenset[str] = frozenset()
     left_at: float = 0.0
-    #: Waiters in `get`; later callers must not overtake them, though the route is there by then.
+    #: Those that wait for the attempt under way, and whether that looks for the auto-create topic, too.
+    waiters: list[Signal] = attrs.Factory(list)
+    is_asking: bool = False
+    creates: bool = False
+    #: Callers of `get` that wait; later ones must not overtake them, though the route is there by then.
     waiting: int = 0
 
 
@@ -128,7 +141,11 @@ class Routes:
         self._entries: dict[str, _Entry] = {}
         self._first = net.rng.randrange(len(name_servers))
 
-    async def get(self, topic: str, *, create: bool = False) -> Route:
+    async def check(self) -> None:
+        """Raises NameServerUnreachable or TlsFailed unless a name server answers."""
+        await self._ask(AUTO_CREATE_TOPIC)
+
+    async def get(self, topic: str, *, create: bool = False, timeout_s: float | None = None) -> Route:
         """Return the route; with `create`, that of the auto-create topic if `topic` does not exist yet.
 
         Raises TopicNotFound or NameServerUnreachable, unless an older route is known.
@@ -139,7 +156,7 @@ class Routes:
         entry = self._entry(topic)
         entry.waiting += 1
         try:
-            return await self._update(entry, topic, create=create, only_where_needed=True)
+            return await self._update(entry, topic, create=create, timeout_s=timeout_s)
         finally:
             entry.waiting -= 1
 
@@ -195,18 +212,36 @@ class Routes:
     def _entry(self, topic: str) -> _Entry:
         entry = self._entries.get(topic)
         if entry is None:
-            entry = self._entries[topic] = _Entry(self._net.lock())
+            entry = self._entries[topic] = _Entry()
         return entry
 
-    async def _update(self, entry: _Entry, topic: str, *, create: bool, only_where_needed: bool = False) -> Route:
-        """Ask the name servers; concurrent callers share one response, or error."""
-        asked = entry.asked
-        async with entry.lock:
-            if entry.asked == asked and not (only_where_needed and self._is_good(entry, create)):
-                await self._ask_for(entry, topic, create)
-            if entry.route is None or (entry.route.is_default and not create):
+    async def _update(self, entry: _Entry, topic: str, *, create: bool, timeout_s: float | None = None) -> Route:
+        """Ask the name servers; concurrent callers share one attempt, which goes on when one of them gives up."""
+        until = None if timeout_s is None else self._net.steady() + timeout_s
+        while True:
+            asked = entry.asked
+            if not entry.is_asking:
+                entry.is_asking, entry.creates = True, create
+                entry.error = ConnectionClosed("the client is closed") if entry.route is None else entry.error
+                self._net.spawn(self._ask_for(entry, topic, create), partial(self._asked, entry))
+            looked_for_default = entry.creates or not create
+            if entry.asked == asked:
+                await self._attempt_ended(entry, until, timeout_s)
+            if entry.route is not None and (create or not entry.route.is_default):
+                return entry.route
+            if looked_for_default:
                 raise entry.error or TopicNotFound(topic, self._name_servers, "they do not know it")
-            return entry.route
+
+    async def _attempt_ended(self, entry: _Entry, until: float | None, timeout_s: float | None) -> None:
+        signal = self._net.signal()
+        entry.waiters.append(signal)
+        try:
+            left_s = None if until is None else max(0.0, until - self._net.steady())
+            if not await signal.wait(left_s):
+                why = f"no answer within the {timeout_s:g} s that were left"
+                raise NameServerUnreachable([(addr, why) for addr in self._name_servers])
+        finally:
+            entry.waiters.remove(signal)
 
     async def _ask_for(self, entry: _Entry, topic: str, create: bool) -> None:
         try:
@@ -219,12 +254,18 @@ class Routes:
             if entry.route is not None:
                 # Warn once: the next success may be many attempts away.
                 level = logging.WARNING if entry.error is None else logging.DEBUG
-                log.log(level, "keeping the former route of %s: %s", topic, error)
+                # Without advice on how to create the topic, which exists.
+                why = error.describe() if isinstance(error, ClientError) else error
+                log.log(level, "keeping the former route of %s: %s", topic, why)
             entry.error = error
-        finally:
-            entry.asked += 1
-            entry.checked_at = self._net.steady()
-            entry.is_stale = False
+
+    def _asked(self, entry: _Entry) -> None:
+        """An attempt has ended."""
+        entry.asked += 1
+        entry.checked_at = self._net.steady()
+        entry.is_stale = entry.is_asking = False
+        for signal in entry.waiters:
+            signal.set()
 
     async def _fetch(self, topic: str, *, create: bool) -> Route:
         data = await self._ask(topic)
@@ -251,31 +292,52 @@ class Routes:
             return False
 
     async def _ask(self, topic: str) -> TopicRouteData | None:
-        """Ask the name servers in turn; None if those that respond do not know the topic."""
-        tried: list[tuple[str, str]] = []
-        unknown = False
-        failures: list[MQError] = []
-        for n in range(len(self._name_servers)):
-            index = (self._first + n) % len(self._name_servers)
+        """Ask the name servers in turn, the next one as well where one is silent for a moment; None if those that
+        respond do not know the topic."""
+        addrs = [*self._name_servers[self._first :], *self._name_servers[: self._first]]
+        outcomes: dict[str, TopicRouteData | MQError | None] = {}
+        answered = self._net.signal()
+
+        async def ask(addr: str) -> None:
             request = RemotingCommand.request(
                 RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic)
             )
             try:
-                answer = await self._net.invoke(self._name_servers[index], request, self._timeout_ms)
-                data = _read_answer(answer)
+                outcomes[addr] = _read_answer(await self._net.invoke(addr, request, self._timeout_ms))
             except MQError as error:
-                failures.append(error)
-                tried.append((self._name_servers[index], f"{type(error).__name__}: {error}"))
-                continue
-            if data is not None:
-                self._first = index
-                return data
-            unknown = True
-        if unknown:
+                outcomes[addr] = error
+
+        def ended(addr: str) -> None:
+            outcomes.setdefault(addr, ConnectionClosed("the client is closed"))
+            answered.set()
+
+        tasks: list[Task] = []
+        try:
+            for addr in addrs:
+                tasks.append(self._net.spawn(ask(addr), partial(ended, addr)))
+                while True:
+                    for found, data in outcomes.items():
+                        if isinstance(data, TopicRouteData):
+                            self._first = self._name_servers.index(found)
+                            return data
+                    if len(outcomes) == len(tasks):
+                        break
+                    is_last = len(tasks) == len(addrs)
+                    if not await answered.wait(None if is_last else _SILENT_S):
+                        break
+        finally:
+            for task in tasks:
+                task.cancel()
+        errors = {addr: error for addr in addrs if isinstance(error := outcomes[addr], MQError)}
+        if len(errors) < len(addrs):
             return None
-        if all(isinstance(error, TlsFailed) for error in failures):
-            raise failures[0]  # they do respond, and the error says what to do
-        raise NameServerUnreachable(tuple(tried))
+        raise _none_answers(errors)
+
+
+def _none_answers(errors: Mapping[str, MQError]) -> MQError:
+    if all(isinstance(error, TlsFailed) for error in errors.values()):
+        return next(iter(errors.values()))  # they do respond, and the error says what to do
+    return NameServerUnreachable([(addr, f"{type(error).__name__}: {error}") for addr, error in errors.items()])
 
 
 def _read_answer(answer: RemotingCommand) -> TopicRouteData | None:

@@ -13,7 +13,7 @@ from mqbroker.client.errors import BadMessage
 from mqbroker.client.messages import Message, SendResult, SendStatus
 from mqbroker.client.net import Net, Signal
 from mqbroker.client.options import ProducerOptions
-from mqbroker.errors import Refused
+from mqbroker.errors import Refused, RequestTimedOut
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import (
@@ -207,14 +207,22 @@ class Rotation:
         self._turns[topic] = first + count - 1
         return first
 
-    def next(self, topic: str, queues: Sequence[MessageQueue], avoid: Collection[str] = ()) -> MessageQueue:
-        """The next queue that is not on a broker to `avoid`, or simply the next if all are."""
+    def next(
+        self,
+        topic: str,
+        queues: Sequence[MessageQueue],
+        tried: Collection[str] = (),
+        avoided: Collection[str] = (),
+    ) -> MessageQueue:
+        """The next queue that is on a broker that was not `tried`, and is not `avoided` if there is such a one; simply
+        the next if all were tried."""
         turn = self.turns(topic, len(queues), 1)
-        for step in range(len(queues)):
-            queue = queues[(turn + step) % len(queues)]
-            if queue.broker_name not in avoid:
-                self._turns[topic] = turn + step
-                return queue
+        for skipped in ({*tried, *avoided}, tried) if avoided else (tried,):
+            for step in range(len(queues)):
+                queue = queues[(turn + step) % len(queues)]
+                if queue.broker_name not in skipped:
+                    self._turns[topic] = turn + step
+                    return queue
         return queues[turn % len(queues)]
 
 
@@ -247,14 +255,17 @@ class SendsInFlight:
         """Acquire a slot for `size` bytes, to be returned by `release`; False if it must be waited for."""
         return not self._waiting and not self._granted and self._occupied(size)
 
-    async def acquire(self, size: int) -> None:
-        """As `acquired`, but waits."""
+    async def acquire(self, size: int, timeout_s: float | None = None) -> None:
+        """As `acquired`, but waits. Raises RequestTimedOut if there is no room in time."""
         if self.acquired(size):
             return
         waiter = _Waiter(size, self._net.signal())
         self._waiting.append(waiter)
         try:
-            await waiter.signal.wait()
+            if not await waiter.signal.wait(timeout_s):
+                raise RequestTimedOut(
+                    f"{self._count} sends were under way for all of the {timeout_s:g} s that this one had"
+                )
         except BaseException:
             # A cancelled waiter stays in the queue until its turn: thousands may be cancelled at once.
             waiter.has_left = True

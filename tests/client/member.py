@@ -5,7 +5,7 @@ from typing import Any
 from mqbroker.client import ConsumeFrom, PushOptions
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.wire.bodies import MessageQueue
-from tests.client.world import World
+from tests.client.world import FixedIdentity, World
 
 A, B = "10.0.0.2:10911", "10.0.0.3:10911"
 Q = MessageQueue("T", "a", 0)
@@ -20,7 +20,9 @@ class Member:
         self.got: list[Any] = []
         self.listener = listener
         options.setdefault("consume_from", ConsumeFrom.FIRST)
-        self.core = PushConsumerCore(world.net(), (name_server,), "g", self.listen, PushOptions(**options), me)
+        self.core = PushConsumerCore(
+            world.net(), (name_server,), "g", self.listen, PushOptions(**options), FixedIdentity(me)
+        )
 
     def listen(self, message: Any) -> Any:
         self.got.append(message)

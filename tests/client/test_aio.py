@@ -1,4 +1,5 @@
 import asyncio
+import os
 import random
 from typing import Any
 
@@ -8,6 +9,8 @@ from mqbroker.client import ClientClosed, Message, MessageQueue, PullOptions, Pu
 from mqbroker.client.aio import Producer, PullConsumer, PushConsumer
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import decline
+from mqbroker.client.errors import NameServerUnreachable, OtherLoop
+from mqbroker.client.identity import Identity
 from mqbroker.client.loop_net import UNANSWERED_MAX
 from mqbroker.client.options import ConsumeFrom, ProducerOptions
 from mqbroker.errors import ConnectionClosed, RequestTimedOut, Unreachable
@@ -43,7 +46,8 @@ def test_sends_at_once_share_one_connection(topic: Loopback) -> None:
     assert sorted(r.queue_offset for r in results) == list(range(100))
     assert queues == [Q]
     assert len(topic.connections) == 1
-    assert len(topic.faults.asked(RequestCode.GET_ROUTEINFO_BY_TOPIC)) == 1
+    asked = [request.ext_fields["topic"] for request in topic.faults.asked(RequestCode.GET_ROUTEINFO_BY_TOPIC)]
+    assert asked == ["TBW102", "T"]
     assert len(topic.faults.asked(RequestCode.HEART_BEAT)) == 1
 
 
@@ -61,9 +65,8 @@ def test_what_goes_wrong_has_its_type(topic: Loopback, silent: object) -> None:
             assert isinstance(failed.value.__cause__, RequestTimedOut)
         with pytest.raises(ClientClosed):
             await producer.send(Message("T", b"x"))
-        async with PullConsumer("127.0.0.1:1", "cg") as consumer:
-            with pytest.raises(Exception, match=Unreachable.__name__):
-                await consumer.queues("T")
+        with pytest.raises(NameServerUnreachable, match=Unreachable.__name__):
+            await PullConsumer("127.0.0.1:1", "cg").queues("T")
 
     asyncio.run(main())
 
@@ -231,3 +234,84 @@ def test_a_consumer_that_pulls_refuses_over_its_connection(topic: Loopback) -> N
             assert (answer.code, "<g> has neither" in answer.remark) == (ResponseCode.SYSTEM_ERROR, True)
 
     asyncio.run(main())
+
+
+# --- identity, start and loops
+
+
+def test_a_client_that_forks_start_has_an_identity_of_its_own_in_each() -> None:
+    identity = Identity(["127.0.0.1:9876"], random.Random(1), lambda: 1_700_000_000.0)
+
+    def taken() -> tuple[str, str]:
+        identity.take()
+        return identity.client_id, identity.next_ids()
+
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writer, " ".join(taken()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with open(reader) as pipe:
+        theirs = pipe.read().split()
+    ours = taken()
+    assert len({ours[0], theirs[0]}) == len({ours[1][:24], theirs[1][:24]}) == 2
+
+
+def test_a_producer_is_started_once_and_not_while_it_is_closed(topic: Loopback) -> None:
+    async def main() -> None:
+        async with Producer(topic.addr, "pg") as producer:
+            with pytest.raises(ClientClosed, match="started once"):
+                await producer.start()
+        for client in (Producer(topic.addr, "pg"), PullConsumer(topic.addr, "cg"), pusher(topic)):
+            starting = asyncio.ensure_future(client.start())
+            await asyncio.sleep(0)
+            await client.close()
+            with pytest.raises((ClientClosed, NameServerUnreachable, ConnectionClosed, asyncio.CancelledError)):
+                await starting
+            with pytest.raises(ClientClosed):
+                await client.start()
+
+    asyncio.run(main())
+
+
+def pusher(topic: Loopback) -> PushConsumer:
+    consumer = PushConsumer(topic.addr, "g", lambda message: None)
+    consumer.subscribe("T")
+    return consumer
+
+
+def test_a_client_on_another_loop_says_what_to_do(topic: Loopback) -> None:
+    producer, consumer = Producer(topic.addr, "pg"), PullConsumer(topic.addr, "cg")
+
+    async def begin() -> None:
+        await producer.start()
+        await producer.send(Message("T", b"0"))
+        await consumer.min_offset(Q)
+
+    async def go_on() -> list[str]:
+        calls = [
+            lambda: producer.send(Message("T", b"1")),
+            lambda: producer.send(Message("T", b"1"), key="k"),
+            lambda: producer.send_oneway(Message("T", b"1")),
+            lambda: consumer.min_offset(Q),
+        ]
+        said = []
+        for call in calls:
+            with pytest.raises(OtherLoop) as error:
+                await call()
+            said.append(str(error.value))
+        return said
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    said = asyncio.run(go_on())
+    assert all(text.startswith("this client belongs to another event loop. Make and start it in") for text in said)
+    loop.run_until_complete(producer.close())
+    loop.run_until_complete(consumer.close())
+    loop.close()
+    assert len(topic.stored(Q)) == 1
+    assert "an event loop that has ended" in str(OtherLoop(is_closed=True))

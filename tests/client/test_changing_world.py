@@ -31,7 +31,7 @@ from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.ids import UniqIdSource
 from tests.client.faults import SILENT
 from tests.client.own_cluster import NAME_SERVER, OwnCluster
-from tests.client.world import World
+from tests.client.world import FixedIdentity, World
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
@@ -93,10 +93,10 @@ class Twin:
             heartbeat_s=rng.choice([5.0, 30.0]),
             send_timeout_ms=1000,
         )
+        identity = FixedIdentity("me", next_id)
         core = ProducerCore(
-            net, (NAME_SERVER,), "pg", options, client_id="me", next_id=next_id,
-            plain_sends=partial(PlainSends, net, next_id) if is_plain else None,
-        )  # fmt: skip
+            net, (NAME_SERVER,), "pg", options, identity, partial(PlainSends, net) if is_plain else None
+        )
         twin = cls(world, core, rng, seed % 3 == 0, options.sends_in_flight_max)
         if is_plain:
             ended = net.sends_ended

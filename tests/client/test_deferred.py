@@ -9,7 +9,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
-from mqbroker.client import ClientClosed, Message, MessageQueue, deferred
+from mqbroker.client import ClientClosed, Message, deferred
 from mqbroker.client.broker_requests import decline
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.net import every
@@ -132,19 +132,28 @@ def test_every_goes_on_after_an_error(clock: Any, net: Any) -> None:
 
 def test_a_producer_that_is_not_started_says_so(clock: Any) -> None:
     producer = deferred.Producer(clock, "127.0.0.1:9876", "g")
-    with pytest.raises(ClientClosed):
-        producer.send(Message("T", b"x"))
+    calls: list[Any] = [
+        lambda: producer.send(Message("T", b"x")),
+        lambda: producer.send(Message("T", b"x"), key="k"),
+        lambda: producer.send_batch([Message("T", b"x")]),
+        lambda: producer.send_oneway(Message("T", b"x")),
+        lambda: producer.queues("T"),
+    ]
+    found: list[Any] = []
+    for _ in ("before the start", "after the end"):
+        for call in calls:  # by their Deferreds, so that an errback hears of it
+            call().addErrback(lambda failure: found.append(failure.type))
+        producer.close()
+    assert found == [ClientClosed] * 10
 
 
 def test_the_clients_keep_to_the_reactor_they_are_given(clock: Any, world: World) -> None:
     """Producer and consumers over endpoints that fail: what is raised is typed, and nothing stays on the clock."""
     found: list[Any] = []
     consumer = deferred.PullConsumer(clock, "127.0.0.1:9876", "g", connector=lambda host, port: Refusing())
-    consumer.start()
-    consumer.min_offset(MessageQueue("T", "a", 0)).addErrback(found.append)
+    consumer.start().addErrback(found.append)
     producer = deferred.Producer(clock, "127.0.0.1:9876", "g", connector=lambda host, port: Refusing())
-    producer.start()
-    producer.send(Message("T", b"x")).addErrback(found.append)
+    producer.start().addErrback(found.append)
     pusher = deferred.PushConsumer(clock, "127.0.0.1:9876", "g", print, connector=lambda host, port: Refusing())
     pusher.subscribe("T")
     pusher.start().addErrback(found.append)

@@ -15,6 +15,7 @@ import pytest
 
 from mqbroker.client import ClientClosed, Message, ProducerOptions, SendFailed
 from mqbroker.client.aio import Producer
+from mqbroker.client.availability import Availability
 from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.routes import Route
 from mqbroker.client.send import Rotation, queue_for_key, send_request
@@ -47,8 +48,8 @@ def with_producer(server: Loopback, use: Callable[[Producer], Coroutine[Any, Any
             in_flight = producer._core._in_flight
             assert in_flight is not None
             assert (in_flight._count, in_flight._bytes) == (0, 0)
-            for connection in producer._net._connections.values():
-                assert (len(connection._responses), connection._sent) == (0, {})
+            connection = producer._net._connections[server.broker_addr]
+            assert (len(connection._responses), connection._sent) == (0, {})
             return found
 
     return asyncio.run(main())
@@ -349,13 +350,24 @@ def test_each_message_goes_to_the_master_of_its_queue() -> None:
     connections = {addr: Connection(addr) for addr in ("10.0.0.2:1", "10.0.0.3:1")}
     net: Any = SimpleNamespace(free_connection=connections.get, now=lambda: 1.0)
     parts: Any = SimpleNamespace(
-        known=lambda topic, create: route, is_due=lambda addr: False, reserve=lambda n: ("", n), release=None
+        known=lambda topic, create: route,
+        is_due=lambda addr: False,
+        next_ids=SimpleNamespace(reserve=lambda n: ("", n)),
+        release=None,
     )
 
     async def main() -> None:
         net.loop = asyncio.get_running_loop()
         sends = PlainSends(
-            net, parts, parts, Rotation(Random(1)), parts, parts, lambda o, q: send_request(o, q, "g", OPTIONS), OPTIONS
+            net,
+            parts,
+            parts,
+            Rotation(Random(1)),
+            Availability(lambda: 0.0, is_enabled=True),
+            parts,
+            parts,
+            lambda outgoing, queue: send_request(outgoing, queue, "g", OPTIONS),
+            OPTIONS,
         )
         for n in range(20):
             sends.take(Message("T", b"%02d" % n))

@@ -18,22 +18,20 @@ from mqbroker.wire.headers import SendMessageResponseHeader
 from mqbroker.wire.ids import parse_offset_message_id
 from mqbroker.wire.names import split_address
 from tests.client.faults import Passage
-from tests.client.world import World
+from tests.client.world import FixedIdentity, World
 
 SEND = RequestCode.SEND_MESSAGE_V2
 A, B = "10.0.0.2:10911", "10.0.0.3:10911"
 
 
 def make(world: World, name_server: str, **options: Any) -> Any:
-    ids = iter(range(10000))
     net = world.net()
     return ProducerCore(
         net,
         (name_server,),
         "pg",
         ProducerOptions(**options),
-        client_id="me",
-        next_id=lambda: f"U{next(ids)}",
+        FixedIdentity(),
     )
 
 
@@ -294,8 +292,8 @@ def test_a_clock_that_is_set_back_or_forward_changes_no_heartbeat_and_no_time_ou
 
 def test_kept_alive_it_beats_and_refreshes_by_itself(world: World, producer: Any) -> None:
     world.result(producer.send(Message("T", b"x")))
-    before = len(world.faults.requests)
     world.result(producer.start())
+    before = len(world.faults.requests)
     world.clock.advance(30)
     codes = [request.code for _, request in world.faults.requests[before:]]
     assert sorted(codes) == [RequestCode.HEART_BEAT, RequestCode.HEART_BEAT, RequestCode.GET_ROUTEINFO_BY_TOPIC]

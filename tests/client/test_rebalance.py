@@ -12,6 +12,7 @@ from mqbroker.errors import Refused, Unreachable
 from mqbroker.wire.bodies import BrokerData, GetConsumerListByGroupResponseBody, QueueData, TopicRouteData
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
+from tests.client.world import FixedIdentity
 
 
 class Brokers:
@@ -44,7 +45,7 @@ class Brokers:
 
 
 def share(brokers: Any, me: Any = "A") -> Any:
-    return asyncio.run(Rebalance(brokers, brokers, "g", me, 3000).share("T"))
+    return asyncio.run(Rebalance(brokers, brokers, "g", FixedIdentity(me), 3000).share("T"))
 
 
 def test_who_any_broker_knows_is_a_member() -> None:

@@ -254,7 +254,7 @@ def test_a_member_that_comes_and_goes_again_takes_its_share_and_leaves_it(world:
 
 def test_a_producer_whose_brokers_fail_again_sends_again(world: World, name_server: str) -> None:
     world.cluster.add_topic("T", queues=1)
-    producer = make(world, name_server)
+    producer = make(world, name_server, avoid_slow_brokers=False)
     for number in ROUNDS:
         for away in ({A}, {B}, {A, B}):
             world.faults.down |= away

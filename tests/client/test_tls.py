@@ -42,8 +42,8 @@ from mqbroker.client.deferred import Producer
 
 async def main(reactor):
     producer = Producer(reactor, {addr!r}, "pg", options=ProducerOptions(tls=ClientTls(**{tls!r}), retries=0))
-    await producer.start()
     try:
+        await producer.start()
         print((await producer.send(Message("T", b"1"))).status.name)
     except Exception as error:
         print(type(error).__name__, error)
@@ -71,15 +71,15 @@ def on_asyncio(addr: Any, tls: Any) -> Any:
         return f"{type(error).__name__} {error}"
 
 
-def on_plain_sockets(addr: Any, tls: Any) -> Any:
-    with blocking.Producer(addr, "pg", options=ProducerOptions(tls=tls, retries=0)) as producer:
-        try:
+def on_blocking(addr: Any, tls: Any) -> Any:
+    try:
+        with blocking.Producer(addr, "pg", options=ProducerOptions(tls=tls, retries=0)) as producer:
             return producer.send(Message("T", b"1")).status.name
-        except MQError as error:
-            return f"{type(error).__name__} {error}"
+    except MQError as error:
+        return f"{type(error).__name__} {error}"
 
 
-FACES = [on_plain_sockets, on_asyncio, on_twisted]
+FACES = [on_blocking, on_asyncio, on_twisted]
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_connection_that_was_used_is_not_said_to_want_encryption(serve: Any) -
 # --- beyond the first request
 
 
-def test_plain_sockets_keep_an_encrypted_connection(serve: Any, authority: Any) -> None:
+def test_an_encrypted_connection_is_kept(serve: Any, authority: Any) -> None:
     server = serve()
     with blocking.PullConsumer(
         server.addr, "g", options=PullOptions(tls=ClientTls(ca_file=authority.path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.client.broker_requests import decline
 from mqbroker.client.deferred_net import DeferredNet
+from mqbroker.client.identity import Identity
 from tests.client.own_cluster import OwnCluster
 
 T = TypeVar("T")
@@ -44,6 +46,22 @@ class ClientClock:
     def pump(self, steps: Iterable[float]) -> None:
         for seconds in steps:
             self._cluster.advance(seconds)
+
+
+class FixedIdentity(Identity):
+    """A client id that a test chooses, and message ids that are counted."""
+
+    def __init__(self, client_id: str = "me", next_id: Callable[[], str] | None = None) -> None:
+        super().__init__((), random.Random(1), lambda: 0.0)
+        numbers = itertools.count()
+        self.client_id, self._next = client_id, next_id or (lambda: f"U{next(numbers)}")
+
+    def take(self) -> None:
+        pass
+
+    @property
+    def next_ids(self) -> Any:
+        return self._next
 
 
 class World:

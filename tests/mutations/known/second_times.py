@@ -193,8 +193,8 @@ MISTAKES = [
     Mutation(
         "take a route for stale once it was",
         "client/routes.py",
-        "            entry.is_stale = False\n",
-        "            pass\n",
+        "        entry.is_stale = entry.is_asking = False\n",
+        "        entry.is_asking = False\n",
         _CLIENT,
     ),
     Mutation(

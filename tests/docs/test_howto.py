@@ -1,17 +1,37 @@
 """How-to pages on running daemons: followed as they stand, with what they print."""
 
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from mqbroker.daemons.broker import BrokerConsoleOptions
 from tests.daemons.processes import SOURCE
-from tests.sessions import follow, reader_environment
+from tests.sessions import follow, reader_environment, steps
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "howto"
 
 
 @pytest.mark.daemons
-@pytest.mark.parametrize(("page", "typed"), [("run", 10), ("logs", 10), ("change-settings", 6)])
+@pytest.mark.parametrize(("page", "typed"), [("run", 10), ("logs", 10), ("change-settings", 6), ("back-up", 15)])
 def test_a_how_to_for_daemons(tmp_path: Path, page: str, typed: int) -> None:
     environment = reader_environment(tmp_path, PYTHONPATH=SOURCE)
     assert follow([FOLDER / f"{page}.rst"], tmp_path / "work", environment) == typed
+
+
+def test_the_unit_of_systemd_is_valid(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("there is no systemd-analyze")
+    [unit] = [step for step in steps(FOLDER / "systemd.rst") if step.file == "mqbroker.service"]
+    path = tmp_path / unit.file
+    path.write_text(unit.text.replace("/opt/mqbroker/bin/mqbroker", "/bin/true").replace("User=mqbroker\n", ""))
+    command = ["systemd-analyze", "verify", "--man=no", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, [line for line in ended.stderr.splitlines() if unit.file in line]) == (0, [])
+    options = re.findall(r"^Exec\w+=/opt/mqbroker/bin/mqbroker (.+)$", unit.text, re.MULTILINE)
+    for line in options:
+        known = {f"--{name.rstrip('=')}" for name in BrokerConsoleOptions().longOpt} | {"-c"}
+        assert {word for word in line.split() if word.startswith("-")} <= known
+    assert len(options) == 2

@@ -44,12 +44,14 @@ from mqbroker.broker.requests.plain_sends import serve_plain_sends
 from mqbroker.broker.requests.pull_message import PULLS_AT_ONCE_MAX, OffsetMovedEvents, PullRequests
 from mqbroker.broker.requests.pull_plans import PullPlans
 from mqbroker.broker.requests.query_message import MessageRequests, QueueEntryRequests
+from mqbroker.broker.requests.replica_requests import IMembers, ReplicaRequests
 from mqbroker.broker.requests.reply_message import ReplyRequests
 from mqbroker.broker.requests.send_back import SendBackRequests
 from mqbroker.broker.requests.send_message import SendRequests
 from mqbroker.broker.requests.send_rules import SendRules
 from mqbroker.broker.requests.topic_requests import TopicRequests
 from mqbroker.broker.runtime_info import RuntimeInfo
+from mqbroker.broker.sends_to_master import SendsToMaster
 from mqbroker.broker.slow_consumers import CHECK_SECONDS, SlowConsumers
 from mqbroker.broker.subscription_resolver import SubscriptionResolver
 from mqbroker.broker.topic_repair import FILE as TOPICS_COPIED_FILE
@@ -85,12 +87,14 @@ class Replication:
     """What a broker does beside others. `follower`: a slave's link to its master; None on a master. `make_quorum`: says
     which slaves a SYNC_MASTER waits for; None for as many as inSyncReplicas says. `group_info`: what the runtime
     information says of the broker's group. `is_certain`: whether the master of a group is it for certain; None of other
-    brokers."""
+    brokers. `sends`: what a replica of a group does with sends. `members`: the group, if there is one."""
 
     follower: SlaveService | None = None
     make_quorum: Callable[[Slaves], IQuorum] | None = None
     group_info: Callable[[], dict[str, str]] = dict
     is_certain: Callable[[], bool] | None = None
+    sends: SendsToMaster | None = None
+    members: IMembers | None = None
 
 
 class Assembly:
@@ -167,6 +171,8 @@ class Assembly:
         self._serve_others(table, clock, store_host, save_settings)
         if replication.follower is not None:
             refuse_changes(table)
+        if replication.sends is not None:
+            replication.sends.serve(table)
         if replication.is_certain is not None:
             only_while_certain(table, replication.is_certain)
 
@@ -250,6 +256,7 @@ class Assembly:
             SettingsRequests(live, save_settings),
             StatsRequests(store, stats, info),
             AclRequests(self._acl, settings, own_addr),
+            ReplicaRequests(own.members),
         ):
             table.serve(family, tasks.bounded)
 

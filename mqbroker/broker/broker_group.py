@@ -13,6 +13,7 @@ import attrs
 import orjson
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from mqbroker.broker.broker_slave import NOT_CERTAIN
@@ -24,8 +25,8 @@ from mqbroker.ha.candidacy import why_set_back
 from mqbroker.ha.divergence import Diverged, FallenBehind
 from mqbroker.ha.election import SET_BACK, GroupMember, GroupSettings, Role
 from mqbroker.ha.epochs import BadHistory, Epoch, EpochHistory
-from mqbroker.ha.etcd import TIMEOUT_SECONDS, EtcdAccess, IEtcd
-from mqbroker.ha.group_keys import Conflict
+from mqbroker.ha.etcd import TIMEOUT_SECONDS, EtcdAccess, EtcdError, IEtcd
+from mqbroker.ha.group_keys import Conflict, GroupError
 from mqbroker.ha.in_sync import InSyncSet, InSyncSettings
 from mqbroker.ha.link import CHALLENGE_BYTES, Answer, BadPeer, Greeting
 from mqbroker.ha.master import Slaves
@@ -40,6 +41,14 @@ log = Logger()
 EPOCHS_FILE = "epochs.json"
 #: How often the note of the store is synced, if it has changed.
 NOTE_SYNC_SECONDS = 1.0
+#: How long requests are held for a planned change of the master before it is given up: clients time out after 3 s.
+SWITCH_SECONDS = 1.5
+SWITCH_LOOK_SECONDS = 0.01
+#: A former master that named the next one registers as a replica after so long: name servers have one entry for an
+#: address, and clients need the former one until the next master has registered.
+REGISTER_AFTER_SECONDS = 4.0
+#: For so long it waits with sends that still come to it, for the next master to serve.
+PATIENT_SECONDS = 10.0
 
 
 class StoreLost(Diverged):
@@ -53,6 +62,7 @@ class BrokerGroup:
     :param on_role: called when the broker must start again in another role.
     :param on_master: called with the master's addresses, for replication and for requests, when a replica is to follow.
     :param cut: cuts the log back to an offset, and starts the broker again; called with that and the log's end.
+    :param hold: called with True to leave requests unread, and with False to go on.
     """
 
     def __init__(
@@ -66,9 +76,11 @@ class BrokerGroup:
         cut: Callable[[int, int], None],
         disk: IDisk,
         randbytes: Callable[[int], bytes],
+        hold: Callable[[bool], None],
     ) -> None:
         self._settings, self._clock, self._steady = settings, clock, steady
         self._on_role, self._on_master, self._cut, self._randbytes = on_role, on_master, cut, randbytes
+        self._hold = hold
         self.replica_id = settings.broker_id
         own = GroupSettings(
             cluster=settings.broker_cluster_name,
@@ -91,6 +103,11 @@ class BrokerGroup:
         self._in_sync: InSyncSet | None = None
         #: The epoch as whose master the broker runs; 0 for a replica.
         self._serves_epoch = 0
+        #: Whether another broker is being made the master: nothing is appended any more.
+        self._is_switching = False
+        self._switched_at = -PATIENT_SECONDS
+        #: Of the last role with one.
+        self._last_epoch = 0
 
     # --- the role
 
@@ -106,9 +123,14 @@ class BrokerGroup:
 
     def may_register(self) -> bool:
         """Whether name servers may be told that this broker runs: of a former master they must not hear any more."""
+        if not self._serves_epoch and self._steady() < self._switched_at + REGISTER_AFTER_SECONDS:
+            return self.member.is_master
         return not self._serves_epoch or self.member.is_master
 
     def _role_changed(self, role: Role) -> None:
+        before, self._last_epoch = self._last_epoch, role.epoch or self._last_epoch
+        if role.is_switched and 0 < before < role.epoch:
+            self._switched_at = self._steady()
         if (role.epoch if role.is_master else 0) != self._serves_epoch:
             self._on_role()
         elif role.master is not None:
@@ -141,7 +163,7 @@ class BrokerGroup:
         self._durable = self._flushed if self._is_flush_sync else (lambda: store.log_end)
         history = file.load(EpochHistory.from_json) or EpochHistory()
         self.store.open(history, lambda: store.log_end, store.gaps())
-        self._serves_epoch = 0
+        self._serves_epoch, self._is_switching = 0, False
 
     def sync_note(self) -> None:
         """Bring the store's note to the disk, if it has changed. On the worker. Raises OSError."""
@@ -214,7 +236,74 @@ class BrokerGroup:
 
     def is_certain(self) -> bool:
         """Whether this broker is certain to be the master still, as which it runs. Hot."""
-        return self.member.is_master and self.member.role.epoch == self._serves_epoch
+        return self.member.is_master and self.member.role.epoch == self._serves_epoch and not self._is_switching
+
+    # --- planned changes
+
+    async def switch(self, to: int) -> int:
+        """Make another broker the master, and return its epoch. Requests are held meanwhile, and served by it, or by
+        this broker where that is given up. Raises GroupError, which says why nothing was changed."""
+        in_sync = self._in_sync
+        if in_sync is None or not self.is_certain():
+            raise GroupError("this broker is not the master now, or another switch is under way: `mq ha status` shows")
+        if to == self.replica_id:
+            raise GroupError(f"broker {to} is the master already")
+        if why_not := in_sync.why_not_next(to):
+            raise GroupError(why_not)
+        epoch, self._is_switching = self._serves_epoch + 1, True
+        self._hold(True)
+        log.info("broker {id} is to be the master: requests are held until it serves", id=to)
+        try:
+            await self._switch(to, in_sync)
+        except BaseException as error:
+            self._is_switching = False
+            self._hold(False)
+            log.warn("broker {id} is not made the master: {why}", id=to, why=str(error))
+            raise
+        return epoch
+
+    async def _switch(self, to: int, in_sync: InSyncSet) -> None:
+        began = self._steady()
+        why = (
+            "after {s} s not all brokers in sync have all messages: this broker is the master still; try again when "
+            "they follow closely"
+        )
+        # In a turn of its own, after whatever was read with the request.
+        await deferLater(self._clock, 0)
+        while True:
+            end = in_sync.log_end
+            if in_sync.reached() >= end:
+                try:
+                    if await self.member.hand_over(to, end):
+                        return
+                except EtcdError as error:
+                    why = f"etcd does not answer: {error}; this broker goes on as the master unless etcd names another"
+                await self.member.refreshed()
+                if self.member.role.epoch > self._serves_epoch:
+                    return
+            if self._steady() > began + SWITCH_SECONDS:
+                raise GroupError(why.format(s=SWITCH_SECONDS))
+            await deferLater(self._clock, SWITCH_LOOK_SECONDS)
+
+    async def remove(self, replica_id: int) -> str:
+        """Forget a broker that will not come back; returns what was done. Raises GroupError and EtcdError."""
+        if not self.is_certain():
+            raise GroupError("this broker is not the master now: `mq ha status` shows which is")
+        if replica_id == self.replica_id:
+            raise GroupError(f"broker {replica_id} is the master: `mq ha switch` makes another one the master first")
+        await self.member.remove(replica_id)
+        log.warn("broker {id} is removed from the group", id=replica_id)
+        return f"broker {replica_id} is removed; as one that comes back it is taken for a new one"
+
+    @property
+    def master_address(self) -> str:
+        """Where the master serves, if this broker is a replica of it; else empty."""
+        master = self.member.role.master
+        return "" if master is None else master.address
+
+    def is_patient(self) -> bool:
+        """Whether the former master named the present one a moment ago, which may not serve yet."""
+        return self._steady() < self._switched_at + PATIENT_SECONDS
 
     def settle(self, store: MessageStore, offsets: OffsetTable) -> None:
         """Keep readers, and what refers to the log, from being ahead of what stays of it. Called before the store
@@ -394,6 +483,11 @@ class BrokerGroup:
         role, member = self.member.role, self.member
         in_sync = " ".join(map(str, sorted(role.in_sync)))
         found = {"groupReplicaId": str(self.replica_id), "groupEpoch": str(role.epoch), "groupInSync": in_sync}
+        found["groupMinInSync"] = str(self._settings.min_in_sync_replicas)
+        found["groupKnown"] = " ".join(map(str, member.known))
+        found["groupRunning"] = " ".join(map(str, sorted(member.members)))
+        if self._serves_epoch and self._in_sync is not None:
+            found["groupWhyNotConfirmed"] = self._in_sync.why_not_confirmed()
         if self.store.is_open:
             has = self.store.holdings
             found |= {"groupCommitted": str(has.committed), "groupNotWhole": has.why_not_whole}

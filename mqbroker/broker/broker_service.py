@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import attrs
 from twisted.application.service import Service
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -34,6 +34,7 @@ from mqbroker.broker.name_servers import BrokerIdentity, OnMaster, Registration
 from mqbroker.broker.ports import allowed_slaves, exempt_slaves, own_address
 from mqbroker.broker.replica_store import cut_store_back, paths_of, put_store_aside
 from mqbroker.broker.requests.broker_admin import Save
+from mqbroker.broker.sends_to_master import SendsToMaster
 from mqbroker.broker.sibling_topics import SiblingTopics
 from mqbroker.broker.slave_synchronize import SlaveSynchronize
 from mqbroker.config import BrokerRole, BrokerSettings
@@ -81,6 +82,9 @@ FILE_RETRY_SECONDS = 5.0
 FORGET_SECONDS = 3600.0
 #: How long accepted requests may take when the broker stops.
 DRAIN_SECONDS_MAX = 5.0
+#: How long the connections to name servers outlive a planned change of the master: a name server removes whoever
+#: closes its connection, and clients need the former master's entry until the next one has registered.
+NAMES_SECONDS = 15.0
 #: Makes producers try another broker, and consumers retry.
 STOPPING = Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now. The broker is stopping")
 #: For all disk access except syncs of the log.
@@ -94,6 +98,16 @@ class _Follower:
     client: RemotingClient
     comparison: LogComparison
     service: SlaveService
+
+
+@attrs.frozen
+class _Server:
+    """What listens, and serves connections by `table`."""
+
+    table: HandlerTable
+    tls: ServerTls
+    factory: RemotingServerFactory
+    listening: ListeningService
 
 
 class BrokerService(Service):
@@ -152,6 +166,11 @@ class BrokerService(Service):
         self._may_resync, self._is_stuck = settings.ha_resync_enable, False
         #: What a replica does; None of a master.
         self._slave: BrokerSlave | None = None
+        self._server: _Server | None = None
+        #: Whether the ports and connections outlive the stop that is planned: the next start serves them.
+        self._keeps_server = False
+        #: The clients to name servers that outlive a stop, until these calls.
+        self._leaving_names: dict[RemotingClient, IDelayedCall] = {}
         self._group: BrokerGroup | None = None
         if settings.etcd_endpoints:
             asked = etcd or EtcdClient(reactor, etcd_access(settings))
@@ -165,6 +184,7 @@ class BrokerService(Service):
                 self._plan_cut,
                 disk,
                 rng.randbytes,
+                self._hold_requests,
             )
             self.settings = self._group.settings(settings)
 
@@ -207,8 +227,8 @@ class BrokerService(Service):
     async def _start(self) -> None:
         clock, settings = self._clock, self.settings
         table = HandlerTable()
-        tls = ServerTls(settings.tls, clock)
-        factory, listening = self._listen(table, tls)
+        server = self._listen(table)
+        tls, factory, listening = server.tls, server.factory, server.listening
         worker = self._worker or ThreadWorker(deferToThreadPool, self._reactor, self._make_threads(DISK_THREADS))
         if tls.has_files:
             self._read_tls = partial(tls.look, worker.run)
@@ -260,15 +280,14 @@ class BrokerService(Service):
         if parts.acknowledgements is not None:
             self._stops.append(parts.acknowledgements.stop)
         # The port is bound first, so that a port in use changes nothing, but closed before the parts that serve it.
-        self._stops.remove(listening.stopService)
-        self._stops += [listening.stopService, lambda: answered(factory.load, clock, DRAIN_SECONDS_MAX)]
+        self._stops.remove(self._leave_server)
+        self._stops += [self._leave_server, lambda: answered(factory.load, clock, DRAIN_SECONDS_MAX)]
+        if server.table is not table:
+            server.table.become(table)
         listening.resume()
+        factory.release()
         parts.held.start()
-        self._stops += [
-            parts.stop_pulls,
-            lambda: table.refuse(codes_where(lambda request: request.new_work), STOPPING),
-            listening.stop_accepting,
-        ]
+        self._stops += [parts.stop_pulls, lambda: self._stop_new_work(server)]
         if follower is None:
             self._register(parts)
         else:
@@ -294,9 +313,16 @@ class BrokerService(Service):
         if group is None:
             return Replication(follower=service)
         self._stops.append(group.end_epoch)
-        is_certain = group.is_certain if follower is None else None
+        sends = None
+        if follower is not None:
+            sends = SendsToMaster(follower.client, self._clock, lambda: group.master_address, group.is_patient)
         return Replication(
-            follower=service, make_quorum=group.make_in_sync, group_info=group.info, is_certain=is_certain
+            follower=service,
+            make_quorum=group.make_in_sync,
+            group_info=group.info,
+            is_certain=group.is_certain if follower is None else None,
+            sends=sends,
+            members=group,
         )
 
     async def _take_role(self, store: MessageStore, worker: IWorker) -> BrokerSettings:
@@ -367,6 +393,8 @@ class BrokerService(Service):
 
         progressed = None if self._group is None else self._group.progressed
         service = SlaveService(self._clock, raw, settings, connector, compare, self._steady, progressed)
+        if self._group is not None:
+            service.is_expected = self._group.is_patient
         return _Follower(client, comparison, service)
 
     def _follow_master(self, store: MessageStore, parts: Assembly, follower: _Follower) -> None:
@@ -443,8 +471,13 @@ class BrokerService(Service):
         self._every(TickingTurnClock.SECONDS, turns.tick)
         return turns
 
-    def _listen(self, table: HandlerTable, tls: ServerTls) -> tuple[RemotingServerFactory, ListeningService]:
-        server = self.settings.server
+    def _listen(self, table: HandlerTable) -> _Server:
+        """Listen, or take over what listened before."""
+        kept, self._keeps_server = self._keeps_server, False
+        if kept and self._server is not None:
+            self._stops.append(self._leave_server)
+            return self._server
+        server, tls = self.settings.server, ServerTls(self.settings.tls, self._clock)
         limits = Limits.of(server, self._files_max)
         factory = RemotingServerFactory(table, self._clock, limits, tls=tls, steady=self._steady)
         listening = ListeningService(
@@ -458,8 +491,33 @@ class BrokerService(Service):
         )
         listening.startService()
         self.port, self._vip_port = listening.port, listening.other_port
-        self._stops.append(listening.stopService)
-        return factory, listening
+        made = self._server = _Server(table, tls, factory, listening)
+        self._stops.append(self._leave_server)
+        return made
+
+    def _leave_server(self) -> Deferred[None]:
+        """Stop listening and close connections, unless the next start serves them."""
+        server = self._server
+        if self._keeps_server or server is None:
+            return succeed(None)
+        self._server = None
+        return server.listening.stopService()
+
+    def _stop_new_work(self, server: _Server) -> object:
+        """From now on no requests are accepted; where the next start serves the connections, they wait for that."""
+        if self._keeps_server:
+            server.factory.hold()
+            return None
+        server.table.refuse(codes_where(lambda request: request.new_work), STOPPING)
+        return server.listening.stop_accepting()
+
+    def _hold_requests(self, is_held: bool) -> None:
+        if self._server is None:
+            return
+        if is_held:
+            self._server.factory.hold()
+        elif not self._keeps_server:
+            self._server.factory.release()
 
     def _make_log_syncs(self) -> ISyncs:
         """Make the syncs of the log: by Linux AIO where available, else by a dedicated thread."""
@@ -560,9 +618,21 @@ class BrokerService(Service):
         )
         parts.topics.on_change.append(registration.changed)
         parts.topics.announcers.append(registration.changes_registered)
-        self._stops += [client.close, registration.stop]
+        self._stops += [lambda: self._leave_names(client), registration.stop]
         registration.start().addCallback(self.started.callback)
         return registration
+
+    def _leave_names(self, client: RemotingClient) -> Deferred[None]:
+        if not self._keeps_server:
+            return client.close()
+        self._leaving_names[client] = self._clock.callLater(NAMES_SECONDS, self._left_names, client)
+        return succeed(None)
+
+    def _left_names(self, client: RemotingClient) -> Deferred[None]:
+        call = self._leaving_names.pop(client)
+        if call.active():
+            call.cancel()
+        return client.close()
 
     # --- while it runs
 
@@ -609,6 +679,9 @@ class BrokerService(Service):
     def _change_role(self) -> None:
         if self._starting is None or self._starting.called:  # else that is looked at when the start has ended
             self._plan_start(self._current_settings)
+            if self._group is not None and self._group.member.role.is_switched and not self._is_stopped:
+                self._hold_requests(True)
+                self._keeps_server = True
 
     def _follow_elected(self, ha_address: str, address: str) -> None:
         if self._slave is not None:
@@ -658,7 +731,11 @@ class BrokerService(Service):
         If a stop or the cleanup of a failed start is under way, fires when that is complete.
         """
         self._is_stopped, self._next_settings = True, None
+        self._keeps_server = False
         stopped = self._stop_parts()
+        stopped.addCallback(lambda _: self._leave_server())
+        for client in list(self._leaving_names):
+            self._left_names(client)
         if self._group is None:
             return stopped
         # Last: another broker may be elected as soon as the lease is given back.

@@ -165,6 +165,8 @@ _OWN = frozenset(
         RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
         RequestCode.DELETE_EXPIRED_COMMITLOG,
         RequestCode.QUERY_DATA_VERSION,
+        RequestCode.SWITCH_GROUP_MASTER,
+        RequestCode.REMOVE_GROUP_MEMBER,
     }
 )
 #: What tells consumers where to begin.

@@ -12,6 +12,7 @@ import click
 
 from mqbroker.cli.cluster import asked, broker_sets, number, request, runtime_info, shard_number, table_lines
 from mqbroker.cli.failures import FAILED, Failure, NoAnswer, failure_of, told
+from mqbroker.cli.ha_members import remove, switch
 from mqbroker.cli.ha_rebuild import rebuild
 from mqbroker.cli.lines import escape_controls
 from mqbroker.cli.servers import Servers, server_options
@@ -34,6 +35,8 @@ class Member:
     `is_answering`: whether it answered; `is_well`: it answered, and follows if it is a slave. `is_ours`: it says how
     its links are. `epoch`, `in_sync`: what brokers that elect their master say: the epoch, and the ids of the in-sync
     replicas; None and empty of others; `committed`, `not_whole`: its commit point, and why its store is not whole.
+    `min_in_sync`: minInSyncReplicas; `down`: the ids of brokers that etcd knows and that do not run; `is_elected`:
+    whether it is the master of its group; `why_not`: why it takes no part, does not count, or acknowledges nothing.
     `shard_of`, `shards`: of a shard, the name that it has in common with the others, and how many they are.
     """
 
@@ -50,6 +53,10 @@ class Member:
     in_sync: tuple[int, ...] = ()
     committed: int | None = None
     not_whole: str = ""
+    min_in_sync: int | None = None
+    down: tuple[int, ...] = ()
+    is_elected: bool = False
+    why_not: str = ""
     shard_of: str = ""
     shards: int = 1
 
@@ -64,6 +71,8 @@ def ha() -> None:
 
 
 ha.add_command(rebuild)
+ha.add_command(switch)
+ha.add_command(remove)
 
 
 @ha.command()
@@ -112,8 +121,8 @@ def slave_to_promote(members: Sequence[Member], broker_id: int | None) -> Member
     for member in members:
         if member.epoch is not None:
             raise Failure(
-                "these brokers elect their master by etcd: stop the master, and another takes its place; if none does, "
-                "the state that `mq ha status` shows says why"
+                "these brokers elect their master by etcd: `mq ha switch` makes another one the master; where there is "
+                "none, the state that `mq ha status` shows says why"
             )
         if member.broker_id == 0 and member.is_answering:
             raise Failure(
@@ -169,16 +178,46 @@ async def wait_for_master(net: Net, name_servers: Sequence[str], slave: Member) 
 def status(name: str | None, as_json: bool, servers: Servers) -> None:
     """Show the brokers called NAME, or all: the end of each log, and how far slaves are behind.
 
-    Exits with 1 if a slave does not follow or a replica is not in sync, and with 3 if a broker does not answer.
+    Exits with 1 if something is wrong - a group acknowledges nothing or has no master, a broker of it is down, a slave
+    does not follow or does not count, a replica is not in sync - and with 3 if a broker does not answer; one line on
+    standard error says what it is.
     """
     with told():
         members = asked(servers, lambda net, name_servers: members_of(net, name_servers, name))
     for line in lines(members, as_json=as_json, on_terminal=sys.stdout.isatty()):
         click.echo(line)
+    cause = cause_of(members)
+    if cause:
+        click.echo(f"mq: {escape_controls(cause)}", err=True)
     if not all(member.is_answering for member in members):
         raise SystemExit(NoAnswer.exit_code)
-    if not all(member.is_well for member in members):
+    if cause:
         raise SystemExit(FAILED)
+
+
+def cause_of(members: Sequence[Member]) -> str:
+    """What is wrong, in one line: of several things the one that stops most. Empty if nothing is."""
+    causes: list[tuple[int, str]] = []
+    for name in dict.fromkeys(member.name for member in members):
+        own = [member for member in members if member.name == name]
+        group = [member for member in own if member.epoch is not None]
+        masters = [member for member in group if member.is_elected]
+        if group and not masters:
+            why = next((f": {member.why_not}" for member in group if member.why_not), "")
+            causes.append((0, f"{name} has no master, and acknowledges nothing{why}"))
+        for master in masters:
+            if master.why_not:
+                causes.append((0, f"{name} acknowledges nothing: {master.why_not}"))
+        for down in sorted({broker_id for member in masters or group for broker_id in member.down}):
+            causes.append((2, f"broker {down} of {name} is down: start it, or see `mq ha remove`"))
+        for member in own:
+            if not member.is_answering:
+                causes.append((1, f"{name} at {member.address}: {member.state}"))
+            elif not member.is_well and not member.is_elected:
+                causes.append((3, f"{name} at {member.address}: {member.why_not or member.state}"))
+            elif not member.is_well:
+                causes.append((3, f"{name} at {member.address}: {member.state}"))
+    return min(causes, default=(0, ""))[1]
 
 
 async def members_of(net: Net, name_servers: Sequence[str], name: str | None) -> list[Member]:
@@ -224,7 +263,8 @@ def _member(name: str, broker_id: int, address: str, info: dict[str, str], maste
     """A broker that answered. Only ours say how their links are: Java's have no such key."""
     end = number(info.get("commitLogMaxOffset"))
     if broker_id == 0:
-        return Member(name, broker_id, address, end, None, _slaves_state(info), True, True)
+        state, notes = _slaves_state(info)
+        return Member(name, broker_id, address, end, None, state, True, not notes)
     behind = None if end is None or master_end is None else max(0, master_end - end)
     shown = next((value for key, value in info.items() if key.startswith("haMaster_")), None)
     if shown is None:
@@ -235,9 +275,9 @@ def _member(name: str, broker_id: int, address: str, info: dict[str, str], maste
     return Member(name, broker_id, address, end, behind, state, True, not why_not, True)
 
 
-def _slaves_state(info: Mapping[str, str]) -> str:
+def _slaves_state(info: Mapping[str, str]) -> tuple[str, list[str]]:
     """What a master says of its slaves: of each its offset, the bytes and seconds that it is behind, its rate, and why
-    it does not count; and of those that it refused."""
+    it does not count; and of those that it refused. Returns that, and of it what is wrong."""
     slaves, notes = [], []
     for key, value in sorted(info.items(), reverse=True):
         if key.startswith("haSlave_"):
@@ -246,7 +286,7 @@ def _slaves_state(info: Mapping[str, str]) -> str:
                 notes.append(f"{key.removeprefix('haSlave_')} does not count: {slaves[-1][4]}")
         elif key.startswith("haRefused_"):
             notes.append(f"{key.removeprefix('haRefused_')} is refused: {value}")
-    return "; ".join(filter(None, [_links_state(slaves), *notes]))
+    return "; ".join(filter(None, [_links_state(slaves), *notes])), notes
 
 
 def _links_state(slaves: Sequence[Sequence[str]]) -> str:
@@ -263,19 +303,39 @@ def _in_group(member: Member, info: dict[str, str]) -> Member:
     epoch = number(info.get("groupEpoch"))
     if epoch is None:
         return member
-    in_sync = tuple(int(text) for text in info.get("groupInSync", "").split() if number(text) is not None)
+    in_sync, least = _ids(info, "groupInSync"), number(info.get("groupMinInSync"))
+    down = tuple(sorted({*_ids(info, "groupKnown")} - {*_ids(info, "groupRunning")})) if "groupRunning" in info else ()
+    is_elected = info.get("groupIsMaster") == "true"
     own, why_not = number(info.get("groupReplicaId")), info.get("groupWhyNot", "")
     state = f"replica {own}, epoch {epoch}, {'in sync' if own in in_sync else 'not in sync'}; {member.state}"
     committed, not_whole = number(info.get("groupCommitted")), info.get("groupNotWhole", "")
     if committed is not None:
         state = f"{state.removesuffix('; ')}; commit point {committed}"
+    if member.broker_id == 0 and least is not None:
+        state = f"{state.removesuffix('; ')}; in sync {' '.join(map(str, in_sync))}, at least {least} must be"
+    stopped = info.get("groupWhyNotConfirmed", "") if is_elected else ""
+    if stopped:
+        state = f"acknowledges nothing: {stopped}; {state}"
     if not_whole:
         state = f"not whole: {not_whole}; {state}"
     if why_not:
         state = f"takes no part: {why_not}; {state}"
-    is_well = member.is_well and not why_not and not not_whole and own in in_sync
+    is_well = member.is_well and not (why_not or not_whole or stopped or down) and own in in_sync
     found = attrs.evolve(member, state=state.removesuffix("; "), is_well=is_well, epoch=epoch, in_sync=in_sync)
-    return attrs.evolve(found, committed=committed, not_whole=not_whole)
+    why = stopped or why_not or (f"its store is not whole: {not_whole}" if not_whole else "")
+    return attrs.evolve(
+        found,
+        committed=committed,
+        not_whole=not_whole,
+        min_in_sync=least,
+        down=down,
+        is_elected=is_elected,
+        why_not=why,
+    )
+
+
+def _ids(info: Mapping[str, str], key: str) -> tuple[int, ...]:
+    return tuple(int(text) for text in info.get(key, "").split() if number(text) is not None)
 
 
 def lines(members: Sequence[Member], *, as_json: bool, on_terminal: bool) -> list[str]:

@@ -111,6 +111,41 @@ def why_not_elected(
     return ""
 
 
+def why_not_named(state: GroupState, to: int, member: Member) -> str:
+    """Why the master may not name broker `to` the next one; empty if it may.
+
+    :param member: what that broker says of itself.
+    """
+    if to not in state.in_sync:
+        return f"broker {to} is not in sync: wait until `mq ha status` shows that it is, or name one of those that are"
+    if not member.is_whole or not member.is_known:
+        return f"the store of broker {to} is not whole: wait until it has all that the master has"
+    if member.conflict is not None:
+        return f"broker {to} has messages that the master lacks: `mq ha status` shows what each broker has"
+    return ""
+
+
+def why_not_removed(state: GroupState, replica_id: int, identity: Identity, holdings: Holdings) -> str:
+    """Why a broker that does not run may not be forgotten: its store may be needed for what was acknowledged. Empty if
+    it may.
+
+    :param holdings: the master's.
+    """
+    if replica_id in state.in_sync:
+        others = sorted(state.in_sync - {replica_id})
+        return (
+            f"broker {replica_id} is in sync: besides {others} it alone has all that was acknowledged. Start another "
+            "broker, with an empty store and an id of its own: once `mq ha status` shows that one in sync, "
+            f"{replica_id} is not any more, and can be removed"
+        )
+    if identity.epoch >= state.lowered and identity.committed > holdings.committed:
+        return (
+            f"broker {replica_id} has acknowledged messages up to {identity.committed}, and the master's commit point "
+            f"is {holdings.committed}: keep its store, and look at `mq ha status`"
+        )
+    return ""
+
+
 def _why_others_have_more(state: GroupState, me: int, holdings: Holdings, others: Mapping[int, Member]) -> str:
     """Of those that may all lack something, all must be there, and the one that has most is elected."""
     for replica_id in sorted(state.in_sync - {me}):

@@ -29,6 +29,8 @@ from mqbroker.ha.candidacy import (
     IOwnStore,
     why_another,
     why_not_elected,
+    why_not_named,
+    why_not_removed,
     why_not_unclean,
     why_set_back,
     why_wrong,
@@ -74,7 +76,7 @@ class SetBack(GroupError):
 class Role:
     """What this broker is to be. `epoch` 0: it is not known yet. `lease`: with which its master was elected. `master`:
     whom to follow; None if there is nobody, or it is this broker. `in_sync`: the replicas in sync as etcd has them.
-    `unclean`: see `GroupState`."""
+    `unclean`, `switched`: see `GroupState`."""
 
     epoch: int = 0
     lease: int = 0
@@ -82,6 +84,12 @@ class Role:
     master: Member | None = None
     in_sync: frozenset[int] = frozenset()
     unclean: int = 0
+    switched: int = 0
+
+    @property
+    def is_switched(self) -> bool:
+        """Whether the former master named the one of this epoch."""
+        return self.epoch == self.switched > 0
 
     @property
     def who(self) -> tuple[object, ...]:
@@ -141,6 +149,8 @@ class GroupMember(Service):
         self._granted_at = -GRANT_SECONDS
         self._state: GroupState | None = None
         self._state_revision = 0
+        #: Whether etcd may have, or come to have, another master that this broker has named; whether it does now.
+        self._has_named = self._is_naming = False
         #: The name of a store that is to replace the one of which etcd has the identity.
         self._new_name = ""
         self._identities: Mapping[int, Identity] = {}
@@ -165,7 +175,7 @@ class GroupMember(Service):
     def is_master(self) -> bool:
         """Whether this broker is the master, and its lease is certain to stand: nobody else can be elected before."""
         state = self._state
-        holds = self.role.is_master and state is not None and state.lease == self._lease
+        holds = self.role.is_master and state is not None and state.lease == self._lease and not self._has_named
         return holds and self._steady() < self._deadline
 
     async def propose(self, in_sync: frozenset[int], committed: int = 0) -> bool:
@@ -184,12 +194,70 @@ class GroupMember(Service):
             self.role = attrs.evolve(self.role, in_sync=in_sync)
         return True
 
+    async def hand_over(self, to: int, committed: int) -> bool:
+        """Make broker `to`, which has the log up to `committed` as all in sync, the master of the next epoch; returns
+        whether that was written, False where another change came first. Raises GroupError where it may not be, and
+        EtcdError where it is not known whether it was written: then it may be until the state is changed otherwise."""
+        found = await self._etcd.read(self._settings.prefix)
+        self._take_state(found, self._state_revision)
+        state, item = self._state, found.items.get(self._member_key(to))
+        if state is None or state.master != self._settings.replica_id or state.lease != self._lease:
+            raise GroupError("this broker is not the master any more")
+        if item is None or not item.lease:
+            raise GroupError(f"broker {to} does not run, or etcd has not heard of it: start it")
+        why_not = why_not_named(state, to, Member.from_json(item.value))
+        if why_not:
+            raise GroupError(why_not)
+        epoch, committed = state.epoch + 1, max(state.committed, committed)
+        new = attrs.evolve(state, epoch=epoch, master=to, lease=item.lease, committed=committed, switched=epoch)
+        conditions = [Compare(self._key, self._state_revision), Compare(self._member_key(to), item.modified)]
+        self._has_named = self._is_naming = True
+        try:
+            self._has_named = await self._etcd.txn(conditions, [Put(self._key, new.to_json())]) is not None
+        finally:
+            self._is_naming = False
+            self.wake()
+        return self._has_named
+
+    async def remove(self, replica_id: int) -> None:
+        """Delete the identity of a broker that does not run. Raises GroupError where that may not be, and EtcdError."""
+        identity_key = f"{self._settings.prefix}identities/{replica_id}"
+        lease, _ = await self._etcd.grant(self._settings.ttl_s)
+        found = await self._etcd.read(self._settings.prefix)
+        self._take_state(found, self._state_revision)
+        state, item, member = self._state, found.items.get(identity_key), found.items.get(self._member_key(replica_id))
+        if state is None or state.master != self._settings.replica_id:
+            raise GroupError("this broker is not the master any more")
+        if member is not None:
+            address = Member.from_json(member.value).address
+            raise GroupError(f"broker {replica_id} at {address} runs, or did until a moment ago: stop it first")
+        if item is None:
+            known = sorted(self._read_identities(found))
+            raise GroupError(f"etcd knows no broker {replica_id} of this group; it knows {known}")
+        why_not = why_not_removed(state, replica_id, Identity.from_json(item.value), self._store.holdings)
+        if why_not:
+            raise GroupError(why_not)
+        # With a lease that ends at once, for nothing else deletes keys under conditions here.
+        conditions = [
+            Compare(self._key, self._state_revision),
+            Compare(identity_key, item.modified),
+            Compare(self._member_key(replica_id), 0),
+        ]
+        if await self._etcd.txn(conditions, [Put(identity_key, item.value, lease)]) is None:
+            raise GroupError("the group has changed meanwhile: nothing is removed; try again")
+        await self._etcd.revoke(lease)
+
     def wake(self) -> None:
         """Look at etcd soon."""
         self._is_woken = True
         sleeping, self._sleeping = self._sleeping, None
         if sleeping is not None:
             sleeping.callback(None)
+
+    @property
+    def known(self) -> list[int]:
+        """The ids of all brokers that etcd knows of, whether they run or not."""
+        return sorted({*self._identities, *self.members})
 
     @property
     def nonce(self) -> str:
@@ -374,8 +442,10 @@ class GroupMember(Service):
             self._without_master_since = None
             if is_master:
                 await self._step_down_if_wrong(state)
+                if self._has_named and not self._is_naming:
+                    await self._write_again(state)
             role = Role(state.epoch, state.lease, is_master, None if is_master else master, state.in_sync)
-            self._set_role(attrs.evolve(role, unclean=state.unclean))
+            self._set_role(attrs.evolve(role, unclean=state.unclean, switched=state.switched))
             self._say("")
             await self._say_what_changed(own)
             return
@@ -549,6 +619,13 @@ class GroupMember(Service):
         state = GroupState(settings.cluster, settings.broker, 1, me, self._lease, frozenset([me]))
         await self._elect(state, 0, [Compare(self._member_key(me), own.modified)])
 
+    async def _write_again(self, state: GroupState) -> None:
+        """Keep a write that names another master, and of which etcd has told nothing, from being done later."""
+        written = await self._etcd.txn([Compare(self._key, self._state_revision)], [Put(self._key, state.to_json())])
+        if written is None:
+            raise GroupError("another master may have been named")
+        self._state_revision, self._has_named = max(written, self._state_revision), False
+
     async def _step_down_if_wrong(self, state: GroupState) -> None:
         """Give the lease back where another broker has messages that were acknowledged, and that this one lacks."""
         holdings = self._store.holdings if self._store.is_open else Holdings()
@@ -620,6 +697,7 @@ class GroupMember(Service):
         if role == self.role:
             return
         before, self.role = self.role, role
+        self._has_named = self._has_named and role.is_master
         if before.who == role.who:
             return
         if role.is_master:

@@ -27,7 +27,7 @@ class GroupState:
     """What the group has agreed on. `committed`: the commit point when this was written: whoever is elected has the log
     below it. `unclean`: the newest epoch whose master was elected by uncleanElectionEnable, though others may have
     more; `lowered`: the newest from which on commit points may be lower than before, as all that were in sync had lost
-    something; 0 if there is none."""
+    something; `switched`: the newest whose master the former one named; 0 if there is none."""
 
     cluster: str
     broker: str
@@ -38,6 +38,7 @@ class GroupState:
     committed: int = 0
     unclean: int = 0
     lowered: int = 0
+    switched: int = 0
 
     def to_json(self) -> bytes:
         return orjson.dumps({"version": VERSION, **attrs.asdict(self), "in_sync": sorted(self.in_sync)})
@@ -53,7 +54,8 @@ class GroupState:
             raise GroupError("an epoch, id or lease is missing, or is no whole number above 0")
         names = str(row.get("cluster")), str(row.get("broker"))
         numbers = cast(int, epoch), cast(int, master), cast(int, lease)
-        return cls(*names, *numbers, frozenset(in_sync or ()), *_counts(row, "committed", "unclean", "lowered"))
+        counts = _counts(row, "committed", "unclean", "lowered", "switched")
+        return cls(*names, *numbers, frozenset(in_sync or ()), *counts)
 
 
 @attrs.frozen(order=True)

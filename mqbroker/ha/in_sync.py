@@ -114,8 +114,34 @@ class InSyncSet:
             return -1
         return self._held
 
+    def why_not_confirmed(self) -> str:
+        """Why no message is acknowledged at the moment; empty if they are."""
+        least, kept = self._settings.min_replicas, self._kept() & self.members
+        if not self._is_master():
+            return "its lease in etcd is not certain"
+        if min(len(self.members), len(kept)) >= least:
+            return ""
+        return f"of at least {least} brokers (minInSyncReplicas) only {sorted(kept)} are in sync and follow"
+
     def confirm(self, begin: int, end: int) -> bool:
         return end <= self.reached()
+
+    @property
+    def log_end(self) -> int:
+        return self._slaves.log.end
+
+    def why_not_next(self, replica: int) -> str:
+        """Why a replica cannot be the next master at this moment; empty if it can."""
+        links, others = self._slaves.replicas(), sorted(self.members - {self._me})
+        if replica not in self.members:
+            return f"broker {replica} is not in sync: wait until `mq ha status` shows it so, or name one of {others}"
+        if replica not in links:
+            return f"broker {replica} is not connected: start it, or name another one of {others}"
+        if not links[replica].is_whole:
+            return f"the store of broker {replica} is not whole: wait until it has all that this broker has"
+        if absent := [other for other in others if not self._keeps_up(other, links)]:
+            return f"broker {absent[0]} is in sync, and does not follow: wait until it does, or is not in sync any more"
+        return ""
 
     @property
     def _held(self) -> int:

@@ -38,6 +38,8 @@ CONNECT_SECONDS_MAX = 5.0
 READ_BYTES = 256 * 1024
 #: Delays before the next attempts; the last one stays.
 RETRY_SECONDS = (1.0, 2.0, 4.0, 5.0)
+#: The delay while the master is about to serve.
+EXPECTED_RETRY_SECONDS = 0.1
 #: Delay after the logs were found to differ: it needs a person.
 DIVERGED_SECONDS = 60.0
 #: Delay after the store refused to append.
@@ -328,6 +330,8 @@ class SlaveService(Service):
         self._why_not = "the address of the master is not known yet"
         self._told = ""
         self._attempts = 0
+        #: Whether the master was named a moment ago, and may not serve yet.
+        self.is_expected: Callable[[], bool] = lambda: False
         self._connection: MasterConnection | None = None
         self._work: Deferred[None] = succeed(None)
         self._connecting: Deferred[Any] = succeed(None)
@@ -382,7 +386,9 @@ class SlaveService(Service):
                 return
             self._say(ended)
             retry_s = ended.retry_s
-            if retry_s is None:
+            if retry_s is None and self.is_expected():
+                retry_s = EXPECTED_RETRY_SECONDS
+            elif retry_s is None:
                 retry_s = RETRY_SECONDS[min(self._attempts, len(RETRY_SECONDS) - 1)]
                 self._attempts += 1
             await self._sleep(retry_s)

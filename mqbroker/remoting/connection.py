@@ -348,8 +348,18 @@ class RemotingProtocol(Peer, Protocol):
         self._count_kept(self._decoder.pending_bytes + self._waiting_bytes)
         self._pace()
 
+    def requeue(self, request: RemotingCommand) -> bool:
+        """Have a request handled again once the server holds none any more; False if it holds none now."""
+        if self._load.is_held and not self.closed:
+            self._queue_frames(FrameDecoder().feed(encode_command(request)))
+            return True
+        return False
+
     def go_on(self, until: float) -> bool:
         """Handle queued frames until the given time on the clock; called by the scheduler, which has others wait."""
+        if self._load.is_held:
+            self._has_entered = False
+            return False
         try:
             del self._waiting[: self._handle(self._waiting, until)]
             self._charge()
@@ -369,8 +379,9 @@ class RemotingProtocol(Peer, Protocol):
             self._table.charge()
 
     def _may_go_on(self) -> bool:
-        """Whether the peer reads its responses and the requests in flight are below the limit."""
-        return not self._answers_unread and self._in_flight < self._limits.requests_in_flight_max
+        """Whether the peer reads its responses, the requests in flight are below the limit and none are held."""
+        is_below = self._in_flight < self._limits.requests_in_flight_max
+        return is_below and not self._answers_unread and not self._load.is_held
 
     def _must_stop(self, until: float) -> bool:
         return self._clock.seconds() >= until or not self._may_go_on() or self.closed
@@ -592,6 +603,10 @@ class RemotingProtocol(Peer, Protocol):
         load.kept_bytes += grown
         if grown > 0:
             load.close_largest(self._limits.unfinished_bytes_max)
+
+    def hold_changed(self) -> None:
+        """Called when the server holds requests, or does not any more."""
+        self._pace()
 
     def _pace(self) -> None:
         """Read only while the peer reads, its requests in flight are below the limit and no frames are queued."""

@@ -253,6 +253,18 @@ class HandlerTable:
             if code in self.batch:
                 self.batch[int(code)] = refuse
 
+    def replace(self, codes: Iterable[int], handler: Handler) -> None:
+        """Have `handler` handle the requests of those `codes` in place of their handlers, of all kinds."""
+        for code in map(int, codes):
+            self.plain = {each: plain for each, plain in self.plain.items() if each != code}
+            self.batch.pop(code, None)
+            self._handlers[code] = handler if self._guard is None else self._guard.guarded(code, handler)
+
+    def become(self, other: HandlerTable) -> None:
+        """Serve what `other` serves, on the connections that have this table."""
+        self._handlers, self.batch, self.plain = other._handlers, other.batch, other.plain
+        self._guard, self._runs_max, self.charge = other._guard, other._runs_max, other.charge
+
     def serve_only_while(self, test: Callable[[], bool], codes: Iterable[int], why: Refused) -> None:
         """From now on refuse requests of those `codes` with `why` while `test` fails; of others too none is plain then.
         It is looked at once for all requests of a code that were read together."""

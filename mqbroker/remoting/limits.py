@@ -156,10 +156,12 @@ class Load:
     """What all connections of one server, or one client, have under way together, and of it each address.
 
     on_idle: called when the last request under way is answered.
+    is_held: requests wait on their connections, see `RemotingServerFactory.hold`.
     """
 
     requests: int = 0
     kept_bytes: int = 0
+    is_held: bool = False
     on_idle: Callable[[], None] | None = None
     _addresses: dict[bytes, AddressLoad] = attrs.field(factory=dict)
 

@@ -113,7 +113,7 @@ class RemotingServerFactory(ServerFactory):
         Returns what is left, for `dataReceived`, and which read it is of.
         """
         plain, scheduler = self._table.plain, self.scheduler
-        if compiled is None or not plain:
+        if compiled is None or not plain or self.load.is_held:
             return list(enumerate(reads))
         may_all = scheduler.has_time_for_all and self.load.is_light(self._limits.requests_under_way_max)
         if not may_all:
@@ -174,6 +174,19 @@ class RemotingServerFactory(ServerFactory):
     def _tell(self, event: ConnectionEvent, connection: RemotingProtocol) -> None:
         if self.on_event is not None:
             self.on_event(event, connection)
+
+    def hold(self) -> None:
+        """Leave requests unread, or unhandled, until `release`. Those accepted before are answered."""
+        self.load.is_held = True
+        for connection in list(self.connections):
+            connection.hold_changed()
+
+    def release(self) -> None:
+        """Handle requests again after `hold`."""
+        if self.load.is_held:
+            self.load.is_held = False
+            for connection in list(self.connections):
+                connection.hold_changed()
 
     def close_all(self, why: str) -> None:
         """Close every connection; `on_event` is called for each as usual."""

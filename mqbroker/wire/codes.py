@@ -110,6 +110,9 @@ class RequestCode(IntEnum):
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
+    # Ours, within the 16 bits of the binary header; 4.9 and 5 have none near.
+    SWITCH_GROUP_MASTER = 29_001
+    REMOVE_GROUP_MEMBER = 29_002
 
 
 class ResponseCode(IntEnum):

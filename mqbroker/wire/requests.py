@@ -180,6 +180,8 @@ _ROWS: dict[Code, Request] = {
     Code.ADD_WRITE_PERM_OF_BROKER: Request(h.AddWritePermOfBrokerRequestHeader, ADMINISTRATOR),
     Code.GET_ALL_PRODUCER_INFO: Request(None, ACCOUNT, read_only=True),
     Code.DELETE_EXPIRED_COMMITLOG: Request(None, ADMINISTRATOR),
+    Code.SWITCH_GROUP_MASTER: Request(None, ADMINISTRATOR),
+    Code.REMOVE_GROUP_MEMBER: Request(None, ADMINISTRATOR),
 }
 
 #: Requests to servers, and brokers' requests to clients, by code.

@@ -48,6 +48,8 @@ CODES = {
     RequestCode.END_TRANSACTION, RequestCode.RESUME_CHECK_HALF_MESSAGE,
     # statistics
     RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.VIEW_BROKER_STATS_DATA, RequestCode.GET_BROKER_CONSUME_STATS,
+    # groups that elect their master
+    RequestCode.SWITCH_GROUP_MASTER, RequestCode.REMOVE_GROUP_MEMBER,
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from mqbroker.cli import cli
 from mqbroker.cli.failures import Failure, NoAnswer
-from mqbroker.cli.ha import Member, lines, members_of, slave_to_promote, slaves_to_promote
+from mqbroker.cli.ha import Member, cause_of, lines, members_of, slave_to_promote, slaves_to_promote
 from mqbroker.client.errors import NameServerUnreachable
 from mqbroker.wire.bodies import BrokerData
 from tests.cli.net import Net
@@ -65,7 +65,7 @@ def test_brokers_that_elect_their_master_say_who_is_in_sync() -> None:
     ]
     seen = [(member.is_well, member.epoch, member.in_sync) for member in found]
     assert seen == [(True, 7, (1, 3)), (False, 7, (1, 3))]
-    with pytest.raises(Failure, match="elect their master by etcd: stop the master"):
+    with pytest.raises(Failure, match="elect their master by etcd: `mq ha switch`"):
         slave_to_promote(found, None)
 
 
@@ -246,3 +246,60 @@ def test_real_brokers(tmp_path: Path, request: pytest.FixtureRequest, is_control
         f"a at {second.split(chr(9))[2]} is the master now; its log ends at 0",
     ]
     assert [line.split("\t")[1:4:2] for line in status("a").stdout.splitlines()] == [["0", "master"]]
+
+
+GROUP = {
+    "commitLogMaxOffset": "9", "groupEpoch": "7", "groupInSync": "1 2", "groupWhyNot": "", "groupMinInSync": "2",
+    "groupKnown": "1 2", "groupRunning": "1 2", "groupCommitted": "9",
+}  # fmt: skip
+ELECTED = {**GROUP, "groupReplicaId": "1", "groupIsMaster": "true", "groupWhyNotConfirmed": "", "haSlave_x": "9,0,0,0,"}
+REPLICA = {**GROUP, "groupReplicaId": "2", "groupIsMaster": "false", "haMaster_x": "9,0,"}
+
+
+def test_a_group_that_is_well_shows_the_set_and_its_minimum() -> None:
+    found = shown(net(ELECTED, REPLICA))
+    assert cause_of(found) == ""
+    assert found[0].state == (
+        "replica 1, epoch 7, in sync; 1 slave connected; commit point 9; in sync 1 2, at least 2 must be"
+    )
+    assert (found[0].min_in_sync, found[0].down, found[0].committed) == (2, (), 9)
+
+
+@pytest.mark.parametrize(
+    ("master", "replica", "says"),
+    [
+        ({"groupWhyNotConfirmed": "of at least 2 only [1]"}, {}, "a acknowledges nothing: of at least 2"),
+        ({"groupIsMaster": "false", "groupWhyNot": "etcd is away"}, {}, "a has no master, and acknowledges nothing"),
+        ({"groupKnown": "1 2 3"}, {}, "broker 3 of a is down: start it, or see `mq ha remove`"),
+        ({"groupKnown": "1 x 99999999999999999999 3"}, {}, "broker 3 of a is down"),
+        ({}, {"groupNotWhole": "its disk was emptied"}, f"a at {SLAVE}: its store is not whole: its disk was emptied"),
+        ({}, {"groupWhyNot": "etcd was set back"}, f"a at {SLAVE}: etcd was set back"),
+        ({}, {"groupInSync": "1", "groupReplicaId": "2"}, f"a at {SLAVE}: replica 2, epoch 7, not in sync"),
+        ({}, {"haMaster_x": "9,0,no connection"}, f"a at {SLAVE}: replica 2, epoch 7, in sync; does not follow"),
+        ({"haSlave_x": "9,0,0,0,not compared yet"}, {}, f"a at {MASTER}: replica 1, epoch 7, in sync; 1 slave connected"
+         "; x does not count: not compared yet"),
+        ({"haRefused_10.0.0.9": "another group"}, {}, "10.0.0.9 is refused: another group"),
+    ],
+)  # fmt: skip
+def test_of_what_is_wrong_one_line_says_what_stops_most(
+    master: dict[str, str], replica: dict[str, str], says: str
+) -> None:
+    found = shown(net({**ELECTED, **master}, {**REPLICA, **replica}))
+    assert says in cause_of(found)
+    assert "\n" not in cause_of(found)
+
+
+def test_a_broker_that_does_not_answer_is_told_of_unless_the_group_stands_still() -> None:
+    assert cause_of(shown(net(ELECTED, None))).startswith(f"a at {SLAVE}: no answer")
+    assert "acknowledges nothing" in cause_of(shown(net(None, REPLICA)))
+
+
+def test_a_slave_that_does_not_count_is_told_of_in_a_pair_too() -> None:
+    master = {"commitLogMaxOffset": "9", "haSlave_x": "9,0,0,0,its log was not compared yet"}
+    assert "does not count: its log was not compared yet" in cause_of(shown(net(master, {"commitLogMaxOffset": "9"})))
+
+
+@pytest.mark.parametrize("args", [["switch", "a"], ["remove", "a"], ["switch", "a", "--to", "0"], ["remove", "9" * 30]])
+def test_which_broker_is_meant_must_be_said(args: list[str]) -> None:
+    done = CliRunner().invoke(cli, ["ha", *args])
+    assert done.exit_code == 2

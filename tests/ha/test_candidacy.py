@@ -7,7 +7,15 @@ from typing import Any
 import attrs
 import pytest
 
-from mqbroker.ha.candidacy import Holdings, why_another, why_not_elected, why_not_unclean, why_set_back
+from mqbroker.ha.candidacy import (
+    Holdings,
+    why_another,
+    why_not_elected,
+    why_not_named,
+    why_not_removed,
+    why_not_unclean,
+    why_set_back,
+)
 from mqbroker.ha.epochs import Epoch, EpochHistory
 from mqbroker.ha.group_keys import Conflict, GroupError, GroupState, Identity, Member
 
@@ -129,3 +137,21 @@ def test_what_a_later_version_wrote_is_not_understood() -> None:
     for kind, value in ((GroupState, STATE), (Identity, identity)):
         with pytest.raises(GroupError, match="of version 2, which a later mqbroker wrote"):
             kind.from_json(value.to_json().replace(b'"version":1', b'"version":2'))
+
+
+def test_the_next_master_is_one_in_sync_that_is_whole() -> None:
+    assert why_not_named(STATE, 2, member(2)) == ""
+    assert "is not in sync: wait" in why_not_named(STATE, 3, member(3))
+    for lacking in ({"is_whole": False}, {"is_known": False}):
+        assert "is not whole: wait" in why_not_named(STATE, 2, member(2, **lacking))
+    assert "has messages that the master lacks" in why_not_named(STATE, 2, member(2, conflict=Conflict(3, 33)))
+
+
+def test_a_member_is_forgotten_that_has_nothing_which_the_group_needs() -> None:
+    assert why_not_removed(STATE, 3, Identity(NAME, 1, 500, 3), WHOLE) == ""
+    assert "besides [1] it alone has all" in why_not_removed(STATE, 2, Identity(NAME, 1, 0, 3), WHOLE)
+    assert "up to 501, and the master's commit point is 500" in why_not_removed(
+        STATE, 3, Identity(NAME, 1, 501, 3), WHOLE
+    )
+    lowered = attrs.evolve(STATE, lowered=3)
+    assert why_not_removed(lowered, 3, Identity(NAME, 1, 501, 2), WHOLE) == ""

@@ -166,7 +166,7 @@ def test_the_first_is_master_and_the_others_follow_it() -> None:
     world = group(1, 2, 3)
     assert world.state() | {"lease": 0} == {
         "cluster": "C", "broker": "B", "epoch": 1, "master": 1, "lease": 0, "in_sync": [1, 2, 3], "committed": 0,
-        "lowered": 0, "unclean": 0, "version": 1,
+        "lowered": 0, "switched": 0, "unclean": 0, "version": 1,
     }  # fmt: skip
     assert who(world.roles[2][-1]) == (1, "10.0.0.1:10911", "10.0.0.1:10912")
     assert [member.why_not for member in world.members.values()] == ["", "", ""]

@@ -8,10 +8,12 @@ from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.wire.access import Access
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.requests import REQUESTS, UNANSWERED, demand_of
+from tests.wire.test_codes import OURS
 
 
 def test_each_code_of_java_has_a_row_or_a_reason_why_not(protocol: dict[str, dict[str, Any]]) -> None:
-    assert sorted([*REQUESTS, *UNANSWERED]) == sorted(protocol["codes"]["RequestCode"].values())
+    ours = OURS.values()
+    assert sorted([*REQUESTS, *UNANSWERED]) == sorted([*protocol["codes"]["RequestCode"].values(), *ours])
     assert all(UNANSWERED.values())
     assert all(request.demand or request.to_clients for request in REQUESTS.values())
 

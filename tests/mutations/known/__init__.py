@@ -16,6 +16,7 @@ from tests.mutations.known import (
     shards,
     slave_trust,
     spark,
+    switches,
 )
 from tests.mutations.mutation import SOURCE, Mutation
 
@@ -35,6 +36,7 @@ KNOWN = [
     *shards.MISTAKES,
     *slave_trust.MISTAKES,
     *second_times.MISTAKES,
+    *switches.MISTAKES,
     *kernel.MISTAKES,
     *spark.MISTAKES,
 ]

@@ -26,13 +26,14 @@ from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.record import RECORD_BYTES_MIN
 from tests.broker.bench import send_command
-from tests.broker.service.group import ETCD, HA_PORT, NAMESRVS, Client, Group, Replica
+from tests.broker.service.group import ETCD, HA_PORT, NAMESRVS, PORT, Client, Group, Replica
 from tests.broker.service.simulation.disks import FROM_LOG, LOG, TABLES, copied, set_back, without
 from tests.broker.service.simulation.disks import emptied as emptied_disk
 from tests.broker.service.simulation.forger import Forger, made_up_greeting, recorded_sessions
 from tests.broker.service.simulation.logs import CUTS, SEGMENT_BYTES, body_of, has, log_bytes, numbers, queue_entries
 from tests.broker.service.simulation.readers import Readers
 from tests.broker.service.simulation.steps import Options, Step
+from tests.broker.service.simulation.switches import asked_for_another, still_open
 from tests.ha.etcd_model import EMPTY, MEMBERS, Backup
 from tests.store.simulation.disk import SimDisk
 from tests.store.simulation.model import require
@@ -80,6 +81,7 @@ class Cluster:
         self.delayed: set[bytes] = set()
         self.consumed: set[bytes] = set()
         self.clients: list[tuple[Client, dict[int, bytes], int]] = []
+        self.switches: list[Client] = []  #: Who has asked for another master.
         #: Replicas that may lack what was acknowledged, since their machines lost power.
         self.lacking: set[int] = set()
         self.power_cuts = 0
@@ -135,6 +137,7 @@ class Cluster:
         for entry in [entry for entry in self.clients if entry[0].link.lost or not entry[1]]:
             entry[0].peer.transport.loseConnection()
             self.clients.remove(entry)
+        self.switches = still_open(self.switches, self.counts)
         for forger in self.forgers:
             forger.look()
         self.readers.look()
@@ -449,6 +452,17 @@ class Cluster:
 
     def pause(self) -> None:
         """Let time pass."""
+
+    def switch(self) -> bool:
+        """Ask the master that another be it, whatever state that is in, with messages before and after."""
+        for master in [each for each in self.group.masters[:1] if not each.is_frozen]:
+            self.send_to(master)
+            self.switches.append(asked_for_another(self.group, master, self.rng.choice([1, 2, 3])))
+            self.wait(self.rng.choice([0.05, 0.1, 0.5]))
+            if f"{master.host}:{PORT}" in self.group.wires.servers:
+                self.send_to(master)
+            return True
+        return False
 
     def consume(self) -> None:
         """Read what a consumer that starts now gets, from whoever takes itself for the master, and commit that."""

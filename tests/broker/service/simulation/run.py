@@ -32,6 +32,8 @@ SOMETIMES = (
     "power of all",
     "slow links",
     "stop",
+    "switch",
+    "switched",
     "uneven etcd",
 )
 

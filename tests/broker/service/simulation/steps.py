@@ -20,12 +20,13 @@ STEPS_COUNT = 30
 SHARES = {
     "send": 14, "consume": 6, "pause": 6, "kill": 2, "stop": 1, "start": 5, "freeze": 2, "thaw": 3, "power": 2,
     "power for a moment": 3, "power of all": 1, "cut": 2, "cut one way": 2, "cut etcd": 2, "cut name server": 1,
-    "etcd down": 1, "heal": 5, "slow etcd": 1, "uneven etcd": 3, "slow links": 2, "isolate": 3,
+    "etcd down": 1, "heal": 5, "slow etcd": 1, "uneven etcd": 3, "slow links": 2, "isolate": 3, "switch": 4,
     "hang member": 3, "hang etcd": 1, "late member": 2, "etcd goes on": 3,
 }  # fmt: skip
 #: Of these, what happens where links are whole.
 CALM = {
     "send", "consume", "pause", "kill", "stop", "start", "freeze", "thaw", "power", "power for a moment", "heal",
+    "switch",
 }  # fmt: skip
 #: What may happen besides in some of the runs.
 MORE = {

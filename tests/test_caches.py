@@ -104,12 +104,15 @@ TABLES: Final = {
 
 #: What only the program itself names, or what does not outlive a request or a registration.
 OWN: Final = {
+    "client/availability.py: Availability._until": "brokers of routes",
     "client/heartbeats.py: Heartbeats._sent_at": "addresses of routes",
     "client/loop_net.py: LoopNet._connections": "addresses of routes",
     "client/loop_net.py: LoopNet._waiting": "addresses of routes",
     "client/plain_sends.py: PlainSends._targets": "topics that the program sends to",
     "client/plain_sends.py: _Targets.by_addr": "addresses of routes",
     "client/producer.py: _Trials.brokers": "brokers of a topic, for one send",
+    "client/process_queue.py: PullFailures._failing": "assigned queues",
+    "client/listeners.py: ListenerFailures._kinds": "_KINDS_MAX",
     "client/push_consumer.py: PushConsumerCore._subscriptions": "topics that the program subscribes to",
     "client/push_consumer.py: PushConsumerCore._first_pulls": "assigned queues, ROUTE_QUEUES_MAX of a topic",
     "client/push_consumer.py: PushConsumerCore._assigned": "ROUTE_QUEUES_MAX of a topic",

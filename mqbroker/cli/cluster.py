@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -27,6 +26,8 @@ _LONG_DIGITS = 19
 
 def asked(servers: Servers, ask: Callable[[Net, Sequence[str]], Coroutine[Any, Any, T]]) -> T:
     """What `ask` returns, called with connections and the name servers' addresses."""
+    import asyncio
+
     from mqbroker.client.aio_net import AioNet
     from mqbroker.client.broker_requests import decline
 

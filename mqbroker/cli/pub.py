@@ -41,17 +41,23 @@ def pub(topic: str, text: str | None, tag: str | None, keys: tuple[str, ...], se
     if text is None and sys.stdin.isatty():
         raise click.UsageError("nothing to send: give a TEXT, or - for the lines of the standard input")
     with told():
-        from mqbroker.client import ProducerOptions
+        from mqbroker.client import BadMessage, ProducerOptions
         from mqbroker.client.blocking import Producer
+
+        if not text and text is not None:
+            raise BadMessage("the body is empty, which brokers refuse: give a TEXT")
 
         log_warnings()
         options = ProducerOptions(credentials=servers.credentials, tls=servers.tls)
-        with Producer(servers.name_servers, PRODUCER_GROUP, options=options) as producer:
-            sender = Sender(producer, topic, tag, keys)
+        producer = Producer(servers.name_servers, PRODUCER_GROUP, options=options)
+        sender = Sender(producer, topic, tag, keys)
+        try:  # it connects when there is something to send
             if text is not None and text != "-":
                 sender.send([text.encode(errors="surrogateescape")])
             else:
                 sender.send_lines(cast(BufferedReader, sys.stdin.buffer).read1)
+        finally:
+            producer.close()
 
 
 @attrs.define

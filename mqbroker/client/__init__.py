@@ -6,6 +6,7 @@ have the same names. Nothing imported from here touches Twisted, opens a file or
 
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.errors import (
+    BadArgument,
     BadListener,
     BadMessage,
     ClientClosed,
@@ -39,6 +40,7 @@ from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.signature import Credentials
 
 __all__ = [
+    "BadArgument",
     "BadListener",
     "BadMessage",
     "BadTls",

@@ -18,10 +18,11 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import MemberRequests, decline, pull_consumer_answers
 from mqbroker.client.consume_service import Listener
-from mqbroker.client.faces import core, offsets, started
+from mqbroker.client.faces import Named, core, offsets, started
 from mqbroker.client.identity import Identity
 from mqbroker.client.listeners import check_listener
-from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
+from mqbroker.client.names import check_group
+from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, options_of, parse_name_servers
 from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
@@ -59,7 +60,7 @@ def call(
     return calling
 
 
-class _Client:
+class _Client(Named):
     """What all clients have in common: `start` and `close`, also by `async with`."""
 
     async def start(self) -> None:
@@ -69,7 +70,11 @@ class _Client:
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -89,9 +94,9 @@ class Producer(_Client):
         options: ProducerOptions | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        servers = parse_name_servers(name_servers)
+        servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng = rng or random.Random()
-        options = options or ProducerOptions()
+        options = options_of(options, ProducerOptions)
         self._net = AioNet(decline, rng, options.credentials, options.tls)
         identity = Identity(servers, rng, self._net.now)
         plain_sends = None if compiled is None else functools.partial(PlainSends, self._net)
@@ -129,9 +134,9 @@ class PushConsumer(_Client):
         options: PushOptions | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        servers = parse_name_servers(name_servers)
+        servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng = rng or random.Random()
-        options = options or PushOptions()
+        options = options_of(options, PushOptions)
         net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
         self._net = net
         self._listener = listener
@@ -189,8 +194,8 @@ class PullConsumer(_Client):
         options: PullOptions | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        servers = parse_name_servers(name_servers)
-        options = options or PullOptions()
+        servers, self._group = parse_name_servers(name_servers), check_group(group)
+        options = options_of(options, PullOptions)
         self._net = AioNet(pull_consumer_answers(group), rng or random.Random(), options.credentials, options.tls)
         self._core = PullConsumerCore(self._net, servers, group, options)
 

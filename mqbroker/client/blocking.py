@@ -27,12 +27,13 @@ from mqbroker.client import aio, loop_thread
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import MemberRequests
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.faces import core, offsets
+from mqbroker.client.faces import Named, core, offsets
 from mqbroker.client.identity import Identity
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.loop_thread import LoopThread, wait_for
 from mqbroker.client.messages import ConsumeResult, Message, RawPull, ReceivedMessage, SendResult
-from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
+from mqbroker.client.names import check_group
+from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, options_of, parse_name_servers
 from mqbroker.client.producer import ProducerCore, Selector
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
@@ -42,7 +43,6 @@ from mqbroker.client.subscription import ALL
 from mqbroker.client.thread_calls import ThreadConsumeService
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.names import check_group
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def call(
     return calling
 
 
-class _Client:
+class _Client(Named):
     """What all clients have in common: `start` and `close`, also by `with`."""
 
     def start(self) -> None:
@@ -124,7 +124,11 @@ class _PerProcess(_Client, Generic[Client, Options]):
                 thread = loop_thread.hold()
                 try:
                     client = self._make()
-                    thread.run(client.start())
+                    try:
+                        thread.run(client.start())
+                    except BaseException:
+                        thread.run(client.close())
+                        raise
                 except BaseException:
                     loop_thread.release(thread)
                     raise
@@ -162,7 +166,7 @@ class Producer(_PerProcess[aio.Producer, ProducerOptions]):
     def __init__(
         self, name_servers: str | Iterable[str], group: str, *, options: ProducerOptions | None = None
     ) -> None:
-        super().__init__(name_servers, group, options or ProducerOptions())
+        super().__init__(name_servers, group, options_of(options, ProducerOptions))
         self._under_way = _UnderWay(self._options)
 
     def _make(self) -> aio.Producer:
@@ -305,7 +309,7 @@ class PullConsumer(_PerProcess[aio.PullConsumer, PullOptions]):
     """Reads queues at offsets that the caller keeps; `group` names the committed offsets. Threads may share it."""
 
     def __init__(self, name_servers: str | Iterable[str], group: str, *, options: PullOptions | None = None) -> None:
-        super().__init__(name_servers, group, options or PullOptions())
+        super().__init__(name_servers, group, options_of(options, PullOptions))
 
     def _make(self) -> aio.PullConsumer:
         return aio.PullConsumer(self._name_servers, self._group, options=self._options)
@@ -348,7 +352,8 @@ class PushConsumer(_Client):
         *,
         options: PushOptions | None = None,
     ) -> None:
-        servers, rng, options = parse_name_servers(name_servers), random.Random(), options or PushOptions()
+        servers, rng, options = parse_name_servers(name_servers), random.Random(), options_of(options, PushOptions)
+        self._group = check_group(group)
         self._listener = listener
         net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
         identity = Identity(servers, rng, net.now)

@@ -19,7 +19,7 @@ import attrs
 
 from mqbroker.client.errors import NotHandled, RetryLater
 from mqbroker.client.listener_calls import Outcome, call_listener, resumed
-from mqbroker.client.listeners import TELL_EVERY_S, ListenerResults
+from mqbroker.client.listeners import TELL_EVERY_S, ListenerFailures, ListenerResults
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import Net, Signal
 from mqbroker.client.process_queue import PulledBatch
@@ -107,6 +107,7 @@ class ConsumeService(ABC):
         self._net = net
         self._listener = listener
         self._verdicts = ListenerResults(listener, net.steady)
+        self._failures = ListenerFailures(self._verdicts.name, net.steady)
         self._send_back = send_back
         self._stats = stats
         self._concurrency = concurrency
@@ -321,7 +322,7 @@ class ConsumeService(ABC):
         except NotHandled:
             raise
         except Exception as failure:
-            log.error("the listener failed on message %s of %s", message.msg_id, message.queue, exc_info=failure)
+            self._failures.log(failure, message)
             return 0
 
     async def _ask(self, message: ReceivedMessage) -> int | None:

@@ -25,12 +25,13 @@ from mqbroker.client.broker_requests import MemberRequests, decline, pull_consum
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.faces import core, offsets, started
+from mqbroker.client.faces import Named, core, offsets, started
 from mqbroker.client.identity import Identity
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.messages import Message, SendResult
+from mqbroker.client.names import check_group
 from mqbroker.client.net import RequestHandler
-from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
+from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, options_of, parse_name_servers
 from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
@@ -96,7 +97,7 @@ def _given_up(failure: Failure, producer: ProducerCore, message: Message, taken:
     return failure
 
 
-class Producer:
+class Producer(Named):
     """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list.
 
     `connector(host, port)` makes the endpoint of a connection; None means TCP, encrypted by `options.tls`.
@@ -112,9 +113,9 @@ class Producer:
         rng: random.Random | None = None,
         connector: Connector | None = None,
     ) -> None:
-        servers = parse_name_servers(name_servers)
+        servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng = rng or random.Random()
-        options = options or ProducerOptions()
+        options = options_of(options, ProducerOptions)
         net = _net(reactor, options, rng, connector)
         plain_sends = None if compiled is None else partial(PlainSends, net)
         self._core = ProducerCore(net, servers, group, options, Identity(servers, rng, net.now), plain_sends)
@@ -127,7 +128,7 @@ class Producer:
     close = call(ProducerCore.close, core)
 
 
-class PushConsumer:
+class PushConsumer(Named):
     """A member of `group`: `listener` is called with each ReceivedMessage, on the reactor's thread.
 
     The listener is a function, a coroutine function, or returns a Deferred; up to `options.concurrency` run at once. It
@@ -146,9 +147,9 @@ class PushConsumer:
         rng: random.Random | None = None,
         connector: Connector | None = None,
     ) -> None:
-        servers = parse_name_servers(name_servers)
+        servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng = rng or random.Random()
-        options = options or PushOptions()
+        options = options_of(options, PushOptions)
         answer = MemberRequests(lambda: self._core, thread_stacks).answer
         net = _net(reactor, options, rng, connector, answer)
         self._listener = listener
@@ -180,7 +181,7 @@ class PushConsumer:
     close = call(PushConsumerCore.close, core)
 
 
-class PullConsumer:
+class PullConsumer(Named):
     """Reads queues at offsets that the caller keeps; `group` names the committed offsets."""
 
     def __init__(
@@ -193,8 +194,8 @@ class PullConsumer:
         rng: random.Random | None = None,
         connector: Connector | None = None,
     ) -> None:
-        servers = parse_name_servers(name_servers)
-        options = options or PullOptions()
+        servers, self._group = parse_name_servers(name_servers), check_group(group)
+        options = options_of(options, PullOptions)
         net = _net(reactor, options, rng or random.Random(), connector, pull_consumer_answers(group))
         self._core = PullConsumerCore(net, servers, group, options)
 

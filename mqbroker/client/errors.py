@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
@@ -194,6 +195,24 @@ _REFUSAL_HINTS: dict[int, str] = {
 
 class BadMessage(ClientError):
     """A message that cannot be sent: empty, too large, or with reserved properties."""
+
+
+class BadArgument(ClientError):
+    """An option or argument that cannot be used; nothing was done."""
+
+    def __init__(self, name: str, right: str, value: object) -> None:
+        """`right` is what it must be."""
+        super().__init__(name, right, value)
+        self.name = name
+        self.right = right
+
+    def describe(self) -> str:
+        return f"{self.name} must be {self.right}, not {short(self.args[2])}"
+
+
+def short(value: object) -> str:
+    """An invalid value, shortened for an error or a warning."""
+    return f"{reprlib.repr(value)} of type {type(value).__name__}"
 
 
 class ClientClosed(ClientError):

@@ -21,3 +21,12 @@ def started(client: Any) -> ProducerCore:
     """The core of a producer. Raises ClientClosed if it is not started, or was closed."""
     producer: ProducerCore = core(client)
     return producer.started()
+
+
+class Named:
+    """Shows a client by its kind and group."""
+
+    _group: str
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__qualname__} of group {self._group}>"

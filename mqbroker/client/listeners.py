@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
-from mqbroker.client.errors import BadListener, RetryLater
-from mqbroker.client.messages import ConsumeResult, ReceivedMessage, short
+from mqbroker.client.errors import BadListener, RetryLater, short
+from mqbroker.client.messages import ConsumeResult, ReceivedMessage
 
 log = logging.getLogger(__name__)
 
 #: Invalid results are logged once in so many seconds.
 TELL_EVERY_S = 60.0
+#: Kinds of failures that are told apart.
+_KINDS_MAX = 64
 
 _RIGHT = (
     "A listener takes a message by returning None, True or ConsumeResult.SUCCESS, and has it again by returning False "
@@ -83,6 +86,48 @@ class ListenerResults:
             _RIGHT,
         )
         self._tell_at, self._untold = now + TELL_EVERY_S, 0
+
+
+class ListenerFailures:
+    """Logs what one listener raises: a traceback for each kind in a minute, then how often. `now` returns seconds."""
+
+    def __init__(self, name: str, now: Callable[[], float]) -> None:
+        self._name = name
+        self._now = now
+        #: By the exception's type and place: when it is logged again, and how often it was not.
+        self._kinds: dict[tuple[type, str | None], tuple[float, int]] = {}
+
+    def log(self, error: BaseException, message: ReceivedMessage) -> None:
+        frames = own_frames(error)
+        innermost = frames
+        while innermost is not None and innermost.tb_next is not None:
+            innermost = innermost.tb_next
+        place = None if innermost is None else f"{innermost.tb_frame.f_code.co_filename}:{innermost.tb_lineno}"
+        kind, now = (type(error), place), self._now()
+        again_at, untold = self._kinds.get(kind, (now, 0))
+        if now < again_at:
+            self._kinds[kind] = again_at, untold + 1
+            return
+        if kind not in self._kinds and len(self._kinds) >= _KINDS_MAX:
+            self._kinds.clear()
+        self._kinds[kind] = now + TELL_EVERY_S, 0
+        more = f" (and on {untold} others in the same way since the last such line)" if untold else ""
+        log.error(
+            "the listener %s failed on message %s of %s%s",
+            self._name,
+            message.msg_id,
+            message.queue,
+            more,
+            exc_info=(type(error), error, frames),
+        )
+
+
+def own_frames(error: BaseException) -> TracebackType | None:
+    """The traceback of an exception of a listener, without the frames of this package that called it."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("mqbroker.client."):
+        frames = frames.tb_next
+    return frames if frames is not None else error.__traceback__
 
 
 def _is_any(listener: object, *kinds: Callable[[Any], bool]) -> bool:

@@ -58,6 +58,8 @@ class LoopNet(ABC):
         self._on_request = on_request
         self._why_lost = why_lost
         self._connections: dict[str, Connection] = {}
+        #: Those that were replaced, and have not ended yet.
+        self._former: list[Connection] = []
         self._waiting: dict[str, _Waiting] = {}
         self._closed = False
         #: Called with plain sends that have ended, and how.
@@ -152,7 +154,7 @@ class LoopNet(ABC):
             if waiting.attempt is not None:
                 waiting.attempt.cancel()
             waiting.end(ConnectionClosed("the client is closed"))
-        connections = list(self._connections.values())
+        connections = [*self._connections.values(), *self._former]
         for connection in connections:
             connection.close()
         await self._all_of([connection.ended() for connection in connections])
@@ -213,6 +215,8 @@ class LoopNet(ABC):
             if self._closed:
                 connection.close()
             else:
+                former = self._connections.get(addr)
+                self._former = [each for each in [*self._former, former] if each is not None and not each.is_lost]
                 self._connections[addr] = outcome = connection
         except MQError as error:
             if not self._closed:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import attrs
 
-from mqbroker.client.errors import DELAY_LEVEL_MAX, BadMessage, UnexpectedResponse
+from mqbroker.client.errors import DELAY_LEVEL_MAX, BadMessage, UnexpectedResponse, short
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, RETRY_PREFIX, Prop, ResponseCode, SysFlag
@@ -77,7 +77,7 @@ class Message:
     body: bytes = attrs.field(converter=_to_bytes)
     tags: str | None = attrs.field(default=None, kw_only=True)
     keys: tuple[str, ...] = attrs.field(default=(), converter=_to_keys, kw_only=True)
-    properties: Mapping[str, str] = attrs.field(factory=dict, converter=_to_dict, kw_only=True)
+    properties: Mapping[str, str] = attrs.field(factory=dict, converter=_to_dict, kw_only=True, hash=False)
     delay_level: int = attrs.field(default=0, kw_only=True)
     wait_stored: bool = attrs.field(default=True, kw_only=True)
     flag: int = attrs.field(default=0, kw_only=True)
@@ -91,6 +91,10 @@ class Message:
             self._refuse("body", "bytes-like or text that UTF-8 can encode", self.body)
         if self.tags is not None:
             self._check_text("tags", self.tags)
+            if self.tags == "*" or "||" in self.tags or self.tags != self.tags.strip():
+                self._refuse(
+                    "tags", "a tag that a subscription can name: not *, without || or blanks around", self.tags
+                )
         if self.unique_key is not None:
             self._check_text("unique_key", self.unique_key)
         if self.keys or not isinstance(self.keys, tuple):
@@ -103,6 +107,19 @@ class Message:
             self._refuse("wait_stored", "True or False", self.wait_stored)
         if type(self.flag) is not int or not -(2**31) <= self.flag < 2**31:
             self._refuse("flag", "a signed number of 32 bits", self.flag)
+
+    @classmethod
+    def from_received(cls, received: ReceivedMessage, *, topic: str | None = None) -> Message:
+        """A message like one that was received, to be sent again, to another `topic` if that is given: its body, tags,
+        keys, flag and the user's properties. Its id, delay and what the system added stay behind."""
+        return cls(
+            received.topic if topic is None else topic,
+            received.body,
+            tags=received.tags,
+            keys=received.keys,
+            properties=received.user_properties,
+            flag=received.flag,
+        )
 
     def _check_text(self, field: str, value: object) -> None:
         if not isinstance(value, str):
@@ -138,11 +155,6 @@ class Message:
 
     def _refuse(self, field: str, right: str, value: object) -> NoReturn:
         raise BadMessage(f"message to topic {self.topic}: {field} must be {right}, not {short(value)}")
-
-
-def short(value: object) -> str:
-    """An invalid value, shortened for an error or a warning."""
-    return f"{reprlib.repr(value)} of type {type(value).__name__}"
 
 
 #: They recur from message to message.
@@ -183,6 +195,11 @@ class ReceivedMessage(_Undecoded):
     sys_flag: int
     store_size: int
     body_error: str | None = None
+
+    @property
+    def user_properties(self) -> dict[str, str]:
+        """The properties without those that the system writes or acts on."""
+        return {name: value for name, value in self.properties.items() if name not in RESERVED_PROPERTIES}
 
     if not TYPE_CHECKING:
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
+from math import inf
+from typing import Any, TypeVar
 
 import attrs
-from attrs.validators import ge, gt, in_, le, optional
 
+from mqbroker.client.errors import BadArgument
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import MQError
 from mqbroker.wire.names import split_address
@@ -16,7 +18,13 @@ from mqbroker.wire.signature import Credentials
 
 def parse_name_servers(addresses: str | Iterable[str]) -> tuple[str, ...]:
     """Parse "host:port;host:port" or a list of such. Raises MQError naming the invalid one."""
-    parts = addresses.replace(",", ";").split(";") if isinstance(addresses, str) else addresses
+    parts: Any = addresses.replace(",", ";").split(";") if isinstance(addresses, str) else addresses
+    if isinstance(parts, bytes) or not isinstance(parts, Iterable):
+        raise BadArgument("name_servers", "host:port, several joined by ';', or a list of such", addresses)
+    parts = list(parts)
+    for part in parts:
+        if not isinstance(part, str):
+            raise BadArgument("each name server", "host:port", part)
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     for address in found:
         try:
@@ -26,6 +34,53 @@ def parse_name_servers(addresses: str | Iterable[str]) -> tuple[str, ...]:
     if not found:
         raise MQError("no name server given: pass host:port, or several joined by ';'")
     return found
+
+
+Options = TypeVar("Options")
+
+
+def options_of(options: Options | None, kind: Callable[[], Options]) -> Options:
+    """The options, by default those of `kind`. Raises BadArgument on those of another client."""
+    if options is None:
+        return kind()
+    if not isinstance(options, kind):  # type: ignore[arg-type]
+        raise BadArgument("options", f"{kind.__name__}(...)", options)
+    return options
+
+
+def check_number(name: str, value: object, low: float, high: float = inf, *, kind: type = int) -> None:
+    """Raises BadArgument unless it is a number of `kind`, int or float, within the bounds."""
+    kinds = (int,) if kind is int else (int, float)
+    if type(value) not in kinds or not low <= value <= high:  # type: ignore[operator]
+        what = "a whole number" if kind is int else "a number"
+        bounds = f"of at least {low:g}" if high == inf else f"from {low:g} to {high:g}"
+        raise BadArgument(name, f"{what} {bounds}", value)
+
+
+def _number(low: float, high: float = inf, *, kind: type = int, may_be_none: bool = False) -> Any:
+    def check(options: object, field: attrs.Attribute[Any], value: object) -> None:
+        if value is not None or not may_be_none:
+            check_number(f"{type(options).__name__}.{field.name}", value, low, high, kind=kind)
+
+    return check
+
+
+def _seconds(default: float, low: float = 0.001, high: float = 1e9) -> Any:
+    return attrs.field(default=default, validator=_number(low, high, kind=float))
+
+
+def _instance(kind: type, *, may_be_none: bool = False) -> Any:
+    def check(options: object, field: attrs.Attribute[Any], value: object) -> None:
+        if not isinstance(value, kind) and not (value is None and may_be_none):
+            right = f"one of {kind.__name__}" if issubclass(kind, Enum) else f"{kind.__name__}(...)"
+            right = "True or False" if kind is bool else right
+            raise BadArgument(f"{type(options).__name__}.{field.name}", right, value)
+
+    return check
+
+
+#: Brokers take a client for gone that sent no heartbeat for 120 s.
+_HEARTBEAT_S_MAX = 100.0
 
 
 class ConsumeFrom(Enum):
@@ -41,11 +96,11 @@ class ClientOptions:
     """Options common to producers and consumers."""
 
     #: Signs requests, for brokers with access control.
-    credentials: Credentials | None = None
+    credentials: Credentials | None = attrs.field(default=None, validator=_instance(Credentials, may_be_none=True))
     #: Encrypts all connections; None leaves them plain.
-    tls: ClientTls | None = None
+    tls: ClientTls | None = attrs.field(default=None, validator=_instance(ClientTls, may_be_none=True))
     #: How long a route is used before it is requested again.
-    route_age_s: float = 30.0
+    route_age_s: float = _seconds(30.0)
 
 
 @attrs.frozen(kw_only=True)
@@ -57,57 +112,62 @@ class ProducerOptions(ClientOptions):
     sent three times at most, unless the broker is busy or not in service.
     """
 
-    send_timeout_ms: int = attrs.field(default=3000, validator=ge(1))
-    retries: int | None = attrs.field(default=None, validator=optional(ge(0)))
+    send_timeout_ms: int = attrs.field(default=3000, validator=_number(1))
+    retries: int | None = attrs.field(default=None, validator=_number(0, may_be_none=True))
     #: Maximum number, and bytes, of sends in flight; more wait in order.
-    sends_in_flight_max: int = attrs.field(default=1000, validator=ge(1))
-    sends_in_flight_bytes_max: int = attrs.field(default=16 * 1024 * 1024, validator=ge(1))
-    compress_over_bytes: int = attrs.field(default=4096, validator=ge(1))
-    compress_level: int = attrs.field(default=5, validator=[ge(0), le(9)])
-    message_bytes_max: int = attrs.field(default=4 * 1024 * 1024, validator=ge(1))
+    sends_in_flight_max: int = attrs.field(default=1000, validator=_number(1))
+    sends_in_flight_bytes_max: int = attrs.field(default=16 * 1024 * 1024, validator=_number(1))
+    compress_over_bytes: int = attrs.field(default=4096, validator=_number(1))
+    compress_level: int = attrs.field(default=5, validator=_number(0, 9))
+    message_bytes_max: int = attrs.field(default=4 * 1024 * 1024, validator=_number(1))
     #: Number of queues of a topic that the send creates.
-    default_topic_queues: int = attrs.field(default=4, validator=ge(1))
+    default_topic_queues: int = attrs.field(default=4, validator=_number(1))
     #: Send past brokers that have failed, or took half a second and more, for a while, where the topic has others.
-    avoid_slow_brokers: bool = True
-    heartbeat_s: float = 30.0
+    avoid_slow_brokers: bool = attrs.field(default=True, validator=_instance(bool))
+    heartbeat_s: float = _seconds(30.0, high=_HEARTBEAT_S_MAX)
 
 
 @attrs.frozen(kw_only=True)
 class PushOptions(ClientOptions):
     """`consume_timestamp_ms` is used with ConsumeFrom.TIMESTAMP; None is half an hour before the start."""
 
-    concurrency: int = attrs.field(default=20, validator=ge(1))
-    consume_from: ConsumeFrom = ConsumeFrom.LAST
-    consume_timestamp_ms: int | None = None
-    max_reconsume_times: int = attrs.field(default=16, validator=ge(-1))
-    pull_batch: int = attrs.field(default=32, validator=[ge(1), le(1024)])
-    queue_messages_max: int = attrs.field(default=1000, validator=ge(1))
-    queue_bytes_max: int = attrs.field(default=100 * 1024 * 1024, validator=ge(1))
+    concurrency: int = attrs.field(default=20, validator=_number(1))
+    consume_from: ConsumeFrom = attrs.field(default=ConsumeFrom.LAST, validator=_instance(ConsumeFrom))
+    consume_timestamp_ms: int | None = attrs.field(default=None, validator=_number(0, may_be_none=True))
+    max_reconsume_times: int = attrs.field(default=16, validator=_number(-1))
+    pull_batch: int = attrs.field(default=32, validator=_number(1, 1024))
+    queue_messages_max: int = attrs.field(default=1000, validator=_number(1))
+    queue_bytes_max: int = attrs.field(default=100 * 1024 * 1024, validator=_number(1))
     #: A queue is not pulled while more messages than this follow its first unconsumed one.
-    queue_span_max: int = attrs.field(default=2000, validator=ge(1))
+    queue_span_max: int = attrs.field(default=2000, validator=_number(1))
     #: A message that the listener has held for so long is sent back to the broker; the listener's later result is
     #: ignored.
-    consume_timeout_s: float = attrs.field(default=900.0, validator=gt(0))
-    suspend_ms: int = 15_000
-    pull_timeout_ms: int = 30_000
-    request_timeout_ms: int = 3000
-    rebalance_s: float = 20.0
-    heartbeat_s: float = 30.0
-    commit_s: float = 5.0
+    consume_timeout_s: float = _seconds(900.0)
+    suspend_ms: int = attrs.field(default=15_000, validator=_number(0))
+    pull_timeout_ms: int = attrs.field(default=30_000, validator=_number(1))
+    request_timeout_ms: int = attrs.field(default=3000, validator=_number(1))
+    rebalance_s: float = _seconds(20.0)
+    heartbeat_s: float = _seconds(30.0, high=_HEARTBEAT_S_MAX)
+    commit_s: float = _seconds(5.0)
     #: How long a new queue waits while the group has other members, so that its former owner can commit.
-    takeover_pause_s: float = 0.3
+    takeover_pause_s: float = _seconds(0.3, 0.0)
     #: How long a message waits that neither the listener consumed nor the broker accepted.
-    local_retry_s: float = 5.0
+    local_retry_s: float = _seconds(5.0)
     #: How long the pull of a queue pauses after an error.
-    pull_error_pause_s: float = 1.0
+    pull_error_pause_s: float = _seconds(1.0)
     #: How long close() waits for listeners that still run.
-    close_timeout_s: float = 10.0
+    close_timeout_s: float = _seconds(10.0, 0.0)
+
+    def __attrs_post_init__(self) -> None:
+        if self.suspend_ms >= self.pull_timeout_ms:
+            right = f"less than pull_timeout_ms, {self.pull_timeout_ms}: the broker holds a pull for so long"
+            raise BadArgument("PushOptions.suspend_ms", right, self.suspend_ms)
 
 
 @attrs.frozen(kw_only=True)
 class PullOptions(ClientOptions):
     """`read_from` is the broker id that is pulled from; another of the set if it has no address."""
 
-    request_timeout_ms: int = 3000
-    pull_timeout_ms: int = 10_000
-    read_from: int = attrs.field(default=0, validator=in_(range(64)))
+    request_timeout_ms: int = attrs.field(default=3000, validator=_number(1))
+    pull_timeout_ms: int = attrs.field(default=10_000, validator=_number(1))
+    read_from: int = attrs.field(default=0, validator=_number(0, 63))

@@ -195,6 +195,43 @@ _NOT_HELD_PAUSE_S = 1.0
 Pull = Callable[["AssignedQueue", int, int], Awaitable[RawPull]]
 
 
+class PullFailures:
+    """Which pulls of a member fail, so that brokers that are away are logged once each, not once a queue."""
+
+    def __init__(self) -> None:
+        #: Queues whose last pull failed, by the broker's name and the kind of error.
+        self._failing: dict[tuple[str, type], set[MessageQueue]] = {}
+        #: Those kinds that were logged since a pull from the broker worked.
+        self._told: set[tuple[str, type]] = set()
+
+    def log(self, queue: MessageQueue, error: Exception, pause_s: float) -> None:
+        """Log a failure, as a warning where the queue has not failed before, and no other one of its broker either
+        since one worked."""
+        kind = queue.broker_name, type(error)
+        failing = self._failing.setdefault(kind, set())
+        is_new = queue not in failing and kind not in self._told
+        failing.add(queue)
+        self._told.add(kind)
+        if isinstance(error, MQError):
+            log.log(
+                logging.WARNING if is_new else logging.DEBUG,
+                "%s: %s; trying it and the other queues of the broker every %g s",
+                queue,
+                error,
+                pause_s,
+            )
+        elif is_new:
+            log.error("%s: pulling failed", queue, exc_info=error)
+
+    def worked(self, queue: MessageQueue) -> None:
+        """Called when a pull of a queue that had failed has worked, or it is pulled no more."""
+        for kind in [kind for kind in self._failing if kind[0] == queue.broker_name]:
+            self._told.discard(kind)
+            self._failing[kind].discard(queue)
+            if not self._failing[kind]:
+                del self._failing[kind]
+
+
 class AssignedQueue:
     """Pulls `queue` from `find_start()` on until it is stopped or dropped, and delivers what matches.
 
@@ -212,6 +249,7 @@ class AssignedQueue:
         find_start: Callable[[MessageQueue], Awaitable[int]],
         pull: Pull,
         deliver: Callable[[AssignedQueue, PulledBatch, float], None],
+        failures: PullFailures,
         promised: int | None = None,
     ) -> None:
         self.queue = queue
@@ -222,10 +260,11 @@ class AssignedQueue:
         self._find_start = find_start
         self._pull = pull
         self._deliver = deliver
+        self._failures = failures
         self._broker_id = MASTER_ID
         self._process_queue: ProcessQueue | None = None
         self._answered = False
-        self._failed_before = False
+        self._has_failed = False
         #: When the next message that keeps this queue from being pulled is logged.
         self._warn_of_span_at = float("-inf")
         self._promised = promised
@@ -258,9 +297,15 @@ class AssignedQueue:
             last_consume_timestamp=int((self._began_at if held is None else held.consumed_at) * 1000),
         )
 
+    def _no_failure(self) -> None:
+        if self._has_failed:
+            self._has_failed = False
+            self._failures.worked(self.queue)
+
     def stop(self) -> None:
         """Stop pulling; messages that were pulled still count."""
         self._stopped = True
+        self._no_failure()
         self._task.cancel()
 
     def drop(self) -> None:
@@ -285,19 +330,11 @@ class AssignedQueue:
                     return
                 if isinstance(error, Unreachable):
                     self._broker_id = MASTER_ID if self._broker_id else SLAVE_ID
-                self._log_failure(error)
+                self._has_failed = True
+                self._failures.log(self.queue, error, self._options.pull_error_pause_s)
                 await self._net.sleep(self._options.pull_error_pause_s)
             else:
-                self._failed_before = False
-
-    def _log_failure(self, error: Exception) -> None:
-        if not isinstance(error, MQError):
-            log.exception("%s: pulling failed", self.queue)
-            return
-        # Only the first of consecutive errors is logged as a warning.
-        level = logging.DEBUG if self._failed_before else logging.WARNING
-        log.log(level, "%s: %s; trying every %g s", self.queue, error, self._options.pull_error_pause_s)
-        self._failed_before = True
+                self._no_failure()
 
     async def _step(self) -> None:
         held = self._process_queue

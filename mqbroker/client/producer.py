@@ -4,18 +4,19 @@ Net."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import attrs
 
 from mqbroker.client.availability import Availability
-from mqbroker.client.errors import BadMessage, ClientClosed, NoBrokerForTopic, SendFailed
+from mqbroker.client.errors import BadArgument, BadMessage, ClientClosed, NoBrokerForTopic, SendFailed, short
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
-from mqbroker.client.messages import Message, SendResult, short
+from mqbroker.client.messages import Message, SendResult
+from mqbroker.client.names import check_group, check_queue
 from mqbroker.client.net import Net, Task, every
-from mqbroker.client.options import ProducerOptions
+from mqbroker.client.options import ProducerOptions, check_number
 from mqbroker.client.routes import Route, Routes
 from mqbroker.client.send import (
     PASSING_CODES,
@@ -34,7 +35,6 @@ from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import MASTER_ID
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.names import check_group
 
 log = logging.getLogger(__name__)
 
@@ -168,9 +168,9 @@ class ProducerCore:
         failed, Refused if the broker will never accept the message, BadMessage, TopicNotFound, NameServerUnreachable,
         NoBrokerForTopic, and ClientClosed if it was closed meanwhile.
         """
+        _check_is_message(message)
         choose = _chooser(message, queue, key, selector)
         plain = self._plain
-        _check_is_message(message)
         if plain is not None and timeout_ms is None and not self._closed and plain.suits(message):
             size = len(message.body)
             if not self._in_flight.acquired(size):
@@ -224,13 +224,16 @@ class ProducerCore:
 
     async def send_batch(
         self,
-        messages: Sequence[Message],
+        messages: Iterable[Message],
         *,
         queue: MessageQueue | None = None,
         key: str | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Send messages of one topic to one queue, all or none. Raises as `send` does."""
+        if isinstance(messages, Message) or not isinstance(messages, Iterable):
+            raise BadArgument("messages", "several messages", messages)
+        messages = list(messages)
         until = self._until(timeout_ms)
         with await self._slot(messages, until):
             outgoing = prepare_batch(messages, self._options, self._identity.next_ids, self._now_ms())
@@ -298,7 +301,10 @@ class ProducerCore:
 
     def _until(self, timeout_ms: int | None) -> float | None:
         """When the time of a send ends that was given with it; of others it begins with their turns."""
-        return None if timeout_ms is None else self._net.steady() + timeout_ms / 1000
+        if timeout_ms is None:
+            return None
+        check_number("timeout_ms", timeout_ms, 1, kind=float)
+        return self._net.steady() + timeout_ms / 1000
 
     def _answered(self, addr: str) -> None:
         """Called when a broker has answered a heartbeat."""
@@ -491,11 +497,23 @@ def _master(route: Route, queue: MessageQueue) -> str:
 
 
 def _chooser(message: Message, queue: MessageQueue | None, key: str | None, selector: Selector | None) -> Choose | None:
-    """The caller's choice of the queue; None for the rotation."""
+    """The caller's choice of the queue; None for the rotation. Raises BadArgument."""
     if queue is not None:
+        check_queue(queue, message.topic)
         return lambda queues: queue
     if key is not None:
+        if not isinstance(key, str):
+            raise BadArgument("key", "text", key)
         return lambda queues: queue_for_key(queues, key)
-    if selector is not None:
-        return lambda queues: selector(queues, message)
-    return None
+    if selector is None:
+        return None
+    if not callable(selector):
+        raise BadArgument("selector", "a function that takes the topic's queues and the message", selector)
+
+    def choose(queues: Sequence[MessageQueue]) -> MessageQueue:
+        chosen = selector(queues, message)
+        if not isinstance(chosen, MessageQueue):
+            raise BadArgument("what the selector returns", "one of the queues that it was given", chosen)
+        return chosen
+
+    return choose

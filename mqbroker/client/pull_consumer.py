@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from mqbroker.client.errors import ClientClosed, NoBrokerForTopic
 from mqbroker.client.messages import PullResult, RawPull
+from mqbroker.client.names import check_group, check_queue
 from mqbroker.client.net import Net
-from mqbroker.client.options import PullOptions
+from mqbroker.client.options import PullOptions, check_number
 from mqbroker.client.queue_requests import Offsets, pull_request, read_messages, read_pull_answer
 from mqbroker.client.routes import Routes
 from mqbroker.client.subscription import ALL, subscribe_to
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue, SubscriptionData
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.names import check_group
 
 #: Extra time for a response that the broker delays (long polling).
 _SUSPEND_GRACE_MS = 5000
@@ -48,6 +48,7 @@ class PullConsumerCore:
         RequestTimedOut, BadRecord on a corrupt response, or UnexpectedResponse on one with other messages. A message
         whose body cannot be decompressed has a `body_error`.
         """
+        check_queue(queue)
         subscription = subscribe_to(queue.topic, tags, 0)
         raw = await self._pull(queue, offset, max_count, subscription, suspend_ms)
         messages, _ = read_messages(raw, queue, subscription, offset)
@@ -63,6 +64,7 @@ class PullConsumerCore:
         self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
     ) -> RawPull:
         """As `pull`, with the records as bytes. Tags are filtered by hash only: the caller must compare them."""
+        check_queue(queue)
         return await self._pull(queue, offset, max_count, subscribe_to(queue.topic, tags, 0), suspend_ms)
 
     async def fetch_many(
@@ -117,6 +119,9 @@ class PullConsumerCore:
     def _request(
         self, queue: MessageQueue, offset: int, max_count: int, subscription: SubscriptionData, suspend_ms: int
     ) -> RemotingCommand:
+        check_number("offset", offset, 0)
+        check_number("max_count", max_count, 1)
+        check_number("suspend_ms", suspend_ms, 0)
         return pull_request(
             queue,
             offset,

@@ -14,9 +14,10 @@ from mqbroker.client.errors import ClientClosed, NoSubscription, TopicNotFound
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
 from mqbroker.client.messages import RawPull, ReceivedMessage
+from mqbroker.client.names import check_group, check_topic
 from mqbroker.client.net import Net, Task, every
 from mqbroker.client.options import PushOptions
-from mqbroker.client.process_queue import AssignedQueue, PulledBatch
+from mqbroker.client.process_queue import AssignedQueue, PulledBatch, PullFailures
 from mqbroker.client.queue_requests import Offsets, pull_from, pull_request, read_pull_answer
 from mqbroker.client.rebalance import Rebalance, Share
 from mqbroker.client.routes import Routes
@@ -28,7 +29,6 @@ from mqbroker.wire.bodies import ConsumerData, MessageQueue, SubscriptionData
 from mqbroker.wire.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
-from mqbroker.wire.names import check_group, check_topic
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class PushConsumerCore:
         #: A pull of each assigned queue, which the next ones differ from by the offset.
         self._first_pulls: dict[MessageQueue, RemotingCommand] = {}
         self._assigned: dict[MessageQueue, AssignedQueue] = {}
+        self._pull_failures = PullFailures()
         self._loops: list[Task] = []
         self._wake = net.signal()
         self._started = self._closed = self._ended = False
@@ -297,6 +298,7 @@ class PushConsumerCore:
             find_start=self._find_start if promised is None else partial(self._start_over, offset=promised),
             pull=self._pull,
             deliver=self._deliver,
+            failures=self._pull_failures,
             promised=promised,
         )
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from mqbroker.client.errors import UnexpectedResponse
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
 from mqbroker.client.net import Net
-from mqbroker.client.options import ConsumeFrom
+from mqbroker.client.options import ConsumeFrom, check_number
 from mqbroker.client.routes import Routes
 from mqbroker.client.subscription import matches
 from mqbroker.errors import MQError, Refused
@@ -149,6 +149,7 @@ class Offsets:
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Commit `offset` as the next one that the group consumes."""
+        check_number("offset", offset, 0, 2**63 - 1)
         request = self._commit_request(queue, offset)
         answer = await self._net.invoke(await self._routes.address(queue), request, self._timeout_ms)
         if answer.code != ResponseCode.SUCCESS:

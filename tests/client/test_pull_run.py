@@ -17,7 +17,7 @@ from mqbroker.client.aio import Producer, PushConsumer
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.messages import RawPull
 from mqbroker.client.options import ConsumeFrom
-from mqbroker.client.process_queue import AssignedQueue
+from mqbroker.client.process_queue import AssignedQueue, PullFailures
 from mqbroker.client.pull_run import RUN_S, PullRun
 from mqbroker.client.queue_requests import pull_from, pull_request, read_pull_answer
 from mqbroker.client.subscription import subscribe_to
@@ -250,7 +250,15 @@ class TestOfAQueue:
                 return 0
 
             assigned = AssignedQueue(
-                net, Q, SUBSCRIPTION, PushOptions(**options), pause_s=0.0, find_start=start, pull=pull, deliver=deliver
+                net,
+                Q,
+                SUBSCRIPTION,
+                PushOptions(**options),
+                pause_s=0.0,
+                find_start=start,
+                pull=pull,
+                deliver=deliver,
+                failures=PullFailures(),
             )
             for answer in answers:
                 await asyncio.sleep(0.0)

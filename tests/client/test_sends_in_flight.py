@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 
-from mqbroker.client import Message, ProducerOptions, SendFailed
+from mqbroker.client import BadArgument, Message, ProducerOptions, SendFailed
 from mqbroker.client.aio import Producer
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import decline
@@ -405,5 +405,5 @@ def test_a_peer_that_reads_nothing_for_long_is_given_up(reads_nothing: Any) -> N
 
 @pytest.mark.parametrize("options", [{"sends_in_flight_max": 0}, {"sends_in_flight_bytes_max": 0}, {"retries": -1}])
 def test_bounds_that_let_nothing_through_are_refused(options: Any) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(BadArgument):
         ProducerOptions(**options)

@@ -1,0 +1,219 @@
+"""Options and arguments that cannot be used: refused at once, by name, before any broker is asked."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mqbroker.client
+from mqbroker.client import (
+    BadArgument,
+    BadMessage,
+    ClientTls,
+    ConsumeFrom,
+    Message,
+    MessageQueue,
+    MQError,
+    ProducerOptions,
+    PullOptions,
+    PushOptions,
+    ReceivedMessage,
+    aio,
+    blocking,
+    deferred,
+)
+from tests.client.called_faces import OnAsyncio, OnSockets, OnTwisted
+from tests.client.loopback import Loopback
+from tests.client.records import a_record
+
+Q = MessageQueue("T", "a", 0)
+MESSAGE = Message("T", b"x")
+
+OPTIONS: list[tuple[Any, dict[str, Any]]] = [
+    (PushOptions, {"consume_from": "FIRST"}),
+    (PushOptions, {"consume_from": None}),
+    (PushOptions, {"heartbeat_s": -1}),
+    (PushOptions, {"heartbeat_s": 0}),
+    (PushOptions, {"heartbeat_s": 120.0}),
+    (PushOptions, {"heartbeat_s": math.nan}),
+    (PushOptions, {"heartbeat_s": math.inf}),
+    (PushOptions, {"suspend_ms": -5}),
+    (PushOptions, {"suspend_ms": 30_000}),
+    (PushOptions, {"suspend_ms": 15_000, "pull_timeout_ms": 10_000}),
+    (PushOptions, {"request_timeout_ms": 0}),
+    (PushOptions, {"concurrency": "4"}),
+    (PushOptions, {"concurrency": True}),
+    (PushOptions, {"pull_batch": 1025}),
+    (PushOptions, {"consume_timestamp_ms": "now"}),
+    (PushOptions, {"takeover_pause_s": -0.1}),
+    (PushOptions, {"consume_timeout_s": 0.0}),
+    (PushOptions, {"credentials": ("key", "secret")}),
+    (ProducerOptions, {"send_timeout_ms": "3"}),
+    (ProducerOptions, {"send_timeout_ms": 1.5}),
+    (ProducerOptions, {"retries": -1}),
+    (ProducerOptions, {"compress_level": 10}),
+    (ProducerOptions, {"avoid_slow_brokers": 1}),
+    (ProducerOptions, {"tls": True}),
+    (ProducerOptions, {"route_age_s": 0}),
+    (PullOptions, {"read_from": 64}),
+    (PullOptions, {"pull_timeout_ms": None}),
+]
+
+
+@pytest.mark.parametrize(("kind", "wrong"), OPTIONS, ids=[f"{kind.__name__}-{wrong}" for kind, wrong in OPTIONS])
+def test_an_option_that_cannot_be_used_is_named(kind: Any, wrong: Any) -> None:
+    with pytest.raises(BadArgument) as error:
+        kind(**wrong)
+    name = next(iter(wrong))
+    assert re.match(rf"{kind.__name__}\.{name} must be [^{{}}<>]+, not ", str(error.value))
+
+
+def test_options_at_their_bounds_are_taken() -> None:
+    PushOptions(heartbeat_s=100, suspend_ms=0, pull_batch=1024, takeover_pause_s=0, consume_from=ConsumeFrom.TIMESTAMP)
+    ProducerOptions(retries=0, send_timeout_ms=1, compress_level=0, tls=ClientTls())
+    PullOptions(read_from=63, route_age_s=1)
+
+
+@pytest.fixture(params=[OnTwisted, OnAsyncio, OnSockets], ids=["twisted", "asyncio", "blocking"])
+def face(request: Any, tmp_path: Path) -> Iterator[Any]:
+    cluster = Loopback(tmp_path)
+    cluster.add_topic("T", queues=1)
+    face = request.param(cluster)
+    yield face
+    face.close()
+    cluster.close()
+
+
+def test_a_client_cannot_be_made_of_what_is_no_address_group_or_options(face: Any, monkeypatch: Any) -> None:
+    for name, *listener in (("Producer",), ("PullConsumer",), ("PushConsumer", print)):
+        for group in (None, 7, "", " ", "a b", "g" * 256):
+            with pytest.raises(BadArgument, match=r"^group must be text of at most 255 characters"):
+                face.make(name, group, *listener)
+        others: dict[str, Any] = {
+            "Producer": PullOptions(),
+            "PullConsumer": PushOptions(),
+            "PushConsumer": ProducerOptions(),
+        }
+        wrong: list[Any] = [others[name], {}, "none"]
+        for options in wrong:
+            with pytest.raises(BadArgument, match=r"^options must be "):
+                face.make(name, "g", *listener, options=options)
+        for address in (None, 9876, b"127.0.0.1:9876", [9876], [None]):
+            with monkeypatch.context() as patch:
+                patch.setattr(face.cluster, "name_server", address)
+                with pytest.raises(BadArgument, match=r"^(name_servers|each name server) must be host:port"):
+                    face.make(name, "g", *listener)
+
+
+SENDS: list[dict[str, Any]] = [
+    {"key": 5},
+    {"key": b"k"},
+    {"selector": 5},
+    {"selector": lambda queues, message: 0},
+    {"selector": lambda queues, message: None},
+    {"timeout_ms": "1s"},
+    {"timeout_ms": -5},
+    {"timeout_ms": 0},
+    {"queue": 0},
+    {"queue": MessageQueue("T", "a", -1)},
+    {"queue": MessageQueue("U", "a", 0)},
+]
+
+
+def test_a_send_is_refused_whose_arguments_cannot_be_used(face: Any) -> None:
+    with face.make("Producer", "pg") as producer:
+        for wrong in SENDS:
+            with pytest.raises(BadArgument, match=r"must be .+, not "):
+                producer.send(MESSAGE, **wrong)
+        for wrong in ({"key": 5}, {"timeout_ms": "1s"}, {"queue": MessageQueue("U", "a", 0)}):
+            with pytest.raises(BadArgument):
+                producer.send_batch([MESSAGE], **wrong)
+        for messages in (MESSAGE, 5, None):
+            with pytest.raises(BadArgument, match=r"^messages must be several messages"):
+                producer.send_batch(messages)
+        with pytest.raises(BadArgument):
+            producer.send_oneway(MESSAGE, key=5)
+        # A generator is as good as a list.
+        result = producer.send_batch(Message("T", b"%d" % n) for n in range(3))
+        assert len(result.msg_id.split(",")) == 3
+    assert len(face.cluster.stored(Q)) == 3
+
+
+def test_a_pull_is_refused_whose_arguments_cannot_be_used(face: Any) -> None:
+    with face.make("PullConsumer", "cg") as consumer:
+        for arguments in ((Q, "0"), (Q, -1), (Q, 0, -1), (Q, 0, 0), (Q, 0, "32"), ("T", 0), (Q, True)):
+            with pytest.raises(BadArgument):
+                consumer.pull(*arguments)
+        with pytest.raises(BadArgument, match=r"^suspend_ms must be"):
+            consumer.pull(Q, 0, suspend_ms=-1)
+        for offset in (-1, 2**63, "0", None):
+            with pytest.raises(BadArgument, match=r"^offset must be a whole number from 0 to"):
+                consumer.commit(Q, offset)
+
+
+# --- messages
+
+
+@pytest.mark.parametrize("tags", ["a || b", "a||b", " a", "a ", "*", "\t"])
+def test_a_tag_that_no_subscription_can_name_is_refused(tags: str) -> None:
+    with pytest.raises(BadMessage, match="tags must be a tag that a subscription can name"):
+        Message("T", b"x", tags=tags)
+
+
+@pytest.mark.parametrize("tags", [None, "a", "a b", "a|b", "ä", "k=5"])
+def test_other_tags_are_taken(tags: str | None) -> None:
+    assert Message("T", b"x", tags=tags).tags == tags
+
+
+def test_a_received_message_is_forwarded_without_what_the_system_added() -> None:
+    properties = {
+        "TAGS": "t", "KEYS": "k1 k2", "UNIQ_KEY": "0A", "CLUSTER": "c", "WAIT": "true", "DELAY": "3", "mine": "yes",
+    }  # fmt: skip
+    (received,), _ = ReceivedMessage.read(_encoded(a_record(body=b"x", properties=properties, flag=7)), "a")
+    assert received.user_properties == {"mine": "yes"}
+    message = Message.from_received(received, topic="U")
+    assert message == Message("U", b"x", tags="t", keys=("k1", "k2"), properties={"mine": "yes"}, flag=7)
+    assert Message.from_received(received).topic == received.topic
+
+
+def _encoded(record: Any) -> bytes:
+    from mqbroker.wire.record import encode_record
+
+    return encode_record(record)
+
+
+def test_messages_can_be_members_of_sets() -> None:
+    one, other = Message("T", b"x", properties={"a": "b"}), Message("T", b"y")
+    assert len({one, Message("T", b"x", properties={"a": "b"}), other}) == 2
+
+
+# --- names
+
+
+@pytest.mark.parametrize("module", [mqbroker.client, aio, blocking, deferred])
+def test_what_editors_offer_is_what_users_need(module: Any) -> None:
+    assert sorted(module.__all__) == module.__all__
+    assert all(hasattr(module, name) for name in module.__all__)
+    if module is not mqbroker.client:
+        assert module.__all__ == ["Producer", "PullConsumer", "PushConsumer"]
+
+
+def test_each_error_that_a_client_raises_can_be_imported_from_the_package() -> None:
+    from mqbroker.client import errors
+
+    raised = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, MQError) and value.__module__.startswith("mqbroker.")
+    }
+    assert raised - set(mqbroker.client.__all__) == set()
+
+
+def test_a_client_is_shown_by_its_kind_and_group(face: Any) -> None:
+    for name, *listener in (("Producer",), ("PullConsumer",), ("PushConsumer", print)):
+        assert repr(face.make(name, "shop", *listener)._client) == f"<{face.module.__name__}.{name} of group shop>"

@@ -112,6 +112,7 @@ OWN: Final = {
     "client/plain_sends.py: _Targets.by_addr": "addresses of routes",
     "client/producer.py: _Trials.brokers": "brokers of a topic, for one send",
     "client/process_queue.py: PullFailures._failing": "assigned queues",
+    "client/process_queue.py: PullFailures._told": "brokers of routes",
     "client/listeners.py: ListenerFailures._kinds": "_KINDS_MAX",
     "client/push_consumer.py: PushConsumerCore._subscriptions": "topics that the program subscribes to",
     "client/push_consumer.py: PushConsumerCore._first_pulls": "assigned queues, ROUTE_QUEUES_MAX of a topic",

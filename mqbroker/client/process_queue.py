@@ -390,6 +390,7 @@ class AssignedQueue:
 
     def _add_pulled(self, held: ProcessQueue, pulled: RawPull) -> None:
         messages, unreadable = read_messages(pulled, self.queue, self.subscription, held.next_offset)
+        self._no_failure()
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
             log.warning(
                 "%s: offset %d is not between %d and %d; going on at %d",

@@ -210,8 +210,9 @@ class PullFailures:
         kind = queue.broker_name, type(error)
         failing = self._failing.setdefault(kind, set())
         is_new = queue not in failing and kind not in self._told
-        failing.add(queue)
-        self._told.add(kind)
+        if queue not in failing:
+            failing.add(queue)
+            self._told.add(kind)
         if isinstance(error, MQError):
             log.log(
                 logging.WARNING if is_new else logging.DEBUG,

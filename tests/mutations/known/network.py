@@ -218,13 +218,6 @@ MISTAKES = [
         ("tests/client/test_blocking.py",),
     ),
     Mutation(
-        "wait for listeners on threads as long as they run",
-        "client/thread_calls.py",
-        "                threading.Thread(target=self._work, name=name, daemon=True).start()\n",
-        "                threading.Thread(target=self._work, name=name).start()\n",
-        ("tests/client/test_leaving.py::test_a_listener_that_never_returns_does_not_keep_the_process_and_is_named",),
-    ),
-    Mutation(
         "leave messages behind a slow call to the thread that makes it",
         "client/thread_calls.py",
         "        if self._waiting and all(isinstance(run, _Worker) and run.since < late for run in self._runs):\n",

@@ -20,6 +20,7 @@ import attrs
 from mqbroker.client.errors import NotHandled, RetryLater
 from mqbroker.client.listener_calls import Outcome, call_listener, resumed
 from mqbroker.client.listeners import TELL_EVERY_S, ListenerFailures, ListenerResults
+from mqbroker.client.loop_watch import LoopWatch
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import Net, Signal
 from mqbroker.client.process_queue import PulledBatch
@@ -119,6 +120,8 @@ class ConsumeService(ABC):
         self._waiting_for: list[tuple[MessageQueue, Signal]] = []
         #: Messages of administrators that are with the listener.
         self._direct: list[ReceivedMessage] = []
+        #: Says when what waits must not be handed out before the member has come back.
+        self.watch: LoopWatch | None = None
         #: Nothing waits any more: it is closed, or the listener could not be called, or a call was torn down; other
         #: messages would fail the same way.
         self.is_over = False
@@ -211,6 +214,11 @@ class ConsumeService(ABC):
     @abstractmethod
     async def _call_directly(self, message: ReceivedMessage) -> Any:
         """What the listener returns for an administrator's message. Raises what it raises."""
+
+    @property
+    def listener_name(self) -> str:
+        """What errors and warnings call the listener."""
+        return self._verdicts.name
 
     def still_running(self) -> str:
         """Names the listener, and where its calls stand if that is known."""
@@ -430,6 +438,9 @@ class LoopConsumeService(ConsumeService):
         waiting, now_s = self._waiting, self._net.steady
         until = now_s() + _TURN_S
         while waiting and now_s() < until:
+            if self.watch is not None and self.watch.was_away:
+                await self.watch.ensure_member()  # which drops what waits
+                continue
             portion = run.portion = waiting[0]
             await self._consume(run, portion, until)
             if waiting and waiting[0] is portion and portion.next >= portion.end:

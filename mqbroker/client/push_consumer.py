@@ -13,6 +13,7 @@ from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener,
 from mqbroker.client.errors import ClientClosed, NoSubscription, TopicNotFound
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
+from mqbroker.client.loop_watch import LoopWatch
 from mqbroker.client.messages import RawPull, ReceivedMessage
 from mqbroker.client.names import check_group, check_topic
 from mqbroker.client.net import Net, Task, every
@@ -79,6 +80,8 @@ class PushConsumerCore:
             concurrency=options.concurrency,
             local_retry_s=options.local_retry_s,
         )
+        self._watch = LoopWatch(net, group, self._consuming.listener_name, options.heartbeat_s, self._come_back)
+        self._consuming.watch = self._watch
         self._subscriptions: dict[str, SubscriptionData] = {}
         #: A pull of each assigned queue, which the next ones differ from by the offset.
         self._first_pulls: dict[MessageQueue, RemotingCommand] = {}
@@ -151,6 +154,7 @@ class PushConsumerCore:
             raise ClientClosed("this push consumer was closed while it started")
         options = self._options
         self._loops = [
+            self._net.spawn(self._watch.run()),
             self._net.spawn(self._keep_balanced(settled)),
             self._net.spawn(every(self._net, options.heartbeat_s, self._heartbeats.send_to_all)),
             self._net.spawn(every(self._net, options.commit_s, self._commit_oneway)),
@@ -199,7 +203,7 @@ class PushConsumerCore:
                 self._consuming.still_running(),
             )
         if self._started:
-            await self._offsets.commit_many(self._committable())
+            await self._offsets.commit_many({} if self._watch.was_away else self._committable())
             await self._heartbeats.unregister()
         for assigned in self._assigned.values():
             assigned.drop()
@@ -373,7 +377,21 @@ class PushConsumerCore:
         offsets = {queue: assigned.committable for queue, assigned in self._assigned.items()}
         return {queue: offset for queue, offset in offsets.items() if offset is not None}
 
+    async def _come_back(self) -> None:
+        """Take queues anew after the member was away: others may have had them, and consumed what is held here. That is
+        dropped, and not committed, as that would set the group's offsets back."""
+        log.warning("%s was away for longer than brokers keep members: it takes its queues anew", self._group)
+        for assigned in self._assigned.values():
+            assigned.drop()
+        self._assigned.clear()
+        self._first_pulls.clear()
+        self._consuming.forget_dropped()
+        await self._heartbeats.send_to_all()
+        self._wake.set()
+
     async def _commit_oneway(self) -> None:
+        if self._watch.was_away:
+            return
         for queue in list(self._assigned):
             # Looked up at its turn: the queue may be revoked by then, or reset.
             assigned = self._assigned.get(queue)

@@ -99,6 +99,9 @@ class ThreadConsumeService(ConsumeService):
     def _start_some(self) -> None:
         if not self._waiting or len(self._runs) >= self._concurrency or self.is_over:
             return
+        if self.watch is not None and self.watch.was_away:
+            self._net.spawn(self.watch.ensure_member(), self._start_some)
+            return
         if not self._runs:
             self._start_worker()
         if not self._is_looking:
@@ -143,9 +146,9 @@ class ThreadConsumeService(ConsumeService):
     def _consume(self, worker: _Worker) -> None:
         """Call the listener as long as any message waits."""
         now, inside, me = self._net.steady, self._inside, threading.get_ident()
-        waiting, lock = self._waiting, self._lock
+        waiting, lock, watch = self._waiting, self._lock, self.watch
         worker.since = now()
-        while True:
+        while watch is None or not watch.was_away:
             with lock:
                 if not waiting:
                     return

@@ -118,6 +118,20 @@ MISTAKES = [
         ("tests/client/test_contract.py",),
     ),
     Mutation(
+        "commit what is held after others may have consumed it",
+        "client/push_consumer.py",
+        "        if self._watch.was_away:\n            return\n",
+        "        if False:\n            return\n",
+        ("tests/client/test_loop_watch.py",),
+    ),
+    Mutation(
+        "hand out what was held while the loop was blocked",
+        "client/consume_service.py",
+        "            if self.watch is not None and self.watch.was_away:\n",
+        "            if False:\n",
+        ("tests/client/test_loop_watch.py",),
+    ),
+    Mutation(
         "end a send's time by the time of day",
         "client/producer.py",
         "        if self._net.steady() + pause_s >= deadline:",

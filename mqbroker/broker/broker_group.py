@@ -22,7 +22,7 @@ from mqbroker.broker.own_store import OwnStore
 from mqbroker.config import BrokerRole, BrokerSettings, FlushDiskType
 from mqbroker.errors import MQError, StoreUnwritable
 from mqbroker.ha.candidacy import why_set_back
-from mqbroker.ha.divergence import Diverged, FallenBehind
+from mqbroker.ha.divergence import START_ANEW, Diverged, FallenBehind
 from mqbroker.ha.election import SET_BACK, GroupMember, GroupSettings, Role
 from mqbroker.ha.epochs import BadHistory, Epoch, EpochHistory
 from mqbroker.ha.etcd import TIMEOUT_SECONDS, EtcdAccess, EtcdError, IEtcd
@@ -418,10 +418,7 @@ class BrokerGroup:
             else:
                 return
         if common is None:
-            raise Diverged(
-                "this log shares no epoch with its master's: it is not of this group; start this broker with an "
-                "empty store, or with a copy of the master's"
-            )
+            raise Diverged(f"this log shares no epoch with its master's: it is not of this group; {START_ANEW}")
         if committed <= common < raw.end and self._was_left_out(theirs, role):
             log.error(
                 "this broker was in sync in epoch {epoch}, and its master was not: etcd was set back. All of this log "

@@ -18,6 +18,9 @@ from mqbroker.wire.command import RemotingCommand
 
 TIMEOUT_MS = 5_000
 
+#: What to do with a store that cannot follow: it may have the only copy of something.
+START_ANEW = "stop this broker, move its store's directory aside (keep it), and start the broker again"
+
 
 class Diverged(MQError):
     """The slave's log is not the beginning of its master's; the text says how they differ and what to do."""
@@ -89,7 +92,7 @@ class LogComparison:
     def check_begin(self, begin: int) -> None:
         """Raises FallenBehind where the master's log begins where this one ends, or later."""
         if 0 < self._raw.end <= begin:
-            advice = "; set haResyncEnable=true, so that it copies the master's log anew, or empty its store"
+            advice = f"; set haResyncEnable=true, so that it copies the master's log anew, or {START_ANEW}"
             raise FallenBehind.of(self._raw.end, begin, advice)
 
     async def master_begin(self, bounds: tuple[int, int] | None) -> int:
@@ -109,7 +112,7 @@ class LogComparison:
             if self._raw.end > self._raw.start:
                 raise Diverged(
                     "this log ends with bytes that are no message: a file of it was damaged, or set back to an older "
-                    "copy; nothing is taken from the master. Start this broker with an empty store"
+                    f"copy; nothing is taken from the master: {START_ANEW}"
                 )
             return
         if not self.master_addr:
@@ -132,6 +135,6 @@ class LogComparison:
         else:
             how = f"the two logs differ at {offset}"
         raise Diverged(
-            f"{how}; nothing is taken from the master. If the master's log is the right one, start this broker with an "
-            "empty store; compare what the two have before"
+            f"{how}; nothing is taken from the master. Compare what the two have; if the master's log is the right "
+            f"one, {START_ANEW}"
         )

@@ -50,9 +50,10 @@ _CONFIRMATION_BYTES = len(_MARK) + PROOF_BYTES
 _COMMIT = Struct(">qiq")
 
 
+#: What to do with a slave that cannot follow: its store may have the only copy of something.
+START_ANEW = "stop it, move its store's directory aside (keep it), and start it again"
 NEVER_HAD = (
-    "it has what this master never had; compare the two stores, and start it with an empty one where this master's is "
-    "the right one"
+    f"it has what this master never had; compare the two stores, and if this master's is the right one, {START_ANEW}"
 )
 
 
@@ -212,8 +213,8 @@ class MasterLink:
             raise BadPeer(f"its log ends at {offset} and this one at {log_end}: {NEVER_HAD}")
         if offset < log_min:
             raise BadPeer(
-                f"its log ends at {offset} and this one begins at {log_min}: what it lacks was deleted here; start it "
-                "with an empty store, or a copy of this one"
+                f"its log ends at {offset} and this one begins at {log_min}: "
+                f"what it lacks was deleted here: {START_ANEW}"
             )
         self.start = self.sent = self.acknowledged = offset
 

@@ -23,7 +23,7 @@ from zope.interface import implementer
 
 from mqbroker.config import BrokerRole, BrokerSettings
 from mqbroker.errors import MQError, StoreError
-from mqbroker.ha.link import BadPeer, Greeting, MasterLink
+from mqbroker.ha.link import START_ANEW, BadPeer, Greeting, MasterLink
 from mqbroker.ha.link_secret import LinkSecret, MasterProof
 from mqbroker.ha.slave_check import NotCompared, SlaveCheck
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
@@ -330,7 +330,7 @@ class SlaveConnection(TwistedProtocol):
             if piece is None:
                 break
             if piece[0] < source.start:
-                self.close(f"what it lacks from {piece[0]} on was deleted here; start it with an empty store")
+                self.close(f"what it lacks from {piece[0]} on was deleted here: {START_ANEW}")
                 return
             try:
                 found = source.read(*piece)

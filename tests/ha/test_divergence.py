@@ -93,7 +93,7 @@ def test_a_master_that_name_servers_have_not_told_of_yet_is_not_followed() -> No
     ],
 )
 def test_how_the_logs_differ_is_told(record: bytes | MQError, bounds: tuple[int, int], says: str) -> None:
-    with pytest.raises(Diverged, match=f"^{says}.*start this broker with an empty store"):
+    with pytest.raises(Diverged, match=f"^{says}.*move its store's directory aside .keep it., and start"):
         compare(Log(1006, (1000, b"record")), Master(record, bounds))
 
 

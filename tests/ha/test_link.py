@@ -67,7 +67,7 @@ def test_where_a_slave_is_sent_the_log_from(reported: int, log_min: int, log_end
         (-1, "the offset -1"),
         (5001, "it has what this master never had"),
         (2**63 - 1, "never had"),
-        (999, "was deleted here"),
+        (999, "was deleted here: stop it, move its store's directory aside .keep it., and start it again"),
     ],
 )
 def test_a_slave_with_another_log_is_refused(reported: int, says: str) -> None:

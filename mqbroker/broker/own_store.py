@@ -74,7 +74,8 @@ class OwnStore:
         note = self._note = MemberNote.open(self._disk, os.path.join(self._paths.root, "member"), new)
         why = self._why_changed(note, log_end())
         self.gaps = gaps
-        if not why and gaps and not self.has_lost_power:
+        # A power cut leaves none: what was not on the disk then is cut off when the log is read back.
+        if not why and gaps:
             why = f"its log has no message from {gaps[0].start} to {gaps[0].end}: a file of it was damaged or set back"
         if why:
             self.lose(why)
@@ -147,7 +148,13 @@ class OwnStore:
         """What the store has now."""
         self.look()
         return Holdings(
-            self.history, self._log_end(), self.committed, self.why_not_whole, self.has_lost_power, self.conflict
+            self.history,
+            self._log_end(),
+            self.committed,
+            self.why_not_whole,
+            self.has_lost_power,
+            self.conflict,
+            bool(self.gaps),
         )
 
     @property

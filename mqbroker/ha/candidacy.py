@@ -27,6 +27,7 @@ class Holdings:
     why_not_whole: str = ""
     has_lost_power: bool = False
     conflict: Conflict | None = None
+    has_gaps: bool = False
 
     @property
     def epoch(self) -> int:
@@ -161,6 +162,8 @@ def why_not_unclean(holdings: Holdings, others: Mapping[int, Member]) -> str:
     """Why this broker is no choice though it may lack what was acknowledged: another one that runs has more."""
     if not holdings.epoch:
         return "this broker has nothing of the group's log"
+    if holdings.has_gaps:
+        return "no replica could follow this broker's log beyond its gap"
     for replica_id, other in sorted(others.items()):
         if other.is_whole and (holdings.why_not_whole or other.committed > holdings.end or holdings.is_against(other)):
             return f"broker {replica_id} has more"

@@ -573,9 +573,11 @@ class GroupMember(Service):
         key, store = f"{self._settings.prefix}identities/{self._settings.replica_id}", self._store
         item, known = found.items.get(key), self._identities.get(self._settings.replica_id)
         if store.identity.name != self._new_name:
-            why = why_another(store.identity, known, store.holdings, self._state, is_new=store.is_new)
+            has = store.holdings
+            why = why_another(store.identity, known, has, self._state, is_new=store.is_new)
             if why:
-                store.lose(why)
+                # What it has found itself says more.
+                store.lose(why if has.has_lost_power else has.why_not_whole or why)
                 self._new_name = store.identity.name
         store.begin()
         identity, now = store.identity, self._steady()

@@ -175,6 +175,25 @@ def test_a_replica_that_is_set_back_to_an_older_copy_is_not_elected(cluster: Sch
 
 
 @needs("disks")
+@pytest.mark.parametrize("set_back_one", [1, 2])
+def test_a_log_with_a_gap_is_not_elected_where_all_have_lost_power(cluster: Schedule, set_back_one: int) -> None:
+    """Its tables and its checkpoint say that the log was on the disk where there are zeros now, as after no power
+    cut."""
+    cluster.wait_in_sync(1, 2, 3)
+    victim = cluster.group.replicas[set_back_one]
+    cluster.send_many(2)
+    copy = cluster.copy_of(victim)
+    cluster.send_many()
+    cluster.wait(2)  # all of it is on the disks
+    cluster.power_of_all()
+    cluster.change(victim, lambda disk: set_back(disk, copy, (LOG,)))
+    cluster.start_in_order(*cluster.group.replicas.values())
+    assert not cluster.group.masters
+    assert "its log has no message from" in cluster.now(victim).why_not_whole
+    ended_well(cluster, waits=True)
+
+
+@needs("disks")
 @pytest.mark.parametrize("starts", [0, 1])
 def test_a_copy_from_before_the_last_start_is_not_elected_however_short_that_was(
     cluster: Schedule, starts: int

@@ -239,6 +239,29 @@ def test_a_store_that_is_not_whole_and_has_what_the_group_has_not_is_put_aside(
     assert [name for name in again.disk.names("/store") if name.startswith("commitlog.diverged-")]
 
 
+def test_a_log_with_a_gap_is_not_elected_by_an_unclean_election_either(make_group: Callable[..., Group]) -> None:
+    """No replica could follow it, not even with an empty disk."""
+    group = make_group(unclean_election_enable=True)
+    send(group, b"one")
+    copy = copied(group.replicas[1].disk, group.rng)
+    send(group, b"two", b"three")
+    group.wait(2)
+    for replica_id in (1, 2, 3):
+        group.cut_power(replica_id)
+    replica = group.replicas[1]
+    replica.disk = set_back(replica.disk, copy, (LOG,))
+    again = group.start(1)
+    group.wait(40)
+    assert not group.masters
+    assert "its log has no message from" in again.why_not_whole
+    assert "beyond its gap" in group.member(again).why_not
+    assert not again.disk.exists("/store/cut")
+    for replica_id in (2, 3):
+        group.start(replica_id)
+    group.wait_for(lambda: group.masters and group.in_sync() == {1, 2, 3}, 60)
+    assert [bodies(each) for each in group.alive()] == [[b"one", b"two", b"three"]] * 3
+
+
 def test_a_cloned_machine_takes_no_part_while_the_first_one_runs(make_group: Callable[..., Group]) -> None:
     group = make_group()
     send(group, b"one")

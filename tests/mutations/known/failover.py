@@ -43,6 +43,27 @@ MISTAKES = [
         (_STORES, _SCHEDULES),
     ),
     Mutation(
+        "take a gap in the log for what a power cut leaves",
+        "broker/own_store.py",
+        "        if not why and gaps:\n",
+        "        if not why and gaps and not self.has_lost_power:\n",
+        (_SCHEDULES, _STORES),
+    ),
+    Mutation(
+        "let an unclean election take a log with a gap",
+        "ha/candidacy.py",
+        "    if holdings.has_gaps:\n",
+        "    if False:\n",
+        (_STORES,),
+    ),
+    Mutation(
+        "forget what is missing in a store, as etcd knows another one",
+        "ha/election.py",
+        "                store.lose(why if has.has_lost_power else has.why_not_whole or why)\n",
+        "                store.lose(why)\n",
+        (_SCHEDULES, _STORES),
+    ),
+    Mutation(
         "elect one whose store is not whole",
         "ha/candidacy.py",
         "    if holdings.why_not_whole and not holdings.has_lost_power:\n",

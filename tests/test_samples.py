@@ -59,8 +59,8 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         for line in sample.text.splitlines():
             if re.match(r"(\$ )?(mq|mqbroker|mqnamesrv|twistd|tox|pip install .*&& \w+)( |$)", line):
                 words = shlex.split(line.removeprefix("$ "), comments=True)
-                words = words[words.index("&&") + 1 :] if "&&" in words else words
-                yield sample.place, list(takewhile(lambda word: word not in ("|", ">", "2>", "&"), words))
+                words = words[words.index("&&") + 1 :] if words[0] == "pip" and "&&" in words else words
+                yield sample.place, list(takewhile(lambda word: word not in ("|", ">", "2>", "&", "&&"), words))
 
 
 def missing_imports(source: str) -> Iterator[str]:

@@ -255,7 +255,7 @@ class BrokerGroup:
         log.info("broker {id} is to be the master: requests are held until it serves", id=to)
         try:
             await self._switch(to, in_sync)
-        except BaseException as error:
+        except Exception as error:
             self._is_switching = False
             self._hold(False)
             log.warn("broker {id} is not made the master: {why}", id=to, why=str(error))

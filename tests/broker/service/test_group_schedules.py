@@ -17,10 +17,11 @@ from mqbroker.broker import replica_store
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.store.disk import IDisk
 from tests.broker.service.group import HA_PORT, Replica
-from tests.broker.service.simulation.cluster import Cluster, note_queue_end
+from tests.broker.service.simulation.cluster import Cluster
 from tests.broker.service.simulation.disks import FROM_LOG, LOG, TABLES, copied, emptied, set_back, without
 from tests.broker.service.simulation.forger import Forger, Impostor, made_up_greeting, recorded_sessions
 from tests.broker.service.simulation.logs import note_cut
+from tests.broker.service.simulation.offsets import note_queue_end
 from tests.broker.service.simulation.readers import HELD
 from tests.broker.service.simulation.steps import ARE_READERS_STRICT, ENABLED
 from tests.ha.etcd_model import EMPTY, Backup

@@ -10,27 +10,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
-from typing import Any
-from weakref import WeakKeyDictionary
 
 from twisted.python.failure import Failure
 
-from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.config import FlushDiskType
 from mqbroker.errors import MQError
 from mqbroker.ha.group_keys import Identity
 from mqbroker.ha.member_note import MemberNote, NoteHeader
 from mqbroker.store.disk import IDisk
-from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.record import RECORD_BYTES_MIN
+from mqbroker.wire.record import RECORD_BYTES_MIN, Record
 from tests.broker.bench import send_command
 from tests.broker.service.group import ETCD, HA_PORT, NAMESRVS, PORT, Client, Group, Replica
+from tests.broker.service.simulation import transactions
 from tests.broker.service.simulation.disks import FROM_LOG, LOG, TABLES, copied, set_back, without
 from tests.broker.service.simulation.disks import emptied as emptied_disk
 from tests.broker.service.simulation.forger import Forger, made_up_greeting, recorded_sessions
 from tests.broker.service.simulation.logs import CUTS, SEGMENT_BYTES, body_of, has, log_bytes, numbers, queue_entries
+from tests.broker.service.simulation.offsets import Offsets
 from tests.broker.service.simulation.readers import Readers
 from tests.broker.service.simulation.steps import Options, Step
 from tests.broker.service.simulation.switches import asked_for_another, still_open
@@ -53,8 +51,6 @@ NO_CUT = "nobody cuts what was acknowledged"
 READERS = 2
 #: So long a replica must have all that its master has, to be counted again, seconds.
 WELL_S = 1.0
-#: How old the offsets may be that a broker has after a kill: they are written each 5 s.
-OFFSETS_AGE_S = 6.0
 
 
 class Cluster:
@@ -64,10 +60,16 @@ class Cluster:
         self.rng = Random(options["seed"])
         self.counts: Counter[str] = Counter()
         self.flush = FlushDiskType(options["flush"])
-        store = {"flush_disk_type": self.flush}
+        self.has_transactions = "transactions" in options.get("kinds", ())
         self.group = Group(
-            root, Random(options["seed"] + 1), is_disk_simulated=True, store=store, min_in_sync_replicas=MIN_IN_SYNC
+            root,
+            Random(options["seed"] + 1),
+            is_disk_simulated=True,
+            store={"flush_disk_type": self.flush},
+            min_in_sync_replicas=MIN_IN_SYNC,
+            **(transactions.SETTINGS if self.has_transactions else {}),
         )
+        self.transactions = transactions.Transactions(self.group)
         self.group.chunk = options["chunk"]
         self.group.rates = dict(enumerate(options.get("rates", ()), 1))
         self.counts["clocks of other rates"] += len(set(self.group.rates.values())) > 1
@@ -141,6 +143,7 @@ class Cluster:
         for forger in self.forgers:
             forger.look()
         self.readers.look()
+        self.transactions.look(self.rng)
         for master in masters:
             self.look_at_master(master)
             self.lacking.discard(master.replica_id)
@@ -224,7 +227,9 @@ class Cluster:
         require(len(holders) >= wanted, "acknowledged is on as many as promised", f"{offset} is on {len(holders)}")
         is_new = self.acknowledged.setdefault(offset, body) == body
         require(is_new, "an offset is acknowledged once", f"{offset}")
-        if body not in self.delayed:
+        if body in self.transactions.outcomes:
+            self.transactions.was_stored(body, answer)
+        elif body not in self.delayed:
             self.queue_end = max(self.queue_end, int(answer.ext_fields["queueOffset"]) + 1)
         size = int.from_bytes(log_bytes(holders[0], offset, offset + 4), "big")
         end, agreed = offset + size, len(self.agreed)
@@ -288,15 +293,36 @@ class Cluster:
         require(len({replica.log() for replica in group.alive()}) == 1, "all logs are equal in the end", "")
         ends = {replica.store.max_offset("T", 0) for replica in group.alive()}
         require(len(ends) == 1, "all queues are equal in the end", f"{ends}")
-        acknowledged = set(self.acknowledged.values())
-        undelivered = acknowledged - {record.body for record in records.values() if record.topic == "T"}
-        require(not undelivered, "what is delayed is delivered", f"{numbers(undelivered)}")
+        records = self.check_copies(master)
+        acknowledged = self.wanted()
         self.consume_at(master)
         require(acknowledged <= self.consumed, "consumers get all", f"{numbers(acknowledged - self.consumed)}")
         self.finish_reading(master)
         addresses = {table["broker-a"].broker_addrs.get(0) for table in group.broker_tables()}
         require(addresses == {f"{master.host}:10911"}, "all name servers have the master", f"{addresses}")
         group.close()
+
+    def check_copies(self, master: Replica) -> dict[int, Record]:
+        """What is delayed is delivered once, and so is what was committed; returns the records of the log."""
+        began = self.group.now
+        while not self.transactions.is_settled(master):
+            require(self.group.now - began < 60, "half messages are ended when all is well", f"{master.replica_id}")
+            self.transactions.end(master, self.rng)
+            self.wait(1)
+        records = master.records()
+        self.transactions.check(records.values())
+        delivered = Counter(record.body for record in records.values() if record.topic == "T")
+        undelivered = self.wanted() - delivered.keys()
+        require(not undelivered, "what is delayed is delivered", f"{numbers(undelivered)}")
+        # Elsewhere disks are set back, and with them what tells which copies there are.
+        twice = {body for body, count in delivered.items() if count > 1 and self.has_transactions}
+        require(not twice, "what is delayed is delivered once", f"{numbers(twice)}")
+        self.counts["questions about transactions"] += self.transactions.asked
+        return records
+
+    def wanted(self) -> set[bytes]:
+        """What consumers must get."""
+        return set(self.acknowledged.values()) - self.transactions.rolled_back
 
     def go_on(self) -> bool:
         """Wait until all are in sync; returns whether they are, or that there is no master with a good reason."""
@@ -339,7 +365,7 @@ class Cluster:
             self.readers.read(self.rng)
             self.wait(0.2)
         for reader in self.readers.readers:
-            missing = set(self.acknowledged.values()) - reader.bodies
+            missing = self.wanted() - reader.bodies
             require(not missing, "no consumer skips what was acknowledged", f"{numbers(missing)}")
 
     # --- disks, and etcd's
@@ -449,6 +475,23 @@ class Cluster:
         if 0 < rest <= BODY_MAX:
             edges += [rest - left for left in (0, END_BYTES - 1, END_BYTES, END_BYTES + 1)]
         return [0, 0, 9, 108, 108, 9008, *edges]
+
+    def transact(self) -> bool:
+        """Send half messages, and be there to be asked about them."""
+        for master in self.running():
+            if master.is_master:
+                self.transactions.connect(master)
+                bodies = [b"<%06d>" % (self.sent + number) for number in range(1, self.rng.randint(2, 6))]
+                self.sent += len(bodies)
+                commands = self.transactions.make(bodies, self.rng)
+                client = self.group.client(master)
+                client.tell(*commands)
+                self.clients.append((client, {each.opaque: each.body for each in commands}, self.power_cuts))
+                return True
+        return False
+
+    def end_transactions(self) -> bool:
+        return any(each.is_master and self.transactions.end(each, self.rng) for each in self.running())
 
     def pause(self) -> None:
         """Let time pass."""
@@ -748,53 +791,3 @@ class Cluster:
     def cut_etcd(self) -> None:
         ways = [(host := self.rng.choice(HOSTS), ETCD), (ETCD, host)]
         self.group.wires.cut.update(self.rng.choice([ways, ways[:1], ways[1:]]))
-
-
-#: Where the queue ended when a replica looked at that to lower its offsets.
-QUEUE_ENDS: WeakKeyDictionary[OffsetTable, int] = WeakKeyDictionary()
-
-
-def note_queue_end(offsets: OffsetTable, max_of: Any) -> None:
-    """In place of `OffsetTable.lower_to`: that, and a note of what it was told, which must be so by the log."""
-    store: MessageStore = max_of.__self__
-    end = max_of("T", 0)
-    store.dispatch_now()
-    require(max_of("T", 0) == end, "offsets are lowered to the end of a queue that is whole", f"{end}")
-    QUEUE_ENDS[offsets] = end
-    LOWER_TO(offsets, max_of)
-
-
-LOWER_TO = OffsetTable.lower_to
-
-
-class Offsets:
-    """The offset that consumers have committed, at one broker. It goes back only with messages that were cut off, of
-    which none was acknowledged, and when the process ends before it has written it."""
-
-    def __init__(self) -> None:
-        self._parts: object = None
-        self._at_least = 0
-        #: (time, offset) each time that it changed.
-        self._seen: list[tuple[float, int]] = []
-
-    def look(self, replica: Replica, now: float, queue_end: int) -> None:
-        parts = replica.parts
-        if parts is None:
-            return
-        offset = parts.offsets.query("CG", "T", 0) or 0
-        if parts is not self._parts:
-            # Since the broker was started, messages may have come that are not those that were consumed.
-            begun_at = QUEUE_ENDS.pop(parts.offsets, replica.store.max_offset("T", 0))
-            self._parts, self._at_least = parts, min(self._at_least, begun_at, queue_end)
-        what = f"{offset} at broker {replica.replica_id} after {self._at_least}"
-        require(offset >= self._at_least, "offsets of consumers never go back", what)
-        self._at_least = offset
-        if not self._seen or self._seen[-1][1] != offset:
-            self._seen.append((now, offset))
-
-    def ended(self, now: float) -> None:
-        """The process ended without a stop: what it wrote last is there."""
-        self._parts = None
-        written = [row for row in self._seen if row[0] < now - OFFSETS_AGE_S][-1:]
-        since = [row for row in self._seen if row[0] >= now - OFFSETS_AGE_S]
-        self._at_least = min(offset for _, offset in [*written, *since]) if written else 0

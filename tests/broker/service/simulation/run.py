@@ -10,8 +10,9 @@ from unittest.mock import patch
 
 from mqbroker.broker import replica_store
 from mqbroker.broker.offset_table import OffsetTable
-from tests.broker.service.simulation.cluster import Cluster, note_queue_end
+from tests.broker.service.simulation.cluster import Cluster
 from tests.broker.service.simulation.logs import note_cut
+from tests.broker.service.simulation.offsets import note_queue_end
 from tests.broker.service.simulation.steps import Options, Step, options_of, steps_of
 from tests.store.simulation.model import Violation
 from tests.store.simulation.run import Outcome, describe, logged

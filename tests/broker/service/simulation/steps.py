@@ -37,14 +37,15 @@ MORE = {
     "etcd": {"back up etcd": 2, "restore etcd": 6, "outage": 4},
     "forgers": {"forge": 14},
     "readers": {"read": 24},
+    "transactions": {"transact": 14, "end transactions": 8},
 }  # fmt: skip
 #: Which of them together, and how often: what is set back together with etcd has no promises.
 KINDS = {
     (): 4, ("disks",): 6, ("etcd",): 3, ("forgers",): 2, ("readers",): 3, ("disks", "readers"): 2,
-    ("etcd", "readers"): 1, ("disks", "forgers"): 1, ("disks", "etcd"): 1,
+    ("etcd", "readers"): 1, ("disks", "forgers"): 1, ("disks", "etcd"): 1, ("transactions",): 5,
 }  # fmt: skip
 #: What of that brokers stand. "strict": they serve consumers what is confirmed, and no more.
-STOOD = "disks etcd forgers readers strict"
+STOOD = "disks etcd forgers readers strict transactions"
 ENABLED = frozenset(os.environ.get("MQBROKER_KINDS", STOOD).replace(",", " ").split())
 ARE_READERS_STRICT = "strict" in ENABLED
 #: How fast clocks of brokers run, in every other run.

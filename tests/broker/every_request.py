@@ -294,6 +294,8 @@ _OF_MESSAGES: dict[RequestCode, Callable[[Prepared], tuple[dict[str, str], bytes
     Code.VIEW_MESSAGE_BY_ID: lambda prepared: ({"offset": str(prepared.physical_offset)}, b""),
 }
 _PLAIN: dict[RequestCode, tuple[dict[str, str], Any]] = {
+    Code.SWITCH_GROUP_MASTER: ({}, b"1"),
+    Code.REMOVE_GROUP_MEMBER: ({}, b"1"),
     Code.PULL_MESSAGE: (pull_fields(TOPIC), None),
     Code.QUERY_MESSAGE: (
         {"topic": TOPIC, "key": "k1", "maxNum": "10", "beginTimestamp": "0", "endTimestamp": str(2**63 - 1)}, None,

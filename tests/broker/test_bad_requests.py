@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mqbroker.broker.requests.replica_requests import NO_GROUP
 from mqbroker.remoting.handlers import UNEXPECTED_ERROR
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
@@ -190,6 +191,8 @@ ALWAYS = {
     Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: (211, ACL),
     Code.GET_BROKER_CLUSTER_ACL_INFO: (1, ACL),
     Code.GET_BROKER_CLUSTER_ACL_CONFIG: (1, ACL),
+    Code.SWITCH_GROUP_MASTER: (1, NO_GROUP),
+    Code.REMOVE_GROUP_MEMBER: (1, NO_GROUP),
 }
 #: Refused, and yet something comes of it, as in the Java broker: a reply that was not taken is stored, and so is what
 #: tells of a pull that was sent elsewhere.

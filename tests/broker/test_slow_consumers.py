@@ -83,7 +83,9 @@ def test_a_group_that_cannot_be_checked_keeps_nobody_from_the_check(
     slow: Callable[..., tuple[Bench, Client]], logged: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, client = slow(**ON, consumer_fallbehind_threshold=10_000)
-    beat(client, consumers=[consumer("AG", "Lost"), consumer("CG", "T")])
+    # One group before that which cannot be checked, and one after it.
+    beat(client, consumers=[consumer("CG", "T"), consumer("AG", "Lost"), consumer("DG", "T")])
+    bench.offsets.commit("DG", "T", 0, 0)
     by_queue = bench.offsets.by_queue
 
     def fail(group: str, topic: str) -> dict[int, int]:
@@ -94,7 +96,9 @@ def test_a_group_that_cannot_be_checked_keeps_nobody_from_the_check(
     monkeypatch.setattr(bench.offsets, "by_queue", fail)
     for switched_off in range(1, 4):
         look(bench)
-        assert not bench.groups.find("CG").consume_enable
-        assert len([line for line in logged.lines if "PROTECT_BROKER" in line]) == switched_off
-        bench.groups.put(attrs.evolve(bench.groups.find("CG"), consume_enable=True))
+        assert len([line for line in logged.lines if "PROTECT_BROKER" in line]) == 2 * switched_off
+        for name in ("CG", "DG"):
+            group = bench.groups.find(name)
+            assert not group.consume_enable
+            bench.groups.put(attrs.evolve(group, consume_enable=True))
     assert len([line for line in logged.lines if "offsets of AG cannot be checked" in line]) == 3

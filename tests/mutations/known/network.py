@@ -225,13 +225,6 @@ MISTAKES = [
         ("tests/client/test_pull_run.py",),
     ),
     Mutation(
-        "share the parent's loop after a fork",
-        "client/loop_thread.py",
-        "    os.register_at_fork(after_in_child=_after_fork)\n",
-        "    pass\n",
-        ("tests/client/test_blocking.py",),
-    ),
-    Mutation(
         "leave messages behind a slow call to the thread that makes it",
         "client/thread_calls.py",
         "        if self._waiting and all(isinstance(run, _Worker) and run.since < late for run in self._runs):\n",

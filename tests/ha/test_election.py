@@ -692,6 +692,8 @@ def test_a_lease_counts_from_the_request_for_it_however_late_the_answer_is(what:
                 world.turn(0.05)
         while not member.is_master:
             world.turn(0.05)
+            # A new one, too, before its first renewal.
+            assert member._deadline <= max((held.expires_at for held in world.etcd.leases.values()), default=0.0)
         world.etcd.is_down = True  # nothing is renewed any more
         since = world.now
         while member.is_master:

@@ -47,6 +47,17 @@ def test_it_says_what_was_written(disk: SimDisk) -> None:
     assert (again.header.generation, again.committed, again.end) == (3, 100, 200)
 
 
+def test_a_new_header_leaves_the_one_before_it(disk: SimDisk) -> None:
+    note = opened(disk)
+    last = NEW
+    for generation in (1, 2, 3):
+        header = attrs.evolve(NEW, generation=generation)
+        note.write(header)
+        data = disk.read(PATH)
+        assert (last.encode() in data, header.encode() in data) == (True, True)
+        last = header
+
+
 def test_a_kill_loses_nothing_of_it(disk: SimDisk) -> None:
     note = opened(disk)
     note.moved(100, 200)

@@ -166,19 +166,9 @@ class PushConsumer(_Client):
 
         Fails with BadListener, NoSubscription or NameServerUnreachable.
         """
-        self.check_startable()
+        check_listener(self._listener, may_await=True)
         self._net.check_loop()
         await self._core.start()
-
-    def check_startable(self) -> None:
-        """Raises what `start` would raise before it connects: BadListener, NoSubscription, ClientClosed."""
-        check_listener(self._listener, may_await=True)
-        self._core.check_startable()
-
-    @property
-    def is_calling(self) -> bool:
-        """Whether the caller runs inside a call of the listener."""
-        return self._core.is_calling
 
     close = call(PushConsumerCore.close, core)
 

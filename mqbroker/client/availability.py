@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 
-#: From so many seconds of latency on, a broker is avoided for as many seconds: MQFaultStrategy of 4.9.7.
-_LATENCIES_S = (0.05, 0.1, 0.55, 1.0, 2.0, 3.0, 15.0)
-_AVOIDED_S = (0.0, 0.0, 30.0, 60.0, 120.0, 180.0, 600.0)
+#: For how many seconds a broker is avoided below each latency, and above the last one: MQFaultStrategy of 4.9.7.
+_LATENCIES_S = (0.55, 1.0, 2.0, 3.0, 15.0)
+_AVOIDED_S = (0.0, 30.0, 60.0, 120.0, 180.0, 600.0)
 #: The latency that a failed attempt counts as, as in 4.9.7.
 _FAILED_S = 30.0
 
@@ -28,7 +28,7 @@ class Availability:
 
     def took(self, broker: str, seconds: float) -> None:
         """Called when a broker has answered a send after so long."""
-        avoided_s = _AVOIDED_S[bisect_right(_LATENCIES_S, seconds) - 1] if seconds >= _LATENCIES_S[0] else 0.0
+        avoided_s = _AVOIDED_S[bisect_right(_LATENCIES_S, seconds)]
         if not avoided_s:
             self._until.pop(broker, None)
         elif self._is_enabled:

@@ -211,7 +211,13 @@ class Producer(_PerProcess[aio.Producer, ProducerOptions]):
         self._under_way.enter(message, may_wait=not thread.is_current)
         future: Future[SendResult] = Future()
         future.add_done_callback(functools.partial(self._under_way.leave, message))
-        thread.call(functools.partial(_send, core(client), future, message, queue, key, selector, timeout_ms), future)
+        try:
+            thread.call(
+                functools.partial(_send, core(client), future, message, queue, key, selector, timeout_ms), future
+            )
+        except ClientClosed:
+            future.cancel()  # which gives its room back
+            raise
         return future
 
     def close(self) -> None:

@@ -285,6 +285,18 @@ def test_a_blocking_call_on_the_clients_own_thread_is_an_error(topic: Loopback) 
         assert outcomes.get(timeout=10).result(10).queue_offset == 1
 
 
+def test_a_send_that_meets_a_close_leaves_no_room_taken(topic: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: Any) -> None:
+        raise ClientClosed("this client was closed")
+
+    with Producer(topic.addr, "pg") as producer:
+        with monkeypatch.context() as patch:
+            patch.setattr(LoopThread, "call", closed)
+            with pytest.raises(ClientClosed):
+                producer.send_async(Message("T", b"x"))
+        assert (producer._under_way._count, producer._under_way._bytes) == (0, 0)
+
+
 @pytest.mark.parametrize(
     "options",
     [

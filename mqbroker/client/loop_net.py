@@ -108,6 +108,7 @@ class LoopNet(ABC):
         return connection if connection is not None and connection.is_free and self._credentials is None else None
 
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        self.check_loop()  # before anything is sent
         connection = self._connections.get(addr)
         if connection is None or not connection.is_free:
             began = self.loop.time()

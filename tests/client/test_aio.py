@@ -296,6 +296,8 @@ def test_a_client_on_another_loop_says_what_to_do(topic: Loopback) -> None:
         calls = [
             lambda: producer.send(Message("T", b"1")),
             lambda: producer.send(Message("T", b"1"), key="k"),
+            lambda: producer.send(Message("T", b"1"), queue=Q, timeout_ms=1000),
+            lambda: producer.send_batch([Message("T", b"1")], queue=Q),
             lambda: producer.send_oneway(Message("T", b"1")),
             lambda: consumer.min_offset(Q),
         ]

@@ -11,6 +11,7 @@ from mqbroker.client.errors import (
     BadMessage,
     ClientClosed,
     ClientError,
+    Forbidden,
     NameServerUnreachable,
     NoBrokerForTopic,
     NoSubscription,
@@ -32,8 +33,9 @@ from mqbroker.client.messages import (
     SendResult,
     SendStatus,
 )
+from mqbroker.client.observers import ConsumeObserver, Consumption, Send, SendKind, SendObserver
 from mqbroker.client.options import ConsumeFrom, ProducerOptions, PullOptions, PushOptions
-from mqbroker.client.producer import Selector
+from mqbroker.client.send import Selector
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import BadTls, ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
 from mqbroker.wire.bodies import MessageQueue
@@ -49,8 +51,11 @@ __all__ = [
     "ClientTls",
     "ConnectionClosed",
     "ConsumeFrom",
+    "ConsumeObserver",
     "ConsumeResult",
+    "Consumption",
     "Credentials",
+    "Forbidden",
     "Listener",
     "MQError",
     "Message",
@@ -70,7 +75,10 @@ __all__ = [
     "RequestTimedOut",
     "RetryLater",
     "Selector",
+    "Send",
     "SendFailed",
+    "SendKind",
+    "SendObserver",
     "SendResult",
     "SendStatus",
     "TlsFailed",

@@ -34,10 +34,11 @@ from mqbroker.client.loop_thread import LoopThread, wait_for
 from mqbroker.client.messages import ConsumeResult, Message, RawPull, ReceivedMessage, SendResult
 from mqbroker.client.names import check_group
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, options_of, parse_name_servers
-from mqbroker.client.producer import ProducerCore, Selector
+from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
+from mqbroker.client.send import Selector
 from mqbroker.client.stack_traces import thread_stacks
 from mqbroker.client.subscription import ALL
 from mqbroker.client.thread_calls import ThreadConsumeService

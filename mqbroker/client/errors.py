@@ -215,6 +215,16 @@ def short(value: object) -> str:
     return f"{reprlib.repr(value)} of type {type(value).__name__}"
 
 
+class Forbidden(ClientError):
+    """An observer of this program refused a send: raise it in `before_send`. `why` is the observer's reason."""
+
+    hint = "Nothing was sent: look at the observers in the producer's options"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
 class ClientClosed(ClientError):
     """The client was closed, or not started."""
 

@@ -16,9 +16,9 @@ from mqbroker.client.loop import Future, Loop
 from mqbroker.client.loop_net import LoopNet
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.options import ProducerOptions
-from mqbroker.client.producer import Choose, Chosen, FirstAttempt
+from mqbroker.client.producer import Chosen, FirstAttempt
 from mqbroker.client.routes import Route, Routes
-from mqbroker.client.send import Outgoing, Rotation, SendsInFlight
+from mqbroker.client.send import Choose, Outgoing, Rotation, SendsInFlight
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.command import RemotingCommand, json_head

@@ -4,8 +4,8 @@ Net."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
@@ -14,20 +14,23 @@ from mqbroker.client.errors import BadArgument, BadMessage, ClientClosed, NoBrok
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
 from mqbroker.client.messages import Message, SendResult
-from mqbroker.client.names import check_group, check_queue
+from mqbroker.client.names import check_group
 from mqbroker.client.net import Net, Task, every
+from mqbroker.client.observers import Observers, Send, SendKind
 from mqbroker.client.options import ProducerOptions, check_number
 from mqbroker.client.routes import Route, Routes
 from mqbroker.client.send import (
-    PASSING_CODES,
     RETRIABLE_CODES,
+    Choose,
     Outgoing,
     Rotation,
+    Selector,
     SendsInFlight,
     Slot,
+    Trials,
+    chooser,
     prepare,
     prepare_batch,
-    queue_for_key,
     read_send_answer,
     send_request,
 )
@@ -38,21 +41,11 @@ from mqbroker.wire.command import RemotingCommand
 
 log = logging.getLogger(__name__)
 
-#: Chooses the queue of a message among those the topic has, in their order.
-Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
-
-#: Chooses the queue of a send with `queue`, `key` or `selector`.
-Choose = Callable[[Sequence[MessageQueue]], MessageQueue]
+T = TypeVar("T")
 
 #: The pause before a broker is tried a second time; it doubles, and varies by half.
 _RETRY_PAUSE_S = 0.05
 _RETRY_PAUSE_S_MAX = 0.4
-
-#: Attempts that are listed if all failed: the first and the last ones.
-_ATTEMPTS_TOLD_MAX = 16
-
-#: Attempts for a message that was refused for a reason that time does not change.
-_REFUSALS_MAX = 3
 
 
 @attrs.frozen
@@ -133,16 +126,19 @@ class ProducerCore:
         self._rotation = Rotation(net.rng)
         self._availability = Availability(net.steady, is_enabled=options.avoid_slow_brokers)
         self._in_flight = SendsInFlight(net, options.sends_in_flight_max, options.sends_in_flight_bytes_max)
-        self._plain = plain_sends and plain_sends(
-            self._identity,
-            self._routes,
-            self._rotation,
-            self._availability,
-            self.heartbeats,
-            self._in_flight,
-            self._request,
-            options,
-        )
+        self._observers = Observers(options.observers, net.steady) if options.observers else None
+        self._plain: PlainSends | None = None
+        if plain_sends is not None and self._observers is None:
+            self._plain = plain_sends(
+                self._identity,
+                self._routes,
+                self._rotation,
+                self._availability,
+                self.heartbeats,
+                self._in_flight,
+                self._request,
+                options,
+            )
         self._tasks: list[Task] = []
         self._is_started = self._closed = False
         self._allowed_s = options.send_timeout_ms / 1000
@@ -169,7 +165,7 @@ class ProducerCore:
         NoBrokerForTopic, and ClientClosed if it was closed meanwhile.
         """
         _check_is_message(message)
-        choose = _chooser(message, queue, key, selector)
+        choose = chooser(message, queue, key, selector)
         plain = self._plain
         if plain is not None and timeout_ms is None and not self._closed and plain.suits(message):
             size = len(message.body)
@@ -183,8 +179,30 @@ class ProducerCore:
                 raise
             return result if isinstance(result, SendResult) else await self.send_otherwise(message, result, choose)
         until = self._until(timeout_ms)
-        with await self._slot([message], until):
-            return await self._send_otherwise(message, choose, until, None)
+
+        async def run(messages: list[Message]) -> SendResult:
+            with await self._slot(messages, until):
+                return await self._send_otherwise(messages[0], choose, until, None)
+
+        return await self._observed(SendKind.SEND, [message], run)
+
+    async def _observed(
+        self, kind: SendKind, messages: list[Message], run: Callable[[list[Message]], Awaitable[T]]
+    ) -> T:
+        """What `run`, which sends, returns for the messages, after the observers have seen them."""
+        if self._observers is None:
+            return await run(messages)
+        send = Send(self._group, self._identity.client_id, kind, messages, self._now_ms())
+        return await self._observers.sending(send, run, self._addr_of)
+
+    def _addr_of(self, outcome: object) -> str:
+        """The address of the broker that was asked last in a send, or empty."""
+        if isinstance(outcome, SendFailed) and outcome.attempts:
+            return outcome.attempts[-1][1]
+        if not isinstance(outcome, SendResult):
+            return ""
+        route = self._routes.known(outcome.queue.topic, create=True)
+        return (route and route.master(outcome.queue.broker_name)) or ""
 
     def take_plain(self, message: object = None) -> Any:
         """Begin a send to the next queue without a coroutine, where it may be plain and has its turn: returns what
@@ -235,9 +253,13 @@ class ProducerCore:
             raise BadArgument("messages", "several messages", messages)
         messages = list(messages)
         until = self._until(timeout_ms)
-        with await self._slot(messages, until):
-            outgoing = prepare_batch(messages, self._options, self._identity.next_ids, self._now_ms())
-            return await self._attempts(outgoing, _chooser(messages[0], queue, key, None), until)
+
+        async def run(messages: list[Message]) -> SendResult:
+            with await self._slot(messages, until):
+                outgoing = prepare_batch(messages, self._options, self._identity.next_ids, self._now_ms())
+                return await self._attempts(outgoing, chooser(messages[0], queue, key, None), until)
+
+        return await self._observed(SendKind.BATCH, messages, run)
 
     async def send_oneway(
         self,
@@ -251,11 +273,15 @@ class ProducerCore:
 
         Waits while the connection is not writable, or the maximum of sends is in flight.
         """
-        with await self._slot([message]):
-            outgoing = prepare(message, self._options, self._identity.next_ids, self._now_ms())
-            until = self._net.steady() + self._allowed_s
-            chosen, addr = await self._where(message.topic, _chooser(message, queue, key, selector), until)
-            await self._net.send_oneway(addr, self._request(outgoing, chosen))
+
+        async def run(messages: list[Message]) -> None:
+            with await self._slot(messages):
+                outgoing = prepare(messages[0], self._options, self._identity.next_ids, self._now_ms())
+                until = self._net.steady() + self._allowed_s
+                chosen, addr = await self._where(outgoing.topic, chooser(messages[0], queue, key, selector), until)
+                await self._net.send_oneway(addr, self._request(outgoing, chosen))
+
+        await self._observed(SendKind.ONEWAY, [message], run)
 
     def started(self) -> ProducerCore:
         """This producer. Raises ClientClosed if it is not started, or was closed."""
@@ -344,7 +370,7 @@ class ProducerCore:
     ) -> SendResult:
         steady = self._net.steady
         deadline = steady() + self._allowed_s if until is None else until
-        trials = _Trials(outgoing.topic, self._options.retries)
+        trials = Trials(outgoing.topic, self._options.retries)
         while True:
             attempt_s = deadline - steady()
             if first is not None:
@@ -432,51 +458,13 @@ class ProducerCore:
             )
         return queue, _master(route, queue)
 
-    async def _pause(self, trials: _Trials, deadline: float, error: MQError | None = None) -> None:
+    async def _pause(self, trials: Trials, deadline: float, error: MQError | None = None) -> None:
         """Wait before the next attempt. If the time ends first, raises SendFailed, or `error` if nothing was sent."""
         pause_s = min(_RETRY_PAUSE_S * 2.0**trials.pauses, _RETRY_PAUSE_S_MAX) * self._net.rng.uniform(0.5, 1.0)
         trials.pauses = min(trials.pauses + 1, 10)
         if self._net.steady() + pause_s >= deadline:
             raise trials.failure() if trials.attempts or error is None else error
         await self._net.sleep(pause_s)
-
-
-class _Trials:
-    """The failed attempts to send one message, and the decision about another."""
-
-    def __init__(self, topic: str, retries: int | None) -> None:
-        self.attempts: list[tuple[str, str, MQError]] = []
-        self.brokers: set[str] = set()
-        self.pauses = 0
-        self._topic = topic
-        self._left = retries
-        self._refusals_left = _REFUSALS_MAX
-
-    def add(self, queue: MessageQueue, addr: str, error: MQError) -> None:
-        self.attempts.append((queue.broker_name, addr, error))
-        del self.attempts[_ATTEMPTS_TOLD_MAX // 2 : -_ATTEMPTS_TOLD_MAX // 2]
-        self.brokers.add(queue.broker_name)
-        if isinstance(error, Refused) and error.code not in PASSING_CODES:
-            self._refusals_left -= 1
-        self._left = None if self._left is None else self._left - 1
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no attempt may follow the next one."""
-        return self._left == 0
-
-    @property
-    def are_over(self) -> bool:
-        return self._refusals_left <= 0 or (self._left is not None and self._left < 0)
-
-    def outlast(self, error: MQError) -> bool:
-        """Whether a missing route may be back in a moment: its broker is away, or was just lost."""
-        return error.retriable and (bool(self.attempts) or (isinstance(error, NoBrokerForTopic) and error.is_away))
-
-    def failure(self) -> SendFailed:
-        failure = SendFailed(self._topic, tuple(self.attempts))
-        failure.__cause__ = self.attempts[-1][2]
-        return failure
 
 
 def _check_is_message(message: object) -> None:
@@ -494,26 +482,3 @@ def _master(route: Route, queue: MessageQueue) -> str:
         why = f"the name server knows no master of broker {queue.broker_name}"
         raise NoBrokerForTopic(queue.topic, why, is_away=True)
     return addr
-
-
-def _chooser(message: Message, queue: MessageQueue | None, key: str | None, selector: Selector | None) -> Choose | None:
-    """The caller's choice of the queue; None for the rotation. Raises BadArgument."""
-    if queue is not None:
-        check_queue(queue, message.topic)
-        return lambda queues: queue
-    if key is not None:
-        if not isinstance(key, str):
-            raise BadArgument("key", "text", key)
-        return lambda queues: queue_for_key(queues, key)
-    if selector is None:
-        return None
-    if not callable(selector):
-        raise BadArgument("selector", "a function that takes the topic's queues and the message", selector)
-
-    def choose(queues: Sequence[MessageQueue]) -> MessageQueue:
-        chosen = selector(queues, message)
-        if not isinstance(chosen, MessageQueue):
-            raise BadArgument("what the selector returns", "one of the queues that it was given", chosen)
-        return chosen
-
-    return choose

@@ -17,6 +17,7 @@ from mqbroker.client.loop_watch import LoopWatch
 from mqbroker.client.messages import RawPull, ReceivedMessage
 from mqbroker.client.names import check_group, check_topic
 from mqbroker.client.net import Net, Task, every
+from mqbroker.client.observers import Observers
 from mqbroker.client.options import PushOptions
 from mqbroker.client.process_queue import AssignedQueue, PulledBatch, PullFailures
 from mqbroker.client.queue_requests import Offsets, pull_from, pull_request, read_pull_answer
@@ -72,9 +73,10 @@ class PushConsumerCore:
         self._heartbeats = Heartbeats(
             net, self._routes, identity, consumer_data=self._consumer_data, timeout_ms=timeout_ms
         )
+        observers = Observers(options.observers, net.steady)
         self._consuming = consume(
             net,
-            listener,
+            observers.consuming(listener, group, lambda: identity.client_id),
             self._send_back,
             self._stats,
             concurrency=options.concurrency,

@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Sequence
 
 import attrs
 
-from mqbroker.client.errors import BadMessage
+from mqbroker.client.errors import BadArgument, BadMessage, NoBrokerForTopic, SendFailed
 from mqbroker.client.messages import Message, SendResult, SendStatus
+from mqbroker.client.names import check_queue
 from mqbroker.client.net import Net, Signal
 from mqbroker.client.options import ProducerOptions
-from mqbroker.errors import Refused, RequestTimedOut
+from mqbroker.errors import MQError, Refused, RequestTimedOut
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import (
@@ -49,6 +50,18 @@ PASSING_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AV
 
 _STATUSES = frozenset(status.value for status in SendStatus)
 
+
+#: Chooses the queue of a message among those the topic has, in their order.
+Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
+
+#: Chooses the queue of a send with `queue`, `key` or `selector`.
+Choose = Callable[[Sequence[MessageQueue]], MessageQueue]
+
+#: Attempts that are listed if all failed: the first and the last ones.
+_ATTEMPTS_TOLD_MAX = 16
+
+#: Attempts for a message that was refused for a reason that time does not change.
+_REFUSALS_MAX = 3
 
 #: Approximate bytes of a request beside body and properties.
 _FIELDS_BYTES = 512
@@ -192,6 +205,67 @@ def read_send_answer(outgoing: Outgoing, queue: MessageQueue, answer: RemotingCo
 def queue_for_key(queues: Sequence[MessageQueue], key: str) -> MessageQueue:
     """The queue of a key: the same as long as the number of queues is; as Java's SelectMessageQueueByHash."""
     return queues[abs(java_hash(key)) % len(queues)]
+
+
+def chooser(message: Message, queue: MessageQueue | None, key: str | None, selector: Selector | None) -> Choose | None:
+    """The caller's choice of the queue; None for the rotation. Raises BadArgument."""
+    if queue is not None:
+        check_queue(queue, message.topic)
+        return lambda queues: queue
+    if key is not None:
+        if not isinstance(key, str):
+            raise BadArgument("key", "text", key)
+        return lambda queues: queue_for_key(queues, key)
+    if selector is None:
+        return None
+    if not callable(selector):
+        raise BadArgument("selector", "a function that takes the topic's queues and the message", selector)
+
+    def choose(queues: Sequence[MessageQueue]) -> MessageQueue:
+        chosen = selector(queues, message)
+        if not isinstance(chosen, MessageQueue):
+            raise BadArgument("what the selector returns", "one of the queues that it was given", chosen)
+        return chosen
+
+    return choose
+
+
+class Trials:
+    """The failed attempts to send one message, and the decision about another."""
+
+    def __init__(self, topic: str, retries: int | None) -> None:
+        self.attempts: list[tuple[str, str, MQError]] = []
+        self.brokers: set[str] = set()
+        self.pauses = 0
+        self._topic = topic
+        self._left = retries
+        self._refusals_left = _REFUSALS_MAX
+
+    def add(self, queue: MessageQueue, addr: str, error: MQError) -> None:
+        self.attempts.append((queue.broker_name, addr, error))
+        del self.attempts[_ATTEMPTS_TOLD_MAX // 2 : -_ATTEMPTS_TOLD_MAX // 2]
+        self.brokers.add(queue.broker_name)
+        if isinstance(error, Refused) and error.code not in PASSING_CODES:
+            self._refusals_left -= 1
+        self._left = None if self._left is None else self._left - 1
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no attempt may follow the next one."""
+        return self._left == 0
+
+    @property
+    def are_over(self) -> bool:
+        return self._refusals_left <= 0 or (self._left is not None and self._left < 0)
+
+    def outlast(self, error: MQError) -> bool:
+        """Whether a missing route may be back in a moment: its broker is away, or was just lost."""
+        return error.retriable and (bool(self.attempts) or (isinstance(error, NoBrokerForTopic) and error.is_away))
+
+    def failure(self) -> SendFailed:
+        failure = SendFailed(self._topic, tuple(self.attempts))
+        failure.__cause__ = self.attempts[-1][2]
+        return failure
 
 
 class Rotation:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqbroker.store import dispatch
+from tests.client.called_faces import OnAsyncio, OnSockets, OnTwisted
 from tests.client.faults import SILENT
 from tests.client.loopback import Loopback
 from tests.client.own_cluster import NAME_SERVER, OwnCluster
@@ -52,3 +54,32 @@ def _dispatch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The brokers' clock stands still: the dispatch need not wait for the end of a millisecond."""
     monkeypatch.setattr(dispatch, "BUSY_S", 0.0)
     monkeypatch.setattr(dispatch, "IDLE_S", 0.0)
+
+
+# The same on each face: for the contract of the clients.
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Loopback]:
+    cluster = Loopback(tmp_path)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(params=[OnTwisted, OnAsyncio, OnSockets], ids=["twisted", "asyncio", "blocking"])
+def face(request: Any, cluster: Loopback) -> Any:
+    face = request.param(cluster)
+    yield face
+    face.close()
+
+
+@pytest.fixture
+def producer(face: Any) -> Any:
+    with face.make("Producer", "pg") as producer:
+        yield producer
+
+
+@pytest.fixture
+def consumer(face: Any) -> Any:
+    with face.make("PullConsumer", "cg") as consumer:
+        yield consumer

@@ -1,6 +1,5 @@
 """What clients do, the same on each face, with our own name server and broker in memory."""
 
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -22,37 +21,10 @@ from mqbroker.client import (
     TopicNotFound,
 )
 from mqbroker.errors import Refused
-from tests.client.called_faces import OnAsyncio, OnSockets, OnTwisted
 from tests.client.loopback import Loopback
 
 Q = MessageQueue("T", "a", 0)
 FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, takeover_pause_s=0.0)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Any:
-    cluster = Loopback(tmp_path)
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture(params=[OnTwisted, OnAsyncio, OnSockets], ids=["twisted", "asyncio", "blocking"])
-def face(request: Any, cluster: Loopback) -> Any:
-    face = request.param(cluster)
-    yield face
-    face.close()
-
-
-@pytest.fixture
-def producer(face: Any) -> Any:
-    with face.make("Producer", "pg") as producer:
-        yield producer
-
-
-@pytest.fixture
-def consumer(face: Any) -> Any:
-    with face.make("PullConsumer", "cg") as consumer:
-        yield consumer
 
 
 def test_what_is_sent_can_be_pulled(producer: Any, consumer: Any) -> None:

@@ -13,7 +13,6 @@ from mqbroker.client import ConsumeFrom, Message, PushOptions, messages
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.client.member import A, Member, Q
-from tests.client.test_contract import cluster, face, producer  # noqa: F401
 from tests.client.world import World
 
 GARBAGE = b"not zlib"
@@ -107,7 +106,7 @@ def test_one_of_another_tag_is_not_sent_back(one_queue: World, name_server: str)
     assert one_queue.cluster.sent_back == []
 
 
-def test_each_api_delivers_the_messages_around_it(face: Any, cluster: Any) -> None:  # noqa: F811
+def test_each_api_delivers_the_messages_around_it(face: Any, cluster: Any) -> None:
     with face.make("Producer", "pg") as sender:
         sender.send(Message("T", b"before"), queue=Q)
         cluster.store(Q, GARBAGE, sys_flag=1)

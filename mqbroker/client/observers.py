@@ -1,0 +1,181 @@
+"""Observers: objects of an application that see each send of a producer, and each message that a listener consumes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+from typing import Any, TypeVar
+
+import attrs
+
+from mqbroker.client.errors import Forbidden, RetryLater
+from mqbroker.client.messages import ConsumeResult, Message, ReceivedMessage, SendResult
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Failures of an observer are logged once in so many seconds.
+_TELL_EVERY_S = 60.0
+
+
+class SendKind(Enum):
+    """How messages are sent."""
+
+    SEND = "send"
+    BATCH = "batch"
+    ONEWAY = "oneway"
+    TRANSACTION = "transaction"
+
+
+@attrs.define(eq=False)
+class Send:
+    """Messages that a producer sends with one request. `before_send` may replace `messages`, as to add properties; it
+    must leave their number and topic. `context` is the observers' own, each under a key of its own.
+
+    Of `after_send`: `addr` is the broker's that was asked last, or empty if none was, and `took_s` the time of all
+    attempts, seconds.
+    """
+
+    group: str
+    client_id: str
+    kind: SendKind
+    messages: list[Message]
+    began_ms: int
+    context: dict[object, Any] = attrs.field(factory=dict)
+    addr: str = ""
+    took_s: float = 0.0
+
+
+@attrs.define(eq=False)
+class Consumption:
+    """Messages that the listener of a group's member gets in one call. `before_consume` may replace `messages`, but not
+    change their number. `context` is the observers' own, each under a key of its own. `took_s` is the time of the call,
+    seconds, for `after_consume`."""
+
+    group: str
+    client_id: str
+    messages: list[ReceivedMessage]
+    context: dict[object, Any] = attrs.field(factory=dict)
+    took_s: float = 0.0
+
+
+class SendObserver:
+    """Sees sends. What it raises is logged and changes no send, except Forbidden raised by `before_send`.
+
+    It is called on the event loop's thread (of the blocking face, the clients' own), and must not block.
+    """
+
+    def before_send(self, send: Send) -> None:
+        """Called before the messages are encoded. Forbidden, raised here, refuses the send."""
+
+    def after_send(self, send: Send, outcome: SendResult | BaseException | None) -> None:
+        """Called with the result, or what the send raised; None of a oneway send that was written."""
+
+
+class ConsumeObserver:
+    """Sees what a listener gets. What it raises is logged and changes nothing.
+
+    It is called where the listener is: on the event loop's thread, or on the listener's thread of the blocking face.
+    """
+
+    def before_consume(self, consumption: Consumption) -> None:
+        """Called before the listener."""
+
+    def after_consume(self, consumption: Consumption, outcome: ConsumeResult | BaseException) -> None:
+        """Called with the result of the listener, or what it raised; RetryLater is ConsumeResult.RETRY."""
+
+
+class Observers:
+    """The observers of one client, called in their order before, and in the reverse order after. `steady` returns
+    seconds of a clock that is never set."""
+
+    def __init__(self, members: Sequence[Any], steady: Callable[[], float]) -> None:
+        self._members = tuple(members)
+        self._steady = steady
+        self._tell_at = float("-inf")
+        self._untold = 0
+
+    async def sending(
+        self, send: Send, run: Callable[[list[Message]], Awaitable[T]], addr_of: Callable[[object], str]
+    ) -> T:
+        """What `run` returns for the messages, after the observers have seen them; `addr_of` is of what came of it.
+        Raises Forbidden, and what `run` raises."""
+        members = [each for each in self._members if isinstance(each, SendObserver)]
+        for each in members:
+            self._call(each.before_send, send, may_forbid=True)
+        began = self._steady()
+        outcome: Any = None
+        try:
+            outcome = result = await run(send.messages)
+            return result
+        except BaseException as error:
+            outcome = error
+            raise
+        finally:
+            send.took_s, send.addr = self._steady() - began, addr_of(outcome)
+            for each in reversed(members):
+                self._call(each.after_send, send, outcome)
+
+    def consuming(self, listener: Any, group: str, client_id: Callable[[], str]) -> Any:
+        """The listener, called between `before_consume` and `after_consume`: itself if nobody observes."""
+        members = [each for each in self._members if isinstance(each, ConsumeObserver)]
+        if not members or not callable(listener):
+            return listener
+
+        def ended(consumption: Consumption, began: float, outcome: Any) -> None:
+            consumption.took_s = self._steady() - began
+            if isinstance(outcome, RetryLater):
+                outcome = ConsumeResult.RETRY
+            elif not isinstance(outcome, BaseException):
+                is_taken = outcome is None or outcome is True or outcome is ConsumeResult.SUCCESS
+                outcome = ConsumeResult.SUCCESS if is_taken else ConsumeResult.RETRY
+            for each in reversed(members):
+                self._call(each.after_consume, consumption, outcome)
+
+        async def awaited(result: Awaitable[Any], consumption: Consumption, began: float) -> Any:
+            try:
+                outcome = await result
+            except BaseException as error:
+                ended(consumption, began, error)
+                raise
+            ended(consumption, began, outcome)
+            return outcome
+
+        @functools.wraps(listener, updated=())
+        def calling(given: Any) -> Any:
+            is_one = isinstance(given, ReceivedMessage)
+            consumption = Consumption(group, client_id(), [given] if is_one else list(given))
+            for each in members:
+                self._call(each.before_consume, consumption)
+            began = self._steady()
+            try:
+                result = listener(consumption.messages[0] if is_one else consumption.messages)
+            except BaseException as error:
+                ended(consumption, began, error)
+                raise
+            if result is not None and inspect.isawaitable(result):
+                return awaited(result, consumption, began)
+            ended(consumption, began, result)
+            return result
+
+        return calling
+
+    def _call(self, call: Callable[..., object], *args: object, may_forbid: bool = False) -> None:
+        try:
+            call(*args)
+        except Exception as error:
+            if may_forbid and isinstance(error, Forbidden):
+                raise
+            now = self._steady()
+            if now < self._tell_at:
+                self._untold += 1
+                return
+            more = f" ({self._untold} times more since the last such line)" if self._untold else ""
+            self._tell_at, self._untold = now + _TELL_EVERY_S, 0
+            log.exception(
+                "the observer %s failed%s; what it observes goes on", getattr(call, "__qualname__", call), more
+            )

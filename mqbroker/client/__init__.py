@@ -4,6 +4,15 @@
 have the same names. Nothing imported from here touches Twisted, opens a file or configures logging.
 """
 
+from mqbroker.client.allocation import (
+    AllocateByConfig,
+    AllocateByConsistentHash,
+    AllocateByMachineRoom,
+    AllocateNearby,
+    Allocation,
+    allocate_averagely,
+    allocate_by_circle,
+)
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.errors import (
     BadArgument,
@@ -42,6 +51,11 @@ from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.signature import Credentials
 
 __all__ = [
+    "AllocateByConfig",
+    "AllocateByConsistentHash",
+    "AllocateByMachineRoom",
+    "AllocateNearby",
+    "Allocation",
     "BadArgument",
     "BadListener",
     "BadMessage",
@@ -86,4 +100,6 @@ __all__ = [
     "UnexpectedResponse",
     "Unreachable",
     "WouldDeadlock",
+    "allocate_averagely",
+    "allocate_by_circle",
 ]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from mqbroker.client.allocation import Allocation, allocate_averagely, check_allocation
 from mqbroker.client.errors import BadArgument
 from mqbroker.client.observers import ConsumeObserver, SendObserver
 from mqbroker.client.tls import ClientTls
@@ -145,6 +146,11 @@ class ProducerOptions(ClientOptions):
 class PushOptions(ClientOptions):
     """`consume_timestamp_ms` is used with ConsumeFrom.TIMESTAMP; None is half an hour before the start."""
 
+    #: How the members share the queues of a topic: the same one in all members of the group.
+    allocation: Allocation = attrs.field(
+        default=allocate_averagely,
+        validator=lambda _, field, value: check_allocation(f"PushOptions.{field.name}", value),
+    )
     concurrency: int = attrs.field(default=20, validator=_number(1))
     consume_from: ConsumeFrom = attrs.field(default=ConsumeFrom.LAST, validator=_instance(ConsumeFrom))
     consume_timestamp_ms: int | None = attrs.field(default=None, validator=_number(0, may_be_none=True))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener, LoopConsumeService
-from mqbroker.client.errors import ClientClosed, NoSubscription, TopicNotFound
+from mqbroker.client.errors import BadArgument, ClientClosed, NoSubscription, TopicNotFound
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
 from mqbroker.client.loop_watch import LoopWatch
@@ -69,7 +69,7 @@ class PushConsumerCore:
         timeout_ms = options.request_timeout_ms
         self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)
         self._offsets = Offsets(net, self._routes, group, timeout_ms)
-        self._rebalance = Rebalance(net, self._routes, group, identity, timeout_ms)
+        self._rebalance = Rebalance(net, self._routes, group, identity, options.allocation, timeout_ms)
         self._heartbeats = Heartbeats(
             net, self._routes, identity, consumer_data=self._consumer_data, timeout_ms=timeout_ms
         )
@@ -277,6 +277,10 @@ class PushConsumerCore:
                 await self._routes.get(topic)
                 await self._heartbeats.send_to_new()
                 share = await self._rebalance.share(topic)
+            except BadArgument as error:  # of a user's allocation
+                log.warning("not balancing %s of %s: %s", topic, self._group, error)
+                settled = False
+                continue
             except MQError as error:
                 log.info("not balancing %s of %s: %s", topic, self._group, error)
                 settled = False

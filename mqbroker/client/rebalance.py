@@ -7,10 +7,10 @@ queues that others are consuming. So several brokers are asked, and the union of
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
 
 import attrs
 
+from mqbroker.client.allocation import Allocation, allocated
 from mqbroker.client.identity import Identity
 from mqbroker.client.net import Net
 from mqbroker.client.routes import Route, Routes, java_order, sorted_queues
@@ -37,22 +37,26 @@ class Share:
 class Rebalance:
     """Computes a member's share in `group`."""
 
-    def __init__(self, net: Net, routes: Routes, group: str, identity: Identity, timeout_ms: int) -> None:
+    def __init__(
+        self, net: Net, routes: Routes, group: str, identity: Identity, allocation: Allocation, timeout_ms: int
+    ) -> None:
         self._net = net
         self._routes = routes
         self._group = group
         self._identity = identity
+        self._allocation = allocation
         self._timeout_ms = timeout_ms
 
     async def share(self, topic: str) -> Share:
-        """This member's part of `topic`. Raises MQError if the route or the members are unknown."""
+        """This member's part of `topic`. Raises MQError if the route or the members are unknown, or the allocation
+        fails."""
         route = await self._routes.get(topic)
         members = await self._members(route)
         me = self._identity.client_id
         if me not in members:
             log.warning("the broker does not count this client among the members of %s", self._group)
-        mine = allocate_averagely(me, route.subscribe_queues, members)
-        return Share(frozenset(mine), is_shared=len(members) > 1)
+        mine = allocated(self._allocation, me, sorted_queues(route.subscribe_queues), members)
+        return Share(mine, is_shared=len(members) > 1)
 
     async def _members(self, route: Route) -> list[str]:
         header = GetConsumerListByGroupRequestHeader(consumer_group=self._group)
@@ -78,22 +82,6 @@ class Rebalance:
             except MQError as error:
                 last = error
         if members:
-            return sorted(members)
+            return sorted(members, key=java_order)
         self._routes.mark_stale(route.topic)
         raise last
-
-
-def allocate_averagely(me: str, queues: Iterable[MessageQueue], members: Iterable[str]) -> list[MessageQueue]:
-    """The queues of `me`: consecutive, the first members get one more. None if `me` is not a member.
-
-    As AllocateMessageQueueAveragely of 4.9.7: Java and Python members share groups, so all must compute the same split
-    from the same two lists.
-    """
-    everyone: Sequence[str] = sorted(set(members), key=java_order)
-    if me not in everyone:
-        return []
-    ordered = sorted_queues(queues)
-    share, more = divmod(len(ordered), len(everyone))
-    index = everyone.index(me)
-    start = index * share + min(index, more)
-    return ordered[start : start + share + (1 if index < more else 0)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mqbroker.client.allocation import allocate_averagely
 from mqbroker.client.rebalance import BROKERS_ASKED_MAX, Rebalance
 from mqbroker.client.routes import route_of
 from mqbroker.errors import Refused, Unreachable
@@ -45,7 +46,7 @@ class Brokers:
 
 
 def share(brokers: Any, me: Any = "A") -> Any:
-    return asyncio.run(Rebalance(brokers, brokers, "g", FixedIdentity(me), 3000).share("T"))
+    return asyncio.run(Rebalance(brokers, brokers, "g", FixedIdentity(me), allocate_averagely, 3000).share("T"))
 
 
 def test_who_any_broker_knows_is_a_member() -> None:

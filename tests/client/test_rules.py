@@ -1,4 +1,4 @@
-"""The pure rules: allocation, process queue, subscriptions, messages, options, ids, peer answers."""
+"""The pure rules: process queue, subscriptions, messages, options, ids, peer answers."""
 
 import asyncio
 import pickle
@@ -22,7 +22,6 @@ from mqbroker.client.identity import local_ip, make_client_id
 from mqbroker.client.messages import PullStatus, ReceivedMessage, SendStatus
 from mqbroker.client.options import ProducerOptions, parse_name_servers
 from mqbroker.client.process_queue import ProcessQueue
-from mqbroker.client.rebalance import allocate_averagely
 from mqbroker.client.send import Rotation, prepare, prepare_batch, queue_for_key, send_request
 from mqbroker.client.subscription import matches, subscribe_to
 from mqbroker.client.tls import connection_lost
@@ -37,37 +36,6 @@ from tests.client.records import a_record
 
 def queues(count: Any, broker: Any = "a", topic: Any = "T") -> Any:
     return [MessageQueue(topic, broker, n) for n in range(count)]
-
-
-@pytest.mark.parametrize(
-    ("count", "members", "expected"),
-    [
-        (4, 1, [[0, 1, 2, 3]]),
-        (4, 2, [[0, 1], [2, 3]]),
-        (4, 3, [[0, 1], [2], [3]]),
-        (8, 3, [[0, 1, 2], [3, 4, 5], [6, 7]]),
-        (2, 3, [[0], [1], []]),
-        (0, 2, [[], []]),
-    ],
-)
-def test_the_first_members_take_one_more(count: Any, members: Any, expected: Any) -> None:
-    ids = [f"10.0.0.1@{n}" for n in range(members)]
-    got = [[q.queue_id for q in allocate_averagely(me, reversed(queues(count)), reversed(ids))] for me in ids]
-    assert got == expected
-
-
-def test_every_queue_has_exactly_one_owner() -> None:
-    for count in range(20):
-        for members in range(1, 9):
-            ids = [f"c{n}" for n in range(members)]
-            owned = [q for me in ids for q in allocate_averagely(me, queues(count), ids)]
-            assert owned == queues(count)
-
-
-def test_a_stranger_gets_nothing_and_names_sort_as_in_java() -> None:
-    assert allocate_averagely("x", queues(4), ["a", "b"]) == []
-    # By UTF-16 code units a surrogate pair sorts before U+FFFD; by code points it would sort after.
-    assert allocate_averagely("\U0001f600", queues(2), ["\ufffd", "\U0001f600"])[0].queue_id == 0
 
 
 def received(offset: Any, body: Any = b"x") -> Any:

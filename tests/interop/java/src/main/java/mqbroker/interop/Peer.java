@@ -62,6 +62,9 @@ public final class Peer {
                 case "mode":
                     Mode.run(options, lines);
                     break;
+                case "allocate":
+                    Allocate.run(options, lines);
+                    break;
                 case "createtopic":
                     CreateTopic.run(options, lines);
                     break;

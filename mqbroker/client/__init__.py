@@ -10,6 +10,7 @@ from mqbroker.client.allocation import (
     AllocateByMachineRoom,
     AllocateNearby,
     Allocation,
+    RebalanceListener,
     allocate_averagely,
     allocate_by_circle,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "PullStatus",
     "PushOptions",
     "RawPull",
+    "RebalanceListener",
     "ReceivedMessage",
     "Refused",
     "RequestTimedOut",

@@ -175,9 +175,20 @@ class AllocateByConfig:
         return found
 
 
-def allocate_all(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
-    """All queues to every member, as broadcasting has it."""
-    return queues
+class RebalanceListener:
+    """Is told of the queues of a group's member; override what matters. What is awaitable is awaited, for 10 s at most.
+
+    It is called on the event loop's thread and must not block; on the blocking face on a thread of its own.
+    """
+
+    def assigned(self, queues: frozenset[MessageQueue]) -> object:
+        """Called when this member has got `queues`."""
+
+    def revoked(self, queues: frozenset[MessageQueue]) -> object:
+        """Called before this member gives `queues` up, and commits their offsets: others get them, or it leaves."""
+
+    def lost(self, queues: frozenset[MessageQueue]) -> object:
+        """Called when this member was away for so long that others have got `queues`; nothing is committed."""
 
 
 def check_allocation(name: str, value: object) -> None:

@@ -23,8 +23,11 @@ from operator import methodcaller
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
+import attrs
+
 from mqbroker.client import aio, loop_thread
 from mqbroker.client.aio_net import AioNet
+from mqbroker.client.allocation import RebalanceListener
 from mqbroker.client.broker_requests import MemberRequests
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.faces import Named, core, offsets
@@ -364,6 +367,8 @@ class PushConsumer(_Client):
         self._listener = listener
         net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
         identity = Identity(servers, rng, net.now)
+        if options.rebalance_listener is not None:
+            options = attrs.evolve(options, rebalance_listener=_OnThread(options.rebalance_listener))
         self._core = PushConsumerCore(net, servers, group, listener, options, identity, ThreadConsumeService)
         self._thread: LoopThread | None = None
         # Reentrant, as a signal's handler may close this.
@@ -438,6 +443,22 @@ class PushConsumer(_Client):
             thread.check_may_block()
             wait_for(self._closing)
             thread.join_if_over()
+
+
+class _OnThread(RebalanceListener):
+    """Has a listener called on a thread, where it may block."""
+
+    def __init__(self, listener: RebalanceListener) -> None:
+        self._listener = listener
+
+    def assigned(self, queues: frozenset[MessageQueue]) -> object:
+        return asyncio.to_thread(self._listener.assigned, queues)
+
+    def revoked(self, queues: frozenset[MessageQueue]) -> object:
+        return asyncio.to_thread(self._listener.revoked, queues)
+
+    def lost(self, queues: frozenset[MessageQueue]) -> object:
+        return asyncio.to_thread(self._listener.lost, queues)
 
 
 def _remake(kind: Callable[..., T], name_servers: tuple[str, ...], group: str, options: Any) -> T:

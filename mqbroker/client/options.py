@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from mqbroker.client.allocation import Allocation, allocate_averagely, check_allocation
+from mqbroker.client.allocation import Allocation, RebalanceListener, allocate_averagely, check_allocation
 from mqbroker.client.errors import BadArgument
 from mqbroker.client.observers import ConsumeObserver, SendObserver
 from mqbroker.client.tls import ClientTls
@@ -143,26 +143,28 @@ class ProducerOptions(ClientOptions):
 
 
 @attrs.frozen(kw_only=True)
-class PushOptions(ClientOptions):
-    """`consume_timestamp_ms` is used with ConsumeFrom.TIMESTAMP; None is half an hour before the start."""
+class MemberOptions(ClientOptions):
+    """Options common to the members of groups.
+
+    `consume_timestamp_ms` is used with ConsumeFrom.TIMESTAMP; None is half an hour before the start.
+    """
 
     #: How the members share the queues of a topic: the same one in all members of the group.
     allocation: Allocation = attrs.field(
         default=allocate_averagely,
-        validator=lambda _, field, value: check_allocation(f"PushOptions.{field.name}", value),
+        validator=lambda options, _, value: check_allocation(f"{type(options).__name__}.allocation", value),
     )
-    concurrency: int = attrs.field(default=20, validator=_number(1))
+    #: Is told which queues this member gets, gives up and loses.
+    rebalance_listener: RebalanceListener | None = attrs.field(
+        default=None, validator=_instance(RebalanceListener, may_be_none=True)
+    )
     consume_from: ConsumeFrom = attrs.field(default=ConsumeFrom.LAST, validator=_instance(ConsumeFrom))
     consume_timestamp_ms: int | None = attrs.field(default=None, validator=_number(0, may_be_none=True))
-    max_reconsume_times: int = attrs.field(default=16, validator=_number(-1))
     pull_batch: int = attrs.field(default=32, validator=_number(1, 1024))
     queue_messages_max: int = attrs.field(default=1000, validator=_number(1))
     queue_bytes_max: int = attrs.field(default=100 * 1024 * 1024, validator=_number(1))
     #: A queue is not pulled while more messages than this follow its first unconsumed one.
     queue_span_max: int = attrs.field(default=2000, validator=_number(1))
-    #: A message that the listener has held for so long is sent back to the broker; the listener's later result is
-    #: ignored.
-    consume_timeout_s: float = _seconds(900.0)
     suspend_ms: int = attrs.field(default=15_000, validator=_number(0))
     pull_timeout_ms: int = attrs.field(default=30_000, validator=_number(1))
     request_timeout_ms: int = attrs.field(default=3000, validator=_number(1))
@@ -171,19 +173,30 @@ class PushOptions(ClientOptions):
     commit_s: float = _seconds(5.0)
     #: How long a new queue waits while the group has other members, so that its former owner can commit.
     takeover_pause_s: float = _seconds(0.3, 0.0)
-    #: How long a message waits that neither the listener consumed nor the broker accepted.
-    local_retry_s: float = _seconds(5.0)
     #: How long the pull of a queue pauses after an error.
     pull_error_pause_s: float = _seconds(1.0)
-    #: How long close() waits for listeners that still run.
-    close_timeout_s: float = _seconds(10.0, 0.0)
-    #: See each message that the listener gets.
-    observers: tuple[ConsumeObserver, ...] = _observers(ConsumeObserver)
 
     def __attrs_post_init__(self) -> None:
         if self.suspend_ms >= self.pull_timeout_ms:
             right = f"less than pull_timeout_ms, {self.pull_timeout_ms}: the broker holds a pull for so long"
-            raise BadArgument("PushOptions.suspend_ms", right, self.suspend_ms)
+            raise BadArgument(f"{type(self).__name__}.suspend_ms", right, self.suspend_ms)
+
+
+@attrs.frozen(kw_only=True)
+class PushOptions(MemberOptions):
+    """Options of a push consumer."""
+
+    concurrency: int = attrs.field(default=20, validator=_number(1))
+    max_reconsume_times: int = attrs.field(default=16, validator=_number(-1))
+    #: A message that the listener has held for so long is sent back to the broker; the listener's later result is
+    #: ignored.
+    consume_timeout_s: float = _seconds(900.0)
+    #: How long a message waits that neither the listener consumed nor the broker accepted.
+    local_retry_s: float = _seconds(5.0)
+    #: How long close() waits for listeners that still run.
+    close_timeout_s: float = _seconds(10.0, 0.0)
+    #: See each message that the listener gets.
+    observers: tuple[ConsumeObserver, ...] = _observers(ConsumeObserver)
 
 
 @attrs.frozen(kw_only=True)

@@ -6,14 +6,14 @@ At least once: a message is delivered again if a member died, was slow to leave 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener, LoopConsumeService
-from mqbroker.client.errors import BadArgument, ClientClosed, NoSubscription, TopicNotFound
-from mqbroker.client.heartbeats import Heartbeats
+from mqbroker.client.errors import ClientClosed
 from mqbroker.client.identity import Identity
 from mqbroker.client.loop_watch import LoopWatch
+from mqbroker.client.membership import Membership, Owner
 from mqbroker.client.messages import RawPull, ReceivedMessage
 from mqbroker.client.names import check_group, check_topic
 from mqbroker.client.net import Net, Task, every
@@ -21,13 +21,12 @@ from mqbroker.client.observers import Observers
 from mqbroker.client.options import PushOptions
 from mqbroker.client.process_queue import AssignedQueue, PulledBatch, PullFailures
 from mqbroker.client.queue_requests import Offsets, pull_from, pull_request, read_pull_answer
-from mqbroker.client.rebalance import Rebalance, Share
 from mqbroker.client.routes import Routes
 from mqbroker.client.running_info import About, ConsumerStats, positions, running_info
-from mqbroker.client.subscription import ALL, subscribe_to
+from mqbroker.client.subscription import ALL
 from mqbroker.errors import MQError, Refused, Unreachable
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
-from mqbroker.wire.bodies import ConsumerData, MessageQueue, SubscriptionData
+from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
@@ -37,16 +36,13 @@ log = logging.getLogger(__name__)
 #: Response codes of a broker that has not got this member's latest heartbeat, as after its restart.
 _HEARTBEAT_HELPS = frozenset({ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST})
 
-#: The first pause before another rebalance if one was incomplete; it doubles up to the regular period.
-_UNSETTLED_PAUSE_S = 1.0
-
 #: How long a queue whose offset is reset waits for listeners that hold its messages, as in Java.
 RESET_WAIT_S = 10.0
 
 _HALF_AN_HOUR_MS = 30 * 60 * 1000
 
 
-class PushConsumerCore:
+class PushConsumerCore(Owner):
     """One member of `group`. `subscribe` before `start`, or at any time after."""
 
     def __init__(
@@ -69,10 +65,7 @@ class PushConsumerCore:
         timeout_ms = options.request_timeout_ms
         self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)
         self._offsets = Offsets(net, self._routes, group, timeout_ms)
-        self._rebalance = Rebalance(net, self._routes, group, identity, options.allocation, timeout_ms)
-        self._heartbeats = Heartbeats(
-            net, self._routes, identity, consumer_data=self._consumer_data, timeout_ms=timeout_ms
-        )
+        self._membership = Membership(net, self._routes, identity, group, self, options)
         observers = Observers(options.observers, net.steady)
         self._consuming = consume(
             net,
@@ -84,17 +77,15 @@ class PushConsumerCore:
         )
         self._watch = LoopWatch(net, group, self._consuming.listener_name, options.heartbeat_s, self._come_back)
         self._consuming.watch = self._watch
-        self._subscriptions: dict[str, SubscriptionData] = {}
         #: A pull of each assigned queue, which the next ones differ from by the offset.
         self._first_pulls: dict[MessageQueue, RemotingCommand] = {}
         self._assigned: dict[MessageQueue, AssignedQueue] = {}
         self._pull_failures = PullFailures()
         self._loops: list[Task] = []
-        self._wake = net.signal()
         self._started = self._closed = self._ended = False
         self._closing = net.lock()
         self._timestamp_ms = options.consume_timestamp_ms or self._now_ms() - _HALF_AN_HOUR_MS
-        self._add_subscription(RETRY_PREFIX + group, ALL)
+        self._membership.subscribe(RETRY_PREFIX + group)
 
     @property
     def client_id(self) -> str:
@@ -114,15 +105,13 @@ class PushConsumerCore:
 
     def add_subscription(self, topic: str, expression: str = ALL) -> bool:
         """The immediate part of `subscribe`; True if `apply_subscription` must follow. Raises Refused."""
-        self._add_subscription(check_topic(topic), expression)
+        self._membership.subscribe(check_topic(topic), expression)
+        self._first_pulls.clear()
         return self._started
 
     async def apply_subscription(self, topic: str) -> None:
         """Apply an added or changed subscription to a running member."""
-        for queue in [queue for queue in self._assigned if queue.topic == topic]:
-            await self._unassign(queue)
-        await self._heartbeats.send_to_all()
-        self._wake.set()
+        await self._membership.apply(topic)
 
     @property
     def is_calling(self) -> bool:
@@ -133,8 +122,7 @@ class PushConsumerCore:
         """Raises ClientClosed if it was started or closed, NoSubscription if it has no subscription."""
         if self._started or self._closed:
             raise ClientClosed("a push consumer is started once")
-        if len(self._subscriptions) == 1:  # that of the retry topic
-            raise NoSubscription(f"the push consumer of {self._group} has no subscription")
+        self._membership.check_subscribed("push consumer")
 
     async def start(self) -> None:
         """Join the group. A topic that does not exist yet is waited for.
@@ -143,22 +131,14 @@ class PushConsumerCore:
         """
         self.check_startable()
         self._started = True
-        self._identity.take()
-        for topic in self._subscriptions:
-            try:
-                await self._routes.get(topic)
-            except TopicNotFound as error:
-                if not topic.startswith(RETRY_PREFIX):
-                    log.warning("waiting for the topic: %s", error)
-        await self._heartbeats.send_first()
-        settled = await self._balance()
+        settled = await self._membership.join()
         if self._closed:
             raise ClientClosed("this push consumer was closed while it started")
         options = self._options
         self._loops = [
             self._net.spawn(self._watch.run()),
-            self._net.spawn(self._keep_balanced(settled)),
-            self._net.spawn(every(self._net, options.heartbeat_s, self._heartbeats.send_to_all)),
+            self._net.spawn(self._membership.keep_balanced(settled)),
+            self._net.spawn(every(self._net, options.heartbeat_s, self._membership.heartbeats.send_to_all)),
             self._net.spawn(every(self._net, options.commit_s, self._commit_oneway)),
             self._net.spawn(every(self._net, options.consume_timeout_s / LOOKS_MAX, self._consuming.send_back_overdue)),
             self._net.spawn(every(self._net, options.route_age_s, self._routes.refresh_all)),
@@ -188,7 +168,7 @@ class PushConsumerCore:
 
     def _stop(self) -> None:
         """Stop pulling and calling the listener."""
-        self._closed = True
+        self._closed = self._membership.is_over = True
         for loop in self._loops:
             loop.cancel()
         for assigned in self._assigned.values():
@@ -205,8 +185,9 @@ class PushConsumerCore:
                 self._consuming.still_running(),
             )
         if self._started:
+            await self._membership.tell_revoked()
             await self._offsets.commit_many({} if self._watch.was_away else self._committable())
-            await self._heartbeats.unregister()
+            await self._membership.leave()
         for assigned in self._assigned.values():
             assigned.drop()
         await self._net.close()
@@ -214,7 +195,7 @@ class PushConsumerCore:
     def ids_changed(self, group: str) -> None:
         """A broker reports that members of `group` joined or left."""
         if group == self._group:
-            self._wake.set()
+            self._membership.wake()
 
     @property
     def group(self) -> str:
@@ -222,7 +203,7 @@ class PushConsumerCore:
 
     def running_info(self) -> ConsumerRunningInfo:
         """This member's state, for administrators."""
-        return running_info(self._about, self._subscriptions.values(), self._assigned, self._stats)
+        return running_info(self._about, self._membership.subscriptions.values(), self._assigned, self._stats)
 
     def positions(self, topic: str) -> dict[MessageQueue, int]:
         """The offsets that would be committed now, of one topic, or of all if `topic` is empty."""
@@ -251,58 +232,24 @@ class PushConsumerCore:
     def _now_ms(self) -> int:
         return int(self._net.now() * 1000)
 
-    def _add_subscription(self, topic: str, expression: str) -> None:
-        self._subscriptions[topic] = subscribe_to(topic, expression, self._now_ms())
-        self._first_pulls.clear()
+    def assign(self, queues: Sequence[MessageQueue], is_shared: bool) -> None:
+        for queue in queues:
+            self._assign(queue, pause_s=self._options.takeover_pause_s if is_shared else 0.0)
 
-    def _consumer_data(self) -> ConsumerData:
-        return ConsumerData(
-            group_name=self._group,
-            consume_from_where=self._options.consume_from.value,
-            subscription_data_set=list(self._subscriptions.values()),
-        )
-
-    async def _keep_balanced(self, settled: bool) -> None:
-        pause_s = _UNSETTLED_PAUSE_S
-        while True:
-            await self._wake.wait(self._options.rebalance_s if settled else pause_s)
-            pause_s = _UNSETTLED_PAUSE_S if settled else min(pause_s * 2, self._options.rebalance_s)
-            settled = await self._balance()
-
-    async def _balance(self) -> bool:
-        """Assign and revoke queues; False if the share of some topic could not be computed, or may soon be larger."""
-        settled = True
-        for topic in list(self._subscriptions):
-            try:
-                await self._routes.get(topic)
-                await self._heartbeats.send_to_new()
-                share = await self._rebalance.share(topic)
-            except BadArgument as error:  # of a user's allocation
-                log.warning("not balancing %s of %s: %s", topic, self._group, error)
-                settled = False
-                continue
-            except MQError as error:
-                log.info("not balancing %s of %s: %s", topic, self._group, error)
-                settled = False
-                continue
-            if self._closed:
-                return True
-            await self._change_to(topic, share)
-            settled = settled and not self._routes.has_left(topic)
-        return settled
-
-    async def _change_to(self, topic: str, share: Share) -> None:
-        for queue in [queue for queue in self._assigned if queue.topic == topic and queue not in share.queues]:
-            await self._unassign(queue)
-        for queue in sorted(share.queues.difference(self._assigned)):
-            log.info("%s is assigned %s", self._group, queue)
-            self._assign(queue, pause_s=self._options.takeover_pause_s if share.is_shared else 0.0)
+    async def revoke(self, queues: Sequence[MessageQueue]) -> None:
+        for queue in queues:
+            assigned = self._assigned.pop(queue)
+            self._first_pulls.pop(queue, None)
+            offset = assigned.committable
+            assigned.drop()
+            if offset is not None:
+                await self._offsets.commit_oneway(queue, offset)
 
     def _assign(self, queue: MessageQueue, *, pause_s: float = 0.0, promised: int | None = None) -> None:
         self._assigned[queue] = AssignedQueue(
             self._net,
             queue,
-            self._subscriptions[queue.topic],
+            self._membership.subscriptions[queue.topic],
             self._options,
             pause_s=pause_s,
             find_start=self._find_start if promised is None else partial(self._start_over, offset=promised),
@@ -315,15 +262,6 @@ class PushConsumerCore:
     def _deliver(self, assigned: AssignedQueue, batch: PulledBatch, took_s: float) -> None:
         self._stats.of(assigned.queue.topic).pulled(took_s * 1000, batch.left)
         self._consuming.put(assigned, batch)
-
-    async def _unassign(self, queue: MessageQueue) -> None:
-        log.info("%s releases %s", self._group, queue)
-        assigned = self._assigned.pop(queue)
-        self._first_pulls.pop(queue, None)
-        offset = assigned.committable
-        assigned.drop()
-        if offset is not None:
-            await self._offsets.commit_oneway(queue, offset)
 
     async def _find_start(self, queue: MessageQueue) -> int:
         return await self._offsets.start(queue, self._options.consume_from, self._timestamp_ms)
@@ -343,7 +281,7 @@ class PushConsumerCore:
             offset,
             self._options.pull_batch,
             group=self._group,
-            subscription=self._subscriptions[queue.topic],
+            subscription=self._membership.subscriptions[queue.topic],
             suspend_ms=self._options.suspend_ms,
         )
         return first
@@ -357,7 +295,7 @@ class PushConsumerCore:
             return read_pull_answer(await self._net.pull_on(addr, request, timeout_ms, assigned))
         except Refused as refused:
             if refused.code in _HEARTBEAT_HELPS:
-                await self._heartbeats.send_to(addr)
+                await self._membership.heartbeats.send_to(addr)
             raise
         except Unreachable:
             self._routes.mark_stale(queue.topic)
@@ -392,8 +330,7 @@ class PushConsumerCore:
         self._assigned.clear()
         self._first_pulls.clear()
         self._consuming.forget_dropped()
-        await self._heartbeats.send_to_all()
-        self._wake.set()
+        await self._membership.lose()
 
     async def _commit_oneway(self) -> None:
         if self._watch.was_away:

@@ -18,10 +18,8 @@ from mqbroker.client import (
     allocate_by_circle,
 )
 from mqbroker.client.allocation import allocated
-from mqbroker.client.rebalance import Rebalance
 from tests.client.member import Member
-from tests.client.test_rebalance import Brokers
-from tests.client.world import FixedIdentity
+from tests.client.test_rebalance import Brokers, member
 
 
 def queues(count: int, broker: str = "a", topic: str = "T") -> list[MessageQueue]:
@@ -142,7 +140,7 @@ def test_a_strategy_gets_queues_and_members_in_the_order_of_java() -> None:
 
     # By UTF-16 code units a surrogate pair sorts before U+FFFD; by code points it would sort after.
     brokers: Any = Brokers({"b:1": ["\ufffd", "A"], "a:1": ["\U0001f600"]})
-    asyncio.run(Rebalance(brokers, brokers, "g", FixedIdentity("A"), noted, 3000).share("T"))
+    asyncio.run(member(brokers, "A", allocation=noted).share("T"))
     assert calls == [("A", [("a:1", 0), ("a:1", 1), ("b:1", 0), ("b:1", 1)], ["A", "\U0001f600", "\ufffd"])]
 
 

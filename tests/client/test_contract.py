@@ -17,6 +17,7 @@ from mqbroker.client import (
     NoSubscription,
     PullStatus,
     PushOptions,
+    RebalanceListener,
     SendStatus,
     TopicNotFound,
 )
@@ -183,6 +184,25 @@ def test_members_share_the_queues(face: Any, cluster: Loopback, producer: Any) -
     assert shares[0] | shares[1] == set(producer.queues("T"))
     for member in members:
         member.close()
+
+
+def test_a_rebalance_listener_is_told(face: Any, producer: Any) -> None:
+    producer.send(Message("T", b"x"))
+    told: SimpleQueue[Any] = SimpleQueue()
+
+    class Told(RebalanceListener):
+        def assigned(self, queues: frozenset[MessageQueue]) -> None:
+            told.put(("assigned", queues))
+
+        def revoked(self, queues: frozenset[MessageQueue]) -> None:
+            told.put(("revoked", queues))
+
+    member = face.make("PushConsumer", "g", lambda message: None, options=PushOptions(rebalance_listener=Told()))
+    member.subscribe("T")
+    with member:
+        calls = [face.get(told) for _ in range(2)]
+        assert ("assigned", frozenset(producer.queues("T"))) in calls
+    assert face.get(told)[0] == "revoked"
 
 
 def test_a_member_that_could_get_nothing_is_not_started(face: Any) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mqbroker.client.allocation import allocate_averagely
-from mqbroker.client.rebalance import BROKERS_ASKED_MAX, Rebalance
+from mqbroker.client import PushOptions
+from mqbroker.client.membership import BROKERS_ASKED_MAX, Membership, Owner
 from mqbroker.client.routes import route_of
 from mqbroker.errors import Refused, Unreachable
 from mqbroker.wire.bodies import BrokerData, GetConsumerListByGroupResponseBody, QueueData, TopicRouteData
@@ -41,12 +41,19 @@ class Brokers:
         )
         return route_of(topic, data)
 
+    def signal(self) -> None:
+        pass
+
     def mark_stale(self, topic: Any) -> None:
         self.is_stale.append(topic)
 
 
+def member(brokers: Any, me: Any, **options: Any) -> Membership:
+    return Membership(brokers, brokers, FixedIdentity(me), "g", Owner(), PushOptions(**options))
+
+
 def share(brokers: Any, me: Any = "A") -> Any:
-    return asyncio.run(Rebalance(brokers, brokers, "g", FixedIdentity(me), allocate_averagely, 3000).share("T"))
+    return asyncio.run(member(brokers, me).share("T"))
 
 
 def test_who_any_broker_knows_is_a_member() -> None:

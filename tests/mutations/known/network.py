@@ -49,7 +49,7 @@ MISTAKES = [
     ),
     Mutation(
         "take a route that a broker has left for good until the next regular look",
-        "client/push_consumer.py",
+        "client/membership.py",
         "            settled = settled and not self._routes.has_left(topic)\n",
         "",
         ("tests/client/test_push_consumer.py",),

@@ -185,7 +185,7 @@ MISTAKES = [
     ),
     Mutation(
         "have the balance wait as long at the next failure as at the end of the last ones",
-        "client/push_consumer.py",
+        "client/membership.py",
         "pause_s = _UNSETTLED_PAUSE_S if settled else min(pause_s * 2, self._options.rebalance_s)",
         "pause_s = min(pause_s * 2, self._options.rebalance_s)",
         _CLIENT,

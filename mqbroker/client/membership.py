@@ -1,0 +1,256 @@
+"""Membership: a member's place in its group: its subscriptions, what heartbeats say of it, and the queues it has.
+
+A broker that was just started knows only the members whose heartbeat it got; a member that trusted it alone would take
+queues that others are consuming. So several brokers are asked, and the union of their members counts. Java asks one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import Any
+
+import attrs
+
+from mqbroker.client.allocation import allocated
+from mqbroker.client.errors import BadArgument, NoSubscription, TopicNotFound
+from mqbroker.client.heartbeats import Heartbeats
+from mqbroker.client.identity import Identity
+from mqbroker.client.net import Net
+from mqbroker.client.options import MemberOptions
+from mqbroker.client.routes import Route, Routes, java_order, sorted_queues
+from mqbroker.client.subscription import ALL, subscribe_to
+from mqbroker.errors import MQError, Refused
+from mqbroker.wire.bodies import ConsumerData, GetConsumerListByGroupResponseBody, MessageQueue, SubscriptionData
+from mqbroker.wire.codes import RETRY_PREFIX, RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import GetConsumerListByGroupRequestHeader
+
+log = logging.getLogger(__name__)
+
+#: Number of brokers that are asked for the members.
+BROKERS_ASKED_MAX = 3
+
+#: The first pause before another rebalance if one was incomplete; it doubles up to the regular period.
+_UNSETTLED_PAUSE_S = 1.0
+
+#: How long a user's RebalanceListener is waited for.
+_LISTENER_S = 10.0
+
+
+@attrs.frozen
+class Share:
+    """A member's `queues` of one topic; `is_shared` if the group has other members."""
+
+    queues: frozenset[MessageQueue]
+    is_shared: bool
+
+
+class Owner:
+    """What has the queues of a member."""
+
+    def assign(self, queues: Sequence[MessageQueue], is_shared: bool) -> None:
+        """Begin with queues; `is_shared` if the group has other members, one of which may have had them."""
+
+    async def revoke(self, queues: Sequence[MessageQueue]) -> None:
+        """End with queues, and commit their offsets."""
+
+
+class Membership:
+    """One member of `group`, whose queues `owner` has.
+
+    Its tasks are `keep_balanced`, and what `tasks` returns.
+    """
+
+    def __init__(
+        self,
+        net: Net,
+        routes: Routes,
+        identity: Identity,
+        group: str,
+        owner: Owner,
+        options: MemberOptions,
+        consume_type: str = "CONSUME_PASSIVELY",
+    ) -> None:
+        self._net = net
+        self._routes = routes
+        self._identity = identity
+        self._group = group
+        self._owner = owner
+        self._options = options
+        self._consume_type = consume_type
+        self._timeout_ms = options.request_timeout_ms
+        self.heartbeats = Heartbeats(net, routes, identity, consumer_data=self._data, timeout_ms=self._timeout_ms)
+        self.subscriptions: dict[str, SubscriptionData] = {}
+        #: The queues that it has.
+        self.queues: set[MessageQueue] = set()
+        self._wake = net.signal()
+        self.is_over = False
+
+    def subscribe(self, topic: str, expression: str = ALL) -> None:
+        """Add or change a subscription. Raises MQError on an invalid one."""
+        self.subscriptions[topic] = subscribe_to(topic, expression, int(self._net.now() * 1000))
+
+    async def apply(self, topic: str) -> None:
+        """Apply an added, changed or removed subscription."""
+        await self._revoke([queue for queue in self.queues if queue.topic == topic])
+        await self.heartbeats.send_to_all()
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Balance soon."""
+        self._wake.set()
+
+    def check_subscribed(self, what: str) -> None:
+        """Raises NoSubscription if there is none but that of the retry topic."""
+        if not self.subscriptions.keys() - {RETRY_PREFIX + self._group}:
+            raise NoSubscription(f"the {what} of {self._group} has no subscription")
+
+    async def join(self) -> bool:
+        """Join the group, and take the first share; returns whether that is complete. A topic that does not exist yet
+        is waited for. Raises NameServerUnreachable, and Refused if all brokers refuse the account."""
+        self._identity.take()
+        for topic in self.subscriptions:
+            try:
+                await self._routes.get(topic)
+            except TopicNotFound as error:
+                if not topic.startswith(RETRY_PREFIX):
+                    log.warning("waiting for the topic: %s", error)
+        await self.heartbeats.send_first()
+        return await self.balance()
+
+    async def keep_balanced(self, settled: bool) -> None:
+        """Balance at each change, and periodically, until this is cancelled."""
+        pause_s = _UNSETTLED_PAUSE_S
+        while True:
+            await self._wake.wait(self._options.rebalance_s if settled else pause_s)
+            pause_s = _UNSETTLED_PAUSE_S if settled else min(pause_s * 2, self._options.rebalance_s)
+            settled = await self.balance()
+
+    async def balance(self) -> bool:
+        """Assign and revoke queues; False if the share of some topic could not be computed, or may soon be larger."""
+        settled = True
+        for topic in list(self.subscriptions):
+            try:
+                await self._routes.get(topic)
+                await self.heartbeats.send_to_new()
+                share = await self.share(topic)
+            except MQError as error:
+                is_users = isinstance(error, BadArgument)
+                log.log(
+                    logging.WARNING if is_users else logging.INFO,
+                    "not balancing %s of %s: %s",
+                    topic,
+                    self._group,
+                    error,
+                )
+                settled = False
+                continue
+            if self.is_over:
+                return True
+            if topic in self.subscriptions:
+                await self._change_to(topic, share)
+            settled = settled and not self._routes.has_left(topic)
+        return settled
+
+    async def lose(self) -> None:
+        """Lose all queues, as others may have had them meanwhile, and join again."""
+        lost, self.queues = sorted(self.queues), set()
+        await self._tell("lost", lost)
+        await self.heartbeats.send_to_all()
+        self._wake.set()
+
+    async def leave(self) -> None:
+        """Tell the brokers that this member leaves."""
+        await self.heartbeats.unregister()
+
+    async def tell_revoked(self) -> None:
+        """Tell the user's listener that all queues are given up, at the end."""
+        await self._tell("revoked", sorted(self.queues))
+
+    async def _change_to(self, topic: str, share: Share) -> None:
+        await self._revoke([queue for queue in self.queues if queue.topic == topic and queue not in share.queues])
+        new = sorted(share.queues - self.queues)
+        if not new:
+            return
+        for queue in new:
+            log.info("%s is assigned %s", self._group, queue)
+        self.queues.update(new)
+        self._owner.assign(new, share.is_shared)
+        await self._tell("assigned", new)
+
+    async def _revoke(self, queues: Iterable[MessageQueue]) -> None:
+        gone = sorted(queues)
+        if not gone:
+            return
+        await self._tell("revoked", gone)
+        gone = [queue for queue in gone if queue in self.queues]
+        self.queues.difference_update(gone)
+        for queue in gone:
+            log.info("%s releases %s", self._group, queue)
+        await self._owner.revoke(gone)
+
+    async def _tell(self, what: str, queues: Sequence[MessageQueue]) -> None:
+        listener = self._options.rebalance_listener
+        if listener is None or not queues:
+            return
+        try:
+            told = getattr(listener, what)(frozenset(queues))
+            if inspect.isawaitable(told):
+                await self._net.within(_LISTENER_S, _awaited(told))
+        except TimeoutError:
+            log.warning("%s of the rebalance listener of %s took more than %g s", what, self._group, _LISTENER_S)
+        except Exception:
+            log.exception("%s of the rebalance listener of %s failed", what, self._group)
+
+    def _data(self) -> ConsumerData:
+        return ConsumerData(
+            group_name=self._group,
+            consume_type=self._consume_type,
+            consume_from_where=self._options.consume_from.value,
+            subscription_data_set=list(self.subscriptions.values()),
+        )
+
+    async def share(self, topic: str) -> Share:
+        """This member's part of `topic`. Raises MQError if the route or the members are unknown, or the allocation
+        fails."""
+        route = await self._routes.get(topic)
+        members = await self._members(route)
+        me = self._identity.client_id
+        if me not in members:
+            log.warning("the broker does not count this client among the members of %s", self._group)
+        mine = allocated(self._options.allocation, me, sorted_queues(route.subscribe_queues), members)
+        return Share(mine, is_shared=len(members) > 1)
+
+    async def _members(self, route: Route) -> list[str]:
+        header = GetConsumerListByGroupRequestHeader(consumer_group=self._group)
+        names = sorted(route.brokers)
+        self._net.rng.shuffle(names)
+        last: MQError = Refused(ResponseCode.SYSTEM_ERROR, f"the route of {route.topic} names no broker")
+        members: set[str] = set()
+        answered = 0
+        for name in names:
+            if answered == BROKERS_ASKED_MAX:
+                break
+            addr = route.any_address(name)
+            if addr is None:
+                continue
+            request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+            try:
+                answer = await self._net.invoke(addr, request, self._timeout_ms)
+                if answer.code == ResponseCode.SUCCESS:
+                    members.update(GetConsumerListByGroupResponseBody.from_json(answer.body).consumer_id_list)
+                    answered += 1
+                else:
+                    last = Refused(answer.code, answer.remark or "")
+            except MQError as error:
+                last = error
+        if members:
+            return sorted(members, key=java_order)
+        self._routes.mark_stale(route.topic)
+        raise last
+
+
+async def _awaited(told: Awaitable[Any]) -> None:
+    await told

@@ -58,6 +58,23 @@ class DataLoss(MQError):
         )
 
 
+@attrs.define
+class BadRow(MQError):
+    """A row that cannot be a message; `row` counts from 0 in its partition."""
+
+    partition: int
+    row: int
+    column: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"row {self.row} of partition {self.partition}, column {self.column}: {self.why}"
+
+
+class NotWritten(MQError):
+    """Brokers did not acknowledge rows within `retryTimeoutMs`, or not as `acks` demands."""
+
+
 class NotReadable(MQError):
     """Brokers did not return the requested messages within `retryTimeoutMs`."""
 

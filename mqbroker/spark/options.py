@@ -7,7 +7,7 @@ Spark's own redaction covers.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -45,7 +45,6 @@ NAMES = (
     "tlsKey",
     "tlsKeyPassword",
 )
-_BY_LOWER = {name.lower(): name for name in NAMES}
 
 
 @attrs.frozen
@@ -72,45 +71,49 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
 
     `streaming` is None if it is not known yet whether a batch or a stream is read.
     """
-    options = {_known(name): text.strip() for name, text in given.items()}
-    topics = _topics(_required(options, "topic", "a topic, or several joined by commas"))
+    options = {known(name): text.strip() for name, text in given.items()}
+    topics = _topics(required(options, "topic", "a topic, or several joined by commas"))
     default = LATEST if streaming else EARLIEST
     if streaming and "endingOffsets" in options:
         raise BadOption("endingOffsets", "a stream has no end; use it with spark.read, or leave it out")
     if streaming is False and "maxOffsetsPerTrigger" in options:
         raise BadOption("maxOffsetsPerTrigger", "a batch has no triggers; use it with spark.readStream")
     return SourceOptions(
-        name_servers=_name_servers(_required(options, "nameServer", "host:port, or several joined by ';'")),
+        name_servers=name_servers_of(required(options, "nameServer", "host:port, or several joined by ';'")),
         topics=topics,
         starting=_offsets(options, "startingOffsets", default, topics, ("earliest", "latest")),
         ending=_offsets(options, "endingOffsets", LATEST, topics, ("latest",)),
-        max_offsets_per_trigger=_number(options, "maxOffsetsPerTrigger", 1, 1, 2**62)
+        max_offsets_per_trigger=number_of(options, "maxOffsetsPerTrigger", 1, 1, 2**62)
         if "maxOffsetsPerTrigger" in options
         else None,
         group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
-        pull_batch=_number(options, "pullBatchSize", 32, 1, 1024),
-        retry_timeout_ms=_number(options, "retryTimeoutMs", 60_000, 0, 24 * 3600 * 1000),
-        credentials=_credentials(options),
-        tls=_tls(options),
+        pull_batch=number_of(options, "pullBatchSize", 32, 1, 1024),
+        retry_timeout_ms=number_of(options, "retryTimeoutMs", 60_000, 0, 24 * 3600 * 1000),
+        credentials=credentials_of(options),
+        tls=tls_of(options),
     )
 
 
-def _known(name: str) -> str:
-    if name.lower() in _BY_LOWER:
-        return _BY_LOWER[name.lower()]
-    near = difflib.get_close_matches(name.lower(), _BY_LOWER, 1, 0.6)
-    hint = f"did you mean {_BY_LOWER[near[0]]}? " if near else ""
-    raise BadOption(name, f"there is no such option; {hint}All options: {', '.join(NAMES)}")
+def known(name: str, names: Sequence[str] = NAMES) -> str:
+    """The option as the documentation spells it. Raises BadOption if there is none."""
+    by_lower = {each.lower(): each for each in names}
+    if name.lower() in by_lower:
+        return by_lower[name.lower()]
+    near = difflib.get_close_matches(name.lower(), by_lower, 1, 0.6)
+    hint = f"did you mean {by_lower[near[0]]}? " if near else ""
+    raise BadOption(name, f"there is no such option; {hint}All options: {', '.join(names)}")
 
 
-def _required(options: Mapping[str, str], name: str, right: str) -> str:
+def required(options: Mapping[str, str], name: str, right: str) -> str:
+    """An option that must be there. Raises BadOption, as do all of these."""
     text = options.get(name, "")
     if not text:
         raise BadOption(name, f"is required: {right}")
     return text
 
 
-def _name_servers(text: str) -> tuple[str, ...]:
+def name_servers_of(text: str) -> tuple[str, ...]:
+    """The addresses of name servers."""
     try:
         return parse_name_servers(text)
     except MQError as error:
@@ -136,7 +139,8 @@ def _group(text: str) -> str:
         raise BadOption("consumerGroup", f"{text!r}: {refused.remark}") from None
 
 
-def _credentials(options: Mapping[str, str]) -> Credentials | None:
+def credentials_of(options: Mapping[str, str]) -> Credentials | None:
+    """The account; None without one."""
     path = options.get("accountFile")
     if path:
         try:
@@ -152,7 +156,8 @@ def _credentials(options: Mapping[str, str]) -> Credentials | None:
     return Credentials(access_key, secret_key, options.get("securityToken") or None)
 
 
-def _tls(options: Mapping[str, str]) -> ClientTls | None:
+def tls_of(options: Mapping[str, str]) -> ClientTls | None:
+    """How connections are encrypted; None if they are not."""
     texts = {
         "ca_file": options.get("tlsCa"),
         "server_name": options.get("tlsServerName"),
@@ -184,7 +189,8 @@ def _offsets(
     return parse_offsets(name, options[name], default, topics, words)
 
 
-def _number(options: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+def number_of(options: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    """A whole number within bounds."""
     text = options.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= most):
         raise BadOption(name, f"{text[:80]!r} is not a whole number from {least} to {most}")

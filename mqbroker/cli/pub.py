@@ -77,11 +77,11 @@ class Sender:
 
         messages = [Message(self._topic, body, tags=self._tag, keys=self._keys) for body in bodies]
         if len(messages) == 1:
-            result = self._producer.send(messages[0])
+            results = [self._producer.send(messages[0])]
         else:
-            result = self._producer.send_batch(messages)
+            results = self._producer.send_batch(messages)
         self.sent += len(messages)
-        print_result(result, self._topic)
+        print_results(results, self._topic)
 
     def send_lines(self, read: Callable[[int], bytes]) -> None:
         """Send each line that `read` returns, until its end. Raises MQError, after printing the number of sent
@@ -127,15 +127,14 @@ def cut(lines: Sequence[bytes]) -> Iterator[list[bytes]]:
         yield group
 
 
-def print_result(result: SendResult, topic: str) -> None:
+def print_results(results: Sequence[SendResult], topic: str) -> None:
     """A line for each message: columns with tabs between them, or words on a terminal."""
-    queue, broker = result.queue, escape_controls(result.queue.broker_name)
-    for step, msg_id in enumerate(escape_controls(result.msg_id).split(",")):
-        offset = result.queue_offset + step
+    for result in results:
+        queue, broker, msg_id = result.queue, escape_controls(result.queue.broker_name), escape_controls(result.msg_id)
         if sys.stdout.isatty():
-            where = f"broker {broker}, queue {queue.queue_id}, offset {offset}"
+            where = f"broker {broker}, queue {queue.queue_id}, offset {result.queue_offset}"
             click.echo(f"{click.style('sent', fg='green')} to {topic}: {where}  {click.style(msg_id, dim=True)}")
         else:
-            click.echo(f"{msg_id}\t{broker}\t{queue.queue_id}\t{offset}")
-    if result.status.name != "SEND_OK":
-        click.echo(f"stored, but the broker says {result.status.name}: a crash now may lose it", err=True)
+            click.echo(f"{msg_id}\t{broker}\t{queue.queue_id}\t{result.queue_offset}")
+    for status in sorted({result.status.name for result in results} - {"SEND_OK"}):
+        click.echo(f"stored, but the broker says {status}: a crash now may lose it", err=True)

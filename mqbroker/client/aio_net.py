@@ -81,6 +81,9 @@ class AioNet(LoopNet):
         async with _timeout(seconds):
             return await coroutine
 
+    async def on_thread(self, call: Callable[[], T]) -> T:
+        return await self.loop.run_in_executor(None, call)
+
     def is_cancelled_inside(self, error: BaseException) -> bool:
         task = asyncio.current_task()
         return isinstance(error, asyncio.CancelledError) and not (task is not None and task.cancelling())

@@ -11,10 +11,11 @@ from typing import Any, TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, maybeDeferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IAddress, IConsumer, IPushProducer, IReactorTime, ITCPTransport
+from twisted.internet.interfaces import IAddress, IConsumer, IPushProducer, IReactorThreads, IReactorTime, ITCPTransport
 from twisted.internet.protocol import Factory, connectionDone
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -82,6 +83,11 @@ class DeferredNet(LoopNet):
             raise
         finally:
             timeout.cancel()
+
+    async def on_thread(self, call: Callable[[], T]) -> T:
+        if not IReactorThreads.providedBy(self._clock):  # as in tests
+            return call()
+        return cast(T, await deferToThreadPool(self._clock, self._clock.getThreadPool(), call))
 
     def is_cancelled_inside(self, error: BaseException) -> bool:
         return False  # Twisted's CancelledError is like any other

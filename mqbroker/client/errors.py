@@ -193,6 +193,22 @@ _REFUSAL_HINTS: dict[int, str] = {
 }
 
 
+class BatchFailed(ClientError):
+    """Some messages of a batch were stored, others not. `results` has the result, or the error, of each message."""
+
+    retriable = True
+    hint = "Send again those that have an error in `results`"
+
+    def __init__(self, results: Sequence[object]) -> None:
+        super().__init__(results)
+        self.results = results
+
+    def describe(self) -> str:
+        errors = [result for result in self.results if isinstance(result, MQError)]
+        what = "message was" if len(errors) == 1 else "messages were"
+        return f"{len(errors):,} of {len(self.results):,} {what} not sent: {errors[0]}"
+
+
 class BadMessage(ClientError):
     """A message that cannot be sent: empty, too large, or with reserved properties."""
 

@@ -103,6 +103,9 @@ class Net(Protocol):
     async def within(self, seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns. Raises TimeoutError, and cancels it, if that takes longer."""
 
+    async def on_thread(self, call: Callable[[], T]) -> T:
+        """What `call`, which uses the processor for long, returns: it runs on a thread where there are threads."""
+
     def lock(self) -> Lock:
         """A fair lock: waiters acquire it in the order of their calls."""
 

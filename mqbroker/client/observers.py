@@ -33,7 +33,7 @@ class SendKind(Enum):
 
 @attrs.define(eq=False)
 class Send:
-    """Messages that a producer sends with one request. `before_send` may replace `messages`, as to add properties; it
+    """Messages that a producer sends with one call. `before_send` may replace `messages`, as to add properties; it
     must leave their number and topic. `context` is the observers' own, each under a key of its own.
 
     Of `after_send`: `addr` is the broker's that was asked last, or empty if none was, and `took_s` the time of all
@@ -72,8 +72,8 @@ class SendObserver:
     def before_send(self, send: Send) -> None:
         """Called before the messages are encoded. Forbidden, raised here, refuses the send."""
 
-    def after_send(self, send: Send, outcome: SendResult | BaseException | None) -> None:
-        """Called with the result, or what the send raised; None of a oneway send that was written."""
+    def after_send(self, send: Send, outcome: list[SendResult] | BaseException) -> None:
+        """Called with the result of each message, or what the send raised. A oneway send has no results."""
 
 
 class ConsumeObserver:
@@ -110,7 +110,8 @@ class Observers:
         began = self._steady()
         outcome: Any = None
         try:
-            outcome = result = await run(send.messages)
+            result = await run(send.messages)
+            outcome = [result] if isinstance(result, SendResult) else result or []
             return result
         except BaseException as error:
             outcome = error

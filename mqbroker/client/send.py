@@ -15,12 +15,10 @@ from mqbroker.client.names import check_queue
 from mqbroker.client.net import Net, Signal
 from mqbroker.client.options import ProducerOptions
 from mqbroker.errors import MQError, Refused, RequestTimedOut
-from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import (
     AUTO_CREATE_TOPIC,
     KEY_SEPARATOR,
-    RETRY_PREFIX,
     Prop,
     RequestCode,
     ResponseCode,
@@ -100,17 +98,19 @@ def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
     return properties
 
 
-def prepare(message: Message, options: ProducerOptions, next_id: Callable[[], str], now_ms: int) -> Outgoing:
-    """Encode one message. Raises BadMessage if it is empty or too large."""
-    _check_size(message.topic, len(message.body), options)
+def prepare(
+    message: Message, options: ProducerOptions, next_id: Callable[[], str], now_ms: int, compressed: bytes | None = None
+) -> Outgoing:
+    """Encode one message, whose body may be `compressed` already. Raises BadMessage if it is empty or too large."""
+    check_size(message.topic, len(message.body), options)
     msg_id = message.unique_key or next_id()
     body, sys_flag = message.body, 0
     if len(body) >= options.compress_over_bytes:
-        body, sys_flag = zlib.compress(body, options.compress_level), SysFlag.COMPRESSED
+        body, sys_flag = compressed or zlib.compress(body, options.compress_level), SysFlag.COMPRESSED
     return Outgoing(
         topic=message.topic,
         body=body,
-        properties=_encoded_properties(message, msg_id).decode(),
+        properties=encoded_properties(message, msg_id).decode(),
         msg_id=msg_id,
         born_timestamp_ms=now_ms,
         sys_flag=sys_flag,
@@ -118,36 +118,8 @@ def prepare(message: Message, options: ProducerOptions, next_id: Callable[[], st
     )
 
 
-def prepare_batch(
-    messages: Sequence[Message], options: ProducerOptions, next_id: Callable[[], str], now_ms: int
-) -> Outgoing:
-    """Encode a batch. Raises BadMessage if it is empty, mixed, too large, or holds delayed messages."""
-    if not messages:
-        raise BadMessage("a batch needs at least one message")
-    first = messages[0]
-    if any((m.topic, m.wait_stored) != (first.topic, first.wait_stored) for m in messages):
-        raise BadMessage("all messages of a batch must have the same topic and the same wait_stored")
-    if any(m.delay_level for m in messages) or first.topic.startswith(RETRY_PREFIX):
-        raise BadMessage("delayed messages and retry topics cannot be sent in batches")
-    if not all(m.body for m in messages):
-        raise BadMessage("a message of the batch has an empty body, which brokers refuse")
-    ids = [m.unique_key or next_id() for m in messages]
-    body = encode_batch(
-        BatchEntry(m.flag, m.body, _encoded_properties(m, msg_id)) for m, msg_id in zip(messages, ids, strict=True)
-    )
-    _check_size(first.topic, len(body), options)
-    wait = {Prop.WAIT_STORE_MSG_OK: "true" if first.wait_stored else "false"}
-    return Outgoing(
-        topic=first.topic,
-        body=body,
-        properties=encode_properties(wait).decode(),
-        msg_id=",".join(ids),
-        born_timestamp_ms=now_ms,
-        is_batch=True,
-    )
-
-
-def _check_size(topic: str, body_bytes: int, options: ProducerOptions) -> None:
+def check_size(topic: str, body_bytes: int, options: ProducerOptions) -> None:
+    """Raises BadMessage where brokers would refuse a body for its size."""
     if not body_bytes:
         raise BadMessage(f"message to topic {topic}: the body is empty, which brokers refuse")
     if body_bytes > options.message_bytes_max:
@@ -157,7 +129,8 @@ def _check_size(topic: str, body_bytes: int, options: ProducerOptions) -> None:
         )
 
 
-def _encoded_properties(message: Message, unique_key: str) -> bytes:
+def encoded_properties(message: Message, unique_key: str) -> bytes:
+    """The properties of `wire_properties`, encoded. Raises BadMessage if they are too long."""
     data = encode_properties(wire_properties(message, unique_key))
     if len(data) > PROPERTIES_BYTES_MAX:
         raise BadMessage(

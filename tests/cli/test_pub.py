@@ -18,18 +18,19 @@ class FakeProducer:
         self._status = status
 
     def send(self, message: Message) -> SendResult:
-        return self._take([message])
+        return self._take([message])[0]
 
-    def send_batch(self, messages: Sequence[Message]) -> SendResult:
+    def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
         return self._take(list(messages))
 
-    def _take(self, messages: list[Message]) -> SendResult:
+    def _take(self, messages: list[Message]) -> list[SendResult]:
         offset = sum(map(len, self.calls))
         if self._fails_at is not None and offset + len(messages) >= self._fails_at:
             raise Unreachable("gone")
         self.calls.append(messages)
-        ids = ",".join(f"id{offset + n}" for n in range(len(messages)))
-        return SendResult(self._status, ids, ids, MessageQueue("t", "broker-a", 3), offset)
+        queue = MessageQueue("t", "broker-a", 3)
+        numbers = range(offset, offset + len(messages))
+        return [SendResult(self._status, f"id{n}", f"id{n}", queue, n) for n in numbers]
 
 
 def reader(*pieces: bytes) -> Callable[[int], bytes]:

@@ -139,8 +139,8 @@ def test_a_send_is_refused_whose_arguments_cannot_be_used(face: Any) -> None:
         with pytest.raises(BadArgument):
             producer.send_oneway(MESSAGE, key=5)
         # A generator is as good as a list.
-        result = producer.send_batch(Message("T", b"%d" % n) for n in range(3))
-        assert len(result.msg_id.split(",")) == 3
+        results = producer.send_batch(Message("T", b"%d" % n) for n in range(3))
+        assert len({result.msg_id for result in results}) == 3
     assert len(face.cluster.stored(Q)) == 3
 
 

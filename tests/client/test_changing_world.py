@@ -227,6 +227,8 @@ def fields_of(request: Any) -> dict[str, str]:
 
 
 def outcome_of(found: Any) -> Any:
+    if isinstance(found, list):
+        return [outcome_of(each) for each in found]
     if isinstance(found, SendResult):
         return attrs.evolve(found, msg_id=ID.sub("ID", found.msg_id))
     if isinstance(found, Failure):

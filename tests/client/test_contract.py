@@ -8,6 +8,7 @@ import pytest
 from mqbroker.client import (
     BadListener,
     BadMessage,
+    BatchFailed,
     ClientClosed,
     ConsumeFrom,
     ConsumeResult,
@@ -15,13 +16,16 @@ from mqbroker.client import (
     MessageQueue,
     NameServerUnreachable,
     NoSubscription,
+    ProducerOptions,
     PullStatus,
     PushOptions,
     RebalanceListener,
+    SendResult,
     SendStatus,
     TopicNotFound,
 )
 from mqbroker.errors import Refused
+from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.client.loopback import Loopback
 
 Q = MessageQueue("T", "a", 0)
@@ -33,7 +37,7 @@ def test_what_is_sent_can_be_pulled(producer: Any, consumer: Any) -> None:
     assert [(r.status, r.queue, r.queue_offset) for r in results] == [(SendStatus.SEND_OK, Q, n) for n in range(4)]
     assert len({r.msg_id for r in results}) == 4
     batch = producer.send_batch([Message("T", b"4"), Message("T", b"5")], queue=Q)
-    assert (batch.queue_offset, len(batch.msg_id.split(","))) == (4, 2)
+    assert [(each.queue, each.queue_offset) for each in batch] == [(Q, 4), (Q, 5)]
     producer.send_oneway(Message("T", b"6"), queue=Q)
     assert producer.queues("T") == consumer.queues("T") == [MessageQueue("T", "a", n) for n in range(4)]
     while consumer.max_offset(Q) < 7:  # nobody says that a oneway one has arrived
@@ -44,6 +48,60 @@ def test_what_is_sent_can_be_pulled(producer: Any, consumer: Any) -> None:
     assert [message.body for message in consumer.pull(Q, 0, tags="odd").messages] == [b"1", b"3"]
     assert consumer.fetch_raw(Q, 6).next_offset == 7
     assert [raw.next_offset for raw in consumer.fetch_many([(Q, n, 1) for n in range(7)])] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_batch_of_any_number_splits_itself(face: Any, consumer: Any, cluster: Any) -> None:
+    with face.make("Producer", "pg", options=ProducerOptions(message_bytes_max=10_000)) as producer:
+        assert producer.send_batch([]) == []
+        messages = [Message("T" if n % 3 else "U", b"%d" % n * 100, keys=[f"k{n}"]) for n in range(100)]
+        results = producer.send_batch(iter(messages), key="one queue")
+        assert len({result.msg_id for result in results}) == 100
+        assert {(result.status, result.queue.topic) for result in results} == {
+            (SendStatus.SEND_OK, "T"),
+            (SendStatus.SEND_OK, "U"),
+        }
+        (queue,) = {result.queue for result in results if result.queue.topic == "T"}
+        found: list[Any] = []
+        while len(found) < consumer.max_offset(queue):
+            found += consumer.pull(queue, len(found)).messages
+        at = {result.queue_offset: (result.msg_id, result.offset_msg_id) for result in results if result.queue == queue}
+        assert {m.queue_offset: (m.msg_id, m.offset_msg_id) for m in found} == at
+        assert [m.body for m in found] == [m.body for m in messages if m.topic == "T"]
+        with pytest.raises(BadMessage, match=r"message 1 of the batch: delayed .*; no message was sent"):
+            producer.send_batch([Message("T", b"x"), Message("T", b"x", delay_level=1)], queue=queue)
+        assert consumer.max_offset(queue) == len(found)
+    assert len(cluster.faults.asked(RequestCode.SEND_BATCH_MESSAGE)) > 3
+
+
+def test_a_batch_of_which_some_were_stored_says_which(face: Any, cluster: Any) -> None:
+    asked = cluster.faults.asked
+
+    def second_is_refused(passage: Any) -> None:
+        if len(asked(RequestCode.SEND_BATCH_MESSAGE)) < 2:
+            passage.pass_on()
+        else:
+            passage.answer(passage.request.response(passage.request, ResponseCode.MESSAGE_ILLEGAL, "no"))
+
+    cluster.faults.refuse[None, RequestCode.SEND_BATCH_MESSAGE] = second_is_refused
+    with face.make("Producer", "pg", options=ProducerOptions(message_bytes_max=10_000)) as producer:
+        with pytest.raises(BatchFailed, match=r"2 of 4 messages were not sent: CODE: 13 .*Send again") as failed:
+            producer.send_batch([Message("T", bytes(4_000)) for _ in range(4)], queue=Q)
+        assert [type(result) for result in failed.value.results] == [SendResult, SendResult, Refused, Refused]
+        with pytest.raises(Refused):
+            producer.send_batch([Message("T", b"x")], queue=Q)
+
+
+def test_a_large_body_is_compressed_and_keeps_its_place_among_those_of_its_key(face: Any, consumer: Any) -> None:
+    large = b"%d" * 100_000
+    with face.make("Producer", "pg") as producer:
+        for body in (b"1", large, b"2"):
+            result = producer.send(Message("T", body), key="k")
+        producer.send_oneway(Message("T", large), queue=result.queue)
+    while consumer.max_offset(result.queue) < 4:
+        pass
+    found = consumer.pull(result.queue, 0).messages
+    assert [message.body for message in found] == [b"1", large, b"2", large]
+    assert [message.sys_flag & 1 for message in found] == [0, 1, 0, 1]
 
 
 def test_offsets_of_a_group(producer: Any, consumer: Any) -> None:

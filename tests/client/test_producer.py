@@ -236,10 +236,11 @@ def test_statuses_short_of_safe_are_results(world: World, producer: Any, status:
 
 
 def test_batches_and_oneways(world: World, producer: Any) -> None:
-    result = world.result(producer.send_batch([Message("T", b"1"), Message("T", b"2")]))
-    assert result.msg_id == "U0,U1"
-    assert [parse_offset_message_id(each)[0] for each in result.offset_msg_id.split(",")] == [split_address(A)] * 2
-    assert len(world.cluster.stored(result.queue)) == 2
+    results = world.result(producer.send_batch([Message("T", b"1"), Message("T", b"2")]))
+    assert [result.msg_id for result in results] == ["U0", "U1"]
+    assert [parse_offset_message_id(result.offset_msg_id)[0] for result in results] == [split_address(A)] * 2
+    assert [result.queue_offset for result in results] == [0, 1]
+    assert len(world.cluster.stored(results[0].queue)) == 2
     world.result(producer.send_oneway(Message("T", b"3")))
     assert len(world.faults.asked(SEND)) == 1
 

@@ -18,11 +18,12 @@ from mqbroker.client import (
     aio,
     blocking,
 )
+from mqbroker.client.batches import parts_of
 from mqbroker.client.identity import local_ip, make_client_id
 from mqbroker.client.messages import PullStatus, ReceivedMessage, SendStatus
 from mqbroker.client.options import ProducerOptions, parse_name_servers
 from mqbroker.client.process_queue import ProcessQueue
-from mqbroker.client.send import Rotation, prepare, prepare_batch, queue_for_key, send_request
+from mqbroker.client.send import Rotation, prepare, queue_for_key, send_request
 from mqbroker.client.subscription import matches, subscribe_to
 from mqbroker.client.tls import connection_lost
 from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
@@ -158,7 +159,7 @@ def test_a_topic_that_is_no_text_is_refused(topic: Any) -> None:
 def test_properties_that_no_record_has_room_for_are_refused() -> None:
     prepare(Message("T", b"x", properties={"a": "x" * 32_000}), ProducerOptions(), lambda: "U", 1)
     large = Message("T", b"x", properties={"a": "x" * 32_767})
-    for make in (prepare, lambda message, *rest: prepare_batch([message], *rest)):
+    for make in (prepare, lambda message, options, ids, now: parts_of([message], options)):
         with pytest.raises(BadMessage, match=r"topic T: properties.* the limit is 32767"):
             make(large, ProducerOptions(), lambda: "U", 1)
 
@@ -205,7 +206,8 @@ def test_sizes_are_checked_and_named() -> None:
 def test_batches() -> None:
     ids = iter("UVW")
     batch = [Message("T", b"1", flag=5), Message("T", b"2", tags="t")]
-    outgoing = prepare_batch(batch, ProducerOptions(), lambda: next(ids), 1)
+    (part,) = parts_of(batch, ProducerOptions())
+    outgoing = part.outgoing(lambda: next(ids), 1)
     entries = decode_batch(outgoing.body)
     assert [(e.flag, e.body) for e in entries] == [(5, b"1"), (0, b"2")]
     assert decode_properties(entries[1].properties) == {"UNIQ_KEY": "V", "WAIT": "true", "TAGS": "t"}
@@ -213,15 +215,32 @@ def test_batches() -> None:
     request = send_request(outgoing, MessageQueue("T", "a", 3), "g", ProducerOptions())
     assert (request.code, request.ext_fields["m"], request.ext_fields["e"]) == (320, "true", "3")
     for wrong in (
-        [],
-        [Message("T", b"1"), Message("U", b"1")],
-        [Message("T", b"1", delay_level=1)],
-        [Message("T", b"1"), Message("T", b"1", wait_stored=False)],
+        [Message("T", b"1"), Message("T", b"1", delay_level=1)],
         [Message("T", b"1"), Message("T", b"")],
-        [Message("%RETRY%g", b"1")],
+        [Message("T", b"1"), Message("%RETRY%g", b"1")],
+        [Message("T", b"1"), Message("T", b"x" * (4 * 1024 * 1024 + 1))],
     ):
-        with pytest.raises(BadMessage):
-            prepare_batch(wrong, ProducerOptions(), lambda: "U", 1)
+        with pytest.raises(BadMessage, match=r"message 1 of the batch: .*; no message was sent"):
+            parts_of(wrong, ProducerOptions())
+
+
+def test_batches_split_themselves() -> None:
+    options = ProducerOptions(message_bytes_max=1000)
+    kinds = [("T", True), ("U", True), ("T", False)]
+    messages = [
+        Message(*(kinds[n % 3][0], bytes(n % 400 + 1)), wait_stored=kinds[n % 3][1], flag=n) for n in range(500)
+    ]
+    parts = parts_of(messages, options)
+    assert sorted(index for part in parts for index in part.indexes) == list(range(500))
+    for part in parts:
+        assert part.size <= 1000
+        assert part.indexes == sorted(part.indexes)
+        assert len({(message.topic, message.wait_stored) for message in part.messages}) == 1
+        assert [entry.flag for entry in decode_batch(part.outgoing(lambda: "U" * 32, 1).body)] == part.indexes
+        assert part.ids == ["U" * 32] * len(part.messages)
+    # A message alone may be as long as the limit allows.
+    assert len(parts_of([Message("T", bytes(1000)), Message("T", b"1")], options)) == 2
+    assert parts_of([], options) == []
 
 
 def test_rotation_takes_turns_and_avoids_brokers() -> None:

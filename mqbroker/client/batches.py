@@ -1,0 +1,88 @@
+"""Batches: messages of any number, encoded in as few requests as the brokers' limit of their size allows. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from mqbroker.client.errors import BadMessage
+from mqbroker.client.messages import Message, SendResult
+from mqbroker.client.options import ProducerOptions
+from mqbroker.client.send import Outgoing, check_size, encoded_properties
+from mqbroker.wire.batch import BatchEntry, encode_batch
+from mqbroker.wire.codes import RETRY_PREFIX, Prop
+from mqbroker.wire.properties import encode_properties
+
+#: What a broker stores of a message beside topic, body and properties, at most: both addresses may be IPv6, and its
+#: CLUSTER and the batch's WAIT are added to the properties. It is the stored messages together that its limit is for.
+_RECORD_BYTES = 256
+
+
+#: In place of an id that is not made yet.
+_NO_ID = "0" * 32
+
+
+@attrs.define(eq=False)
+class Part:
+    """Messages of a batch that travel in one request. `indexes` are their places among all, `ids` theirs, which they
+    get when the request is encoded."""
+
+    messages: list[Message] = attrs.field(factory=list)
+    indexes: list[int] = attrs.field(factory=list)
+    ids: list[str] = attrs.field(factory=list)
+    size: int = 0
+
+    def outgoing(self, next_id: Callable[[], str], now_ms: int) -> Outgoing:
+        """Its request's part that all attempts have in common."""
+        first = self.messages[0]
+        self.ids = [message.unique_key or next_id() for message in self.messages]
+        entries = [
+            BatchEntry(message.flag, message.body, encoded_properties(message, msg_id))
+            for message, msg_id in zip(self.messages, self.ids, strict=True)
+        ]
+        wait = {Prop.WAIT_STORE_MSG_OK: "true" if first.wait_stored else "false"}
+        return Outgoing(
+            topic=first.topic,
+            body=encode_batch(entries),
+            properties=encode_properties(wait).decode(),
+            msg_id=",".join(self.ids),
+            born_timestamp_ms=now_ms,
+            is_batch=True,
+        )
+
+    def results(self, result: SendResult) -> list[SendResult]:
+        """The result of each message, of that of the request."""
+        stored = result.offset_msg_id.split(",")
+        offset_ids = stored if len(stored) == len(self.ids) else [""] * len(self.ids)
+        return [
+            attrs.evolve(result, msg_id=msg_id, offset_msg_id=offset_id, queue_offset=result.queue_offset + n)
+            for n, (msg_id, offset_id) in enumerate(zip(self.ids, offset_ids, strict=True))
+        ]
+
+
+def parts_of(messages: Sequence[Message], options: ProducerOptions) -> list[Part]:
+    """The messages in parts of one topic, each within the limit of a request's size, and in their order.
+
+    Raises BadMessage, which names the index of the first that cannot be in a batch.
+    """
+    parts: list[Part] = []
+    last: dict[tuple[str, bool], Part] = {}
+    for index, message in enumerate(messages):
+        try:
+            if message.delay_level or message.topic.startswith(RETRY_PREFIX):
+                raise BadMessage("delayed messages and retry topics cannot be sent in batches")
+            check_size(message.topic, len(message.body), options)
+            properties = encoded_properties(message, message.unique_key or _NO_ID)
+        except BadMessage as error:
+            raise BadMessage(f"message {index} of the batch: {error}; no message was sent") from None
+        kind = message.topic, message.wait_stored
+        size = _RECORD_BYTES + len(message.topic) + len(message.body) + len(properties)
+        part = last.get(kind)
+        if part is None or part.size + size > options.message_bytes_max:
+            part = last[kind] = Part()
+            parts.append(part)
+        part.messages.append(message)
+        part.indexes.append(index)
+        part.size += size
+    return parts

@@ -117,6 +117,8 @@ OWN: Final = {
     "client/process_queue.py: PullFailures._told": "brokers of routes",
     "client/listeners.py: ListenerFailures._kinds": "_KINDS_MAX",
     "client/membership.py: Membership.subscriptions": "topics that the program subscribes to",
+    "client/offset_stores.py: MemoryOffsets._offsets": "queues that were ever assigned, ROUTE_QUEUES_MAX of a topic",
+    "client/offset_stores.py: LocalOffsets._written": "as _offsets",
     "client/membership.py: Membership.queues": "ROUTE_QUEUES_MAX of a topic",
     "client/push_consumer.py: PushConsumerCore._first_pulls": "assigned queues, ROUTE_QUEUES_MAX of a topic",
     "client/push_consumer.py: PushConsumerCore._assigned": "ROUTE_QUEUES_MAX of a topic",

@@ -19,6 +19,7 @@ from mqbroker.client.errors import (
     BadArgument,
     BadListener,
     BadMessage,
+    BadOffsetFile,
     BatchFailed,
     ClientClosed,
     ClientError,
@@ -45,7 +46,8 @@ from mqbroker.client.messages import (
     SendStatus,
 )
 from mqbroker.client.observers import ConsumeObserver, Consumption, Send, SendKind, SendObserver
-from mqbroker.client.options import ConsumeFrom, ProducerOptions, PullOptions, PushOptions
+from mqbroker.client.offset_stores import LocalOffsets, MemoryOffsets, OffsetStore
+from mqbroker.client.options import ConsumeFrom, MessageModel, ProducerOptions, PullOptions, PushOptions
 from mqbroker.client.send import Selector
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import BadTls, ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
@@ -61,6 +63,7 @@ __all__ = [
     "BadArgument",
     "BadListener",
     "BadMessage",
+    "BadOffsetFile",
     "BadTls",
     "BatchFailed",
     "ClientClosed",
@@ -74,12 +77,16 @@ __all__ = [
     "Credentials",
     "Forbidden",
     "Listener",
+    "LocalOffsets",
     "MQError",
+    "MemoryOffsets",
     "Message",
+    "MessageModel",
     "MessageQueue",
     "NameServerUnreachable",
     "NoBrokerForTopic",
     "NoSubscription",
+    "OffsetStore",
     "OtherLoop",
     "ProducerOptions",
     "PullOptions",

@@ -19,7 +19,7 @@ import attrs
 
 from mqbroker.client.errors import NotHandled, RetryLater
 from mqbroker.client.listener_calls import Outcome, call_listener, resumed
-from mqbroker.client.listeners import TELL_EVERY_S, ListenerFailures, ListenerResults
+from mqbroker.client.listeners import ListenerFailures, ListenerResults, Throttle
 from mqbroker.client.loop_watch import LoopWatch
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import Net, Signal
@@ -127,9 +127,9 @@ class ConsumeService(ABC):
         self.is_over = False
         self._closed = False
         self._idle = net.signal()
-        #: When the next message whose body is unreadable is logged, and how many were not since the last one.
-        self._warn_again_at = float("-inf")
-        self._unwarned = 0
+        self._unreadable = Throttle(net.steady)
+        #: What warnings say becomes of a message that is not consumed.
+        self.fate = "sent back to the broker"
 
     def put(self, owner: Owner, batch: PulledBatch) -> None:
         """Queue the messages of a batch for the listener."""
@@ -248,9 +248,10 @@ class ConsumeService(ABC):
             log.warning("%s, which is overdue, was not accepted back; trying again: %s", message.msg_id, error)
             return
         log.warning(
-            "message %s of %s is sent back to the broker: the listener has held it for longer than consume_timeout_s",
+            "message %s of %s is %s: the listener has held it for longer than consume_timeout_s",
             message.msg_id,
             message.queue,
+            self.fate,
         )
         if run.message is message:
             run.is_sent_back = True
@@ -309,19 +310,16 @@ class ConsumeService(ABC):
                     self._warn_of_unreadable(message)
 
     def _warn_of_unreadable(self, message: ReceivedMessage) -> None:
-        now = self._net.steady()
-        if now < self._warn_again_at:
-            self._unwarned += 1
+        if (more := self._unreadable.more()) is None:
             return
         log.warning(
-            "the body of message %s of %s cannot be decompressed: %s. It is sent back to the broker, and becomes a dead"
-            " letter of the group when its retries are over%s",
+            "the body of message %s of %s cannot be decompressed: %s. It is %s%s",
             message.msg_id,
             message.queue,
             message.body_error,
-            f" ({self._unwarned} more since the last warning)" if self._unwarned else "",
+            self.fate,
+            more,
         )
-        self._warn_again_at, self._unwarned = now + TELL_EVERY_S, 0
 
     def _delay_level_after(self, error: BaseException, message: ReceivedMessage) -> int:
         """The delay level for a message that the listener raised `error` on. Raises what ends the run."""

@@ -241,6 +241,16 @@ class Forbidden(ClientError):
         self.why = why
 
 
+class BadOffsetFile(ClientError):
+    """The local file of offsets cannot be used."""
+
+    hint = "Mend or remove it, which starts the queues where consume_from says, or name another: LocalOffsets(path)"
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"the file of offsets {path} cannot be used: {why}")
+        self.path = path
+
+
 class ClientClosed(ClientError):
     """The client was closed, or not started."""
 

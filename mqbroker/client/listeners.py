@@ -45,14 +45,31 @@ def check_listener(listener: object, *, may_await: bool) -> None:
         )
 
 
+class Throttle:
+    """Lets a kind of warning through once in TELL_EVERY_S. `now` returns seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._tell_at = float("-inf")
+        self._untold = 0
+
+    def more(self) -> str | None:
+        """None if it should not be logged, else what to add about those that were not."""
+        now = self._now()
+        if now < self._tell_at:
+            self._untold += 1
+            return None
+        more = f" (and {self._untold} times more before that)" if self._untold else ""
+        self._tell_at, self._untold = now + TELL_EVERY_S, 0
+        return more
+
+
 class ListenerResults:
     """Interprets the results of one listener. `now` returns seconds."""
 
     def __init__(self, listener: object, now: Callable[[], float]) -> None:
         self.name = _name(listener)
-        self._now = now
-        self._tell_at = float("-inf")
-        self._untold = 0
+        self._throttle = Throttle(now)
 
     def delay_level(self, verdict: object, message: ReceivedMessage) -> int | None:
         """None if the message is consumed, else the delay level to send it back with."""
@@ -71,11 +88,8 @@ class ListenerResults:
         return 0
 
     def _tell(self, message: ReceivedMessage, what: str) -> None:
-        now = self._now()
-        if now < self._tell_at:
-            self._untold += 1
+        if (more := self._throttle.more()) is None:
             return
-        more = f" (and {self._untold} times more before that)" if self._untold else ""
         log.warning(
             "the listener %s returned for message %s of %s %s%s. %s",
             self.name,
@@ -85,7 +99,6 @@ class ListenerResults:
             more,
             _RIGHT,
         )
-        self._tell_at, self._untold = now + TELL_EVERY_S, 0
 
 
 class ListenerFailures:

@@ -18,7 +18,7 @@ from mqbroker.client.errors import BadArgument, NoSubscription, TopicNotFound
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
 from mqbroker.client.net import Net
-from mqbroker.client.options import MemberOptions
+from mqbroker.client.options import MemberOptions, MessageModel
 from mqbroker.client.routes import Route, Routes, java_order, sorted_queues
 from mqbroker.client.subscription import ALL, subscribe_to
 from mqbroker.errors import MQError, Refused
@@ -208,6 +208,7 @@ class Membership:
         return ConsumerData(
             group_name=self._group,
             consume_type=self._consume_type,
+            message_model=self._options.model.value,
             consume_from_where=self._options.consume_from.value,
             subscription_data_set=list(self.subscriptions.values()),
         )
@@ -216,6 +217,8 @@ class Membership:
         """This member's part of `topic`. Raises MQError if the route or the members are unknown, or the allocation
         fails."""
         route = await self._routes.get(topic)
+        if self._options.model is MessageModel.BROADCASTING:
+            return Share(frozenset(route.subscribe_queues), is_shared=False)
         members = await self._members(route)
         me = self._identity.client_id
         if me not in members:

@@ -137,3 +137,5 @@ async def every(net: Net, seconds: float, what: Callable[[], Awaitable[None]]) -
             await what()
         except MQError as error:
             log.warning("%s; trying again in %g s", error, seconds)
+        except Exception:  # of a user's object
+            log.exception("trying again in %g s", seconds)

@@ -12,6 +12,7 @@ import attrs
 from mqbroker.client.allocation import Allocation, RebalanceListener, allocate_averagely, check_allocation
 from mqbroker.client.errors import BadArgument
 from mqbroker.client.observers import ConsumeObserver, SendObserver
+from mqbroker.client.offset_stores import OffsetStore
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import MQError
 from mqbroker.wire.names import split_address
@@ -142,6 +143,13 @@ class ProducerOptions(ClientOptions):
     observers: tuple[SendObserver, ...] = _observers(SendObserver)
 
 
+class MessageModel(Enum):
+    """Whether the members of a group share the messages, or each gets all."""
+
+    CLUSTERING = "CLUSTERING"
+    BROADCASTING = "BROADCASTING"
+
+
 @attrs.frozen(kw_only=True)
 class MemberOptions(ClientOptions):
     """Options common to the members of groups.
@@ -149,6 +157,9 @@ class MemberOptions(ClientOptions):
     `consume_timestamp_ms` is used with ConsumeFrom.TIMESTAMP; None is half an hour before the start.
     """
 
+    model: MessageModel = attrs.field(default=MessageModel.CLUSTERING, validator=_instance(MessageModel))
+    #: Where offsets are kept; None is the broker, and a local file where each member gets all messages.
+    offset_store: OffsetStore | None = attrs.field(default=None, validator=_instance(OffsetStore, may_be_none=True))
     #: How the members share the queues of a topic: the same one in all members of the group.
     allocation: Allocation = attrs.field(
         default=allocate_averagely,

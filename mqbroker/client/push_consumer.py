@@ -12,13 +12,15 @@ from functools import partial
 from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener, LoopConsumeService
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.identity import Identity
+from mqbroker.client.listeners import Throttle
 from mqbroker.client.loop_watch import LoopWatch
 from mqbroker.client.membership import Membership, Owner
 from mqbroker.client.messages import RawPull, ReceivedMessage
 from mqbroker.client.names import check_group, check_topic
 from mqbroker.client.net import Net, Task, every
 from mqbroker.client.observers import Observers
-from mqbroker.client.options import PushOptions
+from mqbroker.client.offset_stores import LocalOffsets
+from mqbroker.client.options import MessageModel, PushOptions
 from mqbroker.client.process_queue import AssignedQueue, PulledBatch, PullFailures
 from mqbroker.client.queue_requests import Offsets, pull_from, pull_request, read_pull_answer
 from mqbroker.client.routes import Routes
@@ -65,18 +67,22 @@ class PushConsumerCore(Owner):
         timeout_ms = options.request_timeout_ms
         self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)
         self._offsets = Offsets(net, self._routes, group, timeout_ms)
+        self._is_broadcasting = options.model is MessageModel.BROADCASTING
+        self._store = options.offset_store or (LocalOffsets() if self._is_broadcasting else self._offsets)
         self._membership = Membership(net, self._routes, identity, group, self, options)
         observers = Observers(options.observers, net.steady)
         self._consuming = consume(
             net,
             observers.consuming(listener, group, lambda: identity.client_id),
-            self._send_back,
+            self._drop if self._is_broadcasting else self._send_back,
             self._stats,
             concurrency=options.concurrency,
             local_retry_s=options.local_retry_s,
         )
         self._watch = LoopWatch(net, group, self._consuming.listener_name, options.heartbeat_s, self._come_back)
         self._consuming.watch = self._watch
+        if self._is_broadcasting:
+            self._consuming.fate = "dropped"
         #: A pull of each assigned queue, which the next ones differ from by the offset.
         self._first_pulls: dict[MessageQueue, RemotingCommand] = {}
         self._assigned: dict[MessageQueue, AssignedQueue] = {}
@@ -85,7 +91,9 @@ class PushConsumerCore(Owner):
         self._started = self._closed = self._ended = False
         self._closing = net.lock()
         self._timestamp_ms = options.consume_timestamp_ms or self._now_ms() - _HALF_AN_HOUR_MS
-        self._membership.subscribe(RETRY_PREFIX + group)
+        self._dropped = Throttle(net.steady)
+        if not self._is_broadcasting:
+            self._membership.subscribe(RETRY_PREFIX + group)
 
     @property
     def client_id(self) -> str:
@@ -131,6 +139,7 @@ class PushConsumerCore(Owner):
         """
         self.check_startable()
         self._started = True
+        await self._store.open(self._group, self._about.name_servers)
         settled = await self._membership.join()
         if self._closed:
             raise ClientClosed("this push consumer was closed while it started")
@@ -186,7 +195,7 @@ class PushConsumerCore(Owner):
             )
         if self._started:
             await self._membership.tell_revoked()
-            await self._offsets.commit_many({} if self._watch.was_away else self._committable())
+            await self._store.commit_many({} if self._watch.was_away else self._committable())
             await self._membership.leave()
         for assigned in self._assigned.values():
             assigned.drop()
@@ -243,7 +252,8 @@ class PushConsumerCore(Owner):
             offset = assigned.committable
             assigned.drop()
             if offset is not None:
-                await self._offsets.commit_oneway(queue, offset)
+                await self._store.commit_oneway(queue, offset)
+        await self._store.flush()
 
     def _assign(self, queue: MessageQueue, *, pause_s: float = 0.0, promised: int | None = None) -> None:
         self._assigned[queue] = AssignedQueue(
@@ -264,11 +274,14 @@ class PushConsumerCore(Owner):
         self._consuming.put(assigned, batch)
 
     async def _find_start(self, queue: MessageQueue) -> int:
+        committed = await self._store.committed(queue)
+        if committed is not None:
+            return committed
         return await self._offsets.start(queue, self._options.consume_from, self._timestamp_ms)
 
     async def _start_over(self, queue: MessageQueue, *, offset: int) -> int:
         try:
-            await self._offsets.commit(queue, offset)
+            await self._store.commit(queue, offset)
         except MQError as error:
             log.warning("offset %d of %s not committed yet: %s", offset, queue, error)
         if not await self._consuming.ended(queue, RESET_WAIT_S):
@@ -301,6 +314,15 @@ class PushConsumerCore(Owner):
             self._routes.mark_stale(queue.topic)
             raise
 
+    async def _drop(self, message: ReceivedMessage, delay_level: int) -> None:
+        if (more := self._dropped.more()) is not None:
+            log.warning(
+                "message %s of %s was not consumed and is dropped, as with all members that get every message%s",
+                message.msg_id,
+                message.queue,
+                more,
+            )
+
     async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
         header = ConsumerSendMsgBackRequestHeader(
             offset=message.commit_log_offset,
@@ -324,6 +346,9 @@ class PushConsumerCore(Owner):
     async def _come_back(self) -> None:
         """Take queues anew after the member was away: others may have had them, and consumed what is held here. That is
         dropped, and not committed, as that would set the group's offsets back."""
+        if self._is_broadcasting:  # nobody else takes them
+            await self._membership.heartbeats.send_to_all()
+            return
         log.warning("%s was away for longer than brokers keep members: it takes its queues anew", self._group)
         for assigned in self._assigned.values():
             assigned.drop()
@@ -339,4 +364,5 @@ class PushConsumerCore(Owner):
             # Looked up at its turn: the queue may be revoked by then, or reset.
             assigned = self._assigned.get(queue)
             if assigned is not None and (offset := assigned.committable) is not None:
-                await self._offsets.commit_oneway(queue, offset)
+                await self._store.commit_oneway(queue, offset)
+        await self._store.flush()

@@ -9,6 +9,7 @@ from typing import TypeVar
 from mqbroker.client.errors import UnexpectedResponse
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
 from mqbroker.client.net import Net
+from mqbroker.client.offset_stores import OffsetStore
 from mqbroker.client.options import ConsumeFrom, check_number
 from mqbroker.client.routes import Routes
 from mqbroker.client.subscription import matches
@@ -123,7 +124,7 @@ def read_messages(
 H = TypeVar("H", bound=Header)
 
 
-class Offsets:
+class Offsets(OffsetStore):
     """Offset requests on behalf of `group`. All methods raise Unreachable, Refused, or a route's errors."""
 
     def __init__(self, net: Net, routes: Routes, group: str, timeout_ms: int) -> None:
@@ -240,13 +241,10 @@ class Offsets:
         return (await self._ask(queue, request, SearchOffsetResponseHeader)).offset
 
     async def start(self, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int) -> int:
-        """Where a push consumer starts in `queue`: RebalancePushImpl.computePullFromWhere of 4.9.7.
+        """Where a member without a committed offset starts in `queue`: RebalancePushImpl.computePullFromWhere of 4.9.7.
 
-        A committed offset wins. Without one, a retry topic starts at its beginning, but at its end with TIMESTAMP.
+        A retry topic starts at its beginning, but at its end with TIMESTAMP.
         """
-        committed = await self.committed(queue)
-        if committed is not None:
-            return committed
         is_retry = queue.topic.startswith(RETRY_PREFIX)
         if consume_from is ConsumeFrom.FIRST:
             return 0

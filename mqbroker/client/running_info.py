@@ -154,7 +154,7 @@ def _properties(about: About) -> dict[str, str]:
     options = about.options
     return {
         "consumerGroup": about.group,
-        "messageModel": "CLUSTERING",
+        "messageModel": options.model.value,
         "consumeFromWhere": options.consume_from.value,
         "consumeThreadMin": str(options.concurrency),
         "consumeThreadMax": str(options.concurrency),

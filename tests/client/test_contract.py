@@ -1,8 +1,10 @@
 """What clients do, the same on each face, with our own name server and broker in memory."""
 
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import attrs
 import pytest
 
 from mqbroker.client import (
@@ -12,7 +14,9 @@ from mqbroker.client import (
     ClientClosed,
     ConsumeFrom,
     ConsumeResult,
+    LocalOffsets,
     Message,
+    MessageModel,
     MessageQueue,
     NameServerUnreachable,
     NoSubscription,
@@ -242,6 +246,19 @@ def test_members_share_the_queues(face: Any, cluster: Loopback, producer: Any) -
     assert shares[0] | shares[1] == set(producer.queues("T"))
     for member in members:
         member.close()
+
+
+def test_each_member_may_get_every_message(face: Any, cluster: Loopback, producer: Any, tmp_path: Path) -> None:
+    producer.send(Message("T", b"x"))
+    got: SimpleQueue[Any] = SimpleQueue()
+    for n in range(2):
+        store = LocalOffsets(tmp_path / str(n) / "offsets.json")
+        options = attrs.evolve(FROM_FIRST, model=MessageModel.BROADCASTING, offset_store=store)
+        member = face.make("PushConsumer", "g", got.put, options=options)
+        member.subscribe("T")
+        with member:
+            assert face.get(got).body == b"x"
+        assert (tmp_path / str(n) / "offsets.json").exists()
 
 
 def test_a_rebalance_listener_is_told(face: Any, producer: Any) -> None:

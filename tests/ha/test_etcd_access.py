@@ -255,7 +255,7 @@ async def test_a_watch_ends_when_its_endpoint_does_not_answer_requests_any_more(
     await later()
     assert not watch.called
     await client.read("/p/")
-    await watch
+    await watch.addTimeout(5, reactor)
     await client.close()
     await first.close()
     await second.close()

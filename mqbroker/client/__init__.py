@@ -44,6 +44,7 @@ from mqbroker.client.messages import (
     ReceivedMessage,
     SendResult,
     SendStatus,
+    nearest_delay_level,
 )
 from mqbroker.client.observers import ConsumeObserver, Consumption, Send, SendKind, SendObserver
 from mqbroker.client.offset_stores import LocalOffsets, MemoryOffsets, OffsetStore
@@ -113,4 +114,5 @@ __all__ = [
     "WouldDeadlock",
     "allocate_averagely",
     "allocate_by_circle",
+    "nearest_delay_level",
 ]

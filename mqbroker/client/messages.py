@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from enum import Enum, IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 import attrs
 
@@ -16,7 +17,7 @@ from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, RETRY_PREFIX, Prop, ResponseCode, SysFlag
 from mqbroker.wire.compression import UnreadableBody, decompress_body
 from mqbroker.wire.ids import offset_message_id
-from mqbroker.wire.names import check_topic
+from mqbroker.wire.names import check_topic, is_lmq
 from mqbroker.wire.record import Host, Record, decode_host, decode_record
 
 #: Names that users may not put into `properties`: the system writes or acts on them.
@@ -24,6 +25,13 @@ RESERVED_PROPERTIES = frozenset(
     value for name, value in vars(Prop).items() if not name.startswith("_") and isinstance(value, str)
 )
 
+
+#: The delays of the levels 1 to 18 on brokers whose messageDelayLevel is the default.
+DELAY_LEVELS = tuple(
+    timedelta(seconds=seconds) for seconds in (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
+)
+
+_NO_LEVEL = "or a timedelta that is the delay of a level, as nearest_delay_level() finds one"
 
 _check_topic = lru_cache(1024)(check_topic)
 
@@ -40,6 +48,10 @@ def _to_bytes(body: bytes | bytearray | memoryview | str) -> bytes:
     if isinstance(body, str) and body.isascii():
         return body.encode()
     return bytes(body) if isinstance(body, _BYTES_LIKE) else _encoded(body)
+
+
+def _to_level(delay: int | timedelta) -> int:
+    return DELAY_LEVELS.index(delay) + 1 if isinstance(delay, timedelta) and delay in DELAY_LEVELS else cast(int, delay)
 
 
 def _encoded(body: Any) -> Any:
@@ -67,7 +79,8 @@ def _to_dict(properties: Mapping[str, str]) -> dict[str, str]:
 class Message:
     """A message to send. `body` is bytes-like, or text, which becomes UTF-8; `keys` find it in the broker's index.
 
-    `delay_level` 1 to 18 selects one of the broker's delays. With `wait_stored` false the broker responds before the
+    `delay_level` 1 to 18 selects one of the broker's delays; a timedelta selects the level that has exactly this delay
+    by default. With `wait_stored` false the broker responds before the
     disk or a slave has the message. `flag` is a signed 32-bit number. `unique_key` is made on sending if it is None;
     set it to recognise repeated sends. Raises BadMessage, which names the topic and the invalid field, or Refused on an
     invalid topic.
@@ -78,10 +91,13 @@ class Message:
     tags: str | None = attrs.field(default=None, kw_only=True)
     keys: tuple[str, ...] = attrs.field(default=(), converter=_to_keys, kw_only=True)
     properties: Mapping[str, str] = attrs.field(factory=dict, converter=_to_dict, kw_only=True, hash=False)
-    delay_level: int = attrs.field(default=0, kw_only=True)
+    delay_level: int = attrs.field(default=0, converter=_to_level, kw_only=True)
     wait_stored: bool = attrs.field(default=True, kw_only=True)
     flag: int = attrs.field(default=0, kw_only=True)
     unique_key: str | None = attrs.field(default=None, kw_only=True)
+
+    #: Names among the system's that `properties` may have.
+    _allowed: ClassVar[frozenset[str]] = frozenset()
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.topic, str):
@@ -102,7 +118,9 @@ class Message:
         if self.properties or not isinstance(self.properties, dict):
             self._check_properties()
         if type(self.delay_level) is not int or not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
-            self._refuse("delay_level", f"a number from 0, for no delay, to {DELAY_LEVEL_MAX}", self.delay_level)
+            self._refuse(
+                "delay_level", f"a number from 0, for no delay, to {DELAY_LEVEL_MAX}, {_NO_LEVEL}", self.delay_level
+            )
         if type(self.wait_stored) is not bool:
             self._refuse("wait_stored", "True or False", self.wait_stored)
         if type(self.flag) is not int or not -(2**31) <= self.flag < 2**31:
@@ -120,6 +138,19 @@ class Message:
             properties=received.user_properties,
             flag=received.flag,
         )
+
+    def with_properties(self, properties: Mapping[str, str]) -> Self:
+        """This message with more properties; those that it has of the same names are replaced. Raises BadMessage."""
+        Message(self.topic, b"", properties=properties)
+        return attrs.evolve(self, properties={**self.properties, **properties})
+
+    def to_light_queues(self, *topics: str) -> Message:
+        """This message, to be put into light queues as well: `topics`, each with the prefix %LMQ%, of brokers with
+        enableLmq and enableMultiDispatch. Raises BadMessage."""
+        for topic in topics:
+            if not isinstance(cast(Any, topic), str) or not is_lmq(topic):
+                self._refuse("each light queue", "text that begins with %LMQ%, without commas and slashes", topic)
+        return SystemMessage.of(self, {Prop.INNER_MULTI_DISPATCH: ",".join(dict.fromkeys(topics))})
 
     def _check_text(self, field: str, value: object) -> None:
         if not isinstance(value, str):
@@ -145,7 +176,7 @@ class Message:
             self._check_text(f"properties[{reprlib.repr(name)}]", value)
             if not name or not value:
                 self._refuse("properties", "names and values that are not empty: others are lost", self.properties)
-        reserved = RESERVED_PROPERTIES.intersection(self.properties)
+        reserved = RESERVED_PROPERTIES.intersection(self.properties).difference(self._allowed)
         if reserved:
             self._refuse(
                 "properties",
@@ -155,6 +186,35 @@ class Message:
 
     def _refuse(self, field: str, right: str, value: object) -> NoReturn:
         raise BadMessage(f"message to topic {self.topic}: {field} must be {right}, not {short(value)}")
+
+
+@attrs.frozen
+class SystemMessage(Message):
+    """A message with properties by which brokers and other clients act: `sends` of it take the general path."""
+
+    _allowed: ClassVar[frozenset[str]] = frozenset(
+        {
+            Prop.INNER_MULTI_DISPATCH,
+            Prop.TRANSACTION_PREPARED,
+            Prop.PRODUCER_GROUP,
+            Prop.CORRELATION_ID,
+            Prop.MESSAGE_REPLY_TO_CLIENT,
+            Prop.MESSAGE_TTL,
+            Prop.MESSAGE_TYPE,
+        }
+    )
+
+    @classmethod
+    def of(cls, message: Message, properties: Mapping[str, str]) -> SystemMessage:
+        """The message with `properties` added, which are the system's."""
+        fields = {field.name: getattr(message, field.name) for field in attrs.fields(Message)}
+        return cls(**{**fields, "properties": {**message.properties, **properties}})
+
+
+def nearest_delay_level(delay: timedelta) -> int:
+    """The delay level, 1 to 18, whose delay comes nearest to `delay` on brokers with the default messageDelayLevel; the
+    longer one of two."""
+    return 1 + min(range(len(DELAY_LEVELS)), key=lambda n: (abs(DELAY_LEVELS[n] - delay), -n))
 
 
 #: They recur from message to message.

@@ -15,6 +15,7 @@ from mqbroker.client.observers import ConsumeObserver, SendObserver
 from mqbroker.client.offset_stores import OffsetStore
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import MQError
+from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
 
@@ -82,6 +83,15 @@ def _instance(kind: type, *, may_be_none: bool = False) -> Any:
     return check
 
 
+def _to_set(value: Any) -> Any:
+    return frozenset(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+
+
+def _codes(options: object, field: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, frozenset) or not all(isinstance(code, int) and code > 0 for code in value):
+        raise BadArgument(f"{type(options).__name__}.{field.name}", "several response codes", value)
+
+
 def _observers(kind: type) -> Any:
     def check(options: object, field: attrs.Attribute[Any], value: object) -> None:
         if not isinstance(value, tuple) or not all(isinstance(each, kind) for each in value):
@@ -92,6 +102,20 @@ def _observers(kind: type) -> Any:
 
     return attrs.field(default=(), converter=convert, validator=check)
 
+
+#: Response codes after which another broker may accept the message, as in DefaultMQProducer of 4.9.7, and a busy
+#: broker's.
+RETRIABLE_CODES = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    }
+)
 
 #: Brokers take a client for gone that sent no heartbeat for 120 s.
 _HEARTBEAT_S_MAX = 100.0
@@ -136,6 +160,13 @@ class ProducerOptions(ClientOptions):
     message_bytes_max: int = attrs.field(default=4 * 1024 * 1024, validator=_number(1))
     #: Number of queues of a topic that the send creates.
     default_topic_queues: int = attrs.field(default=4, validator=_number(1))
+    #: Response codes after which a message is sent again, to another broker if there is one.
+    retry_codes: frozenset[int] = attrs.field(default=RETRIABLE_CODES, converter=_to_set, validator=_codes)
+    #: Send a message to another broker as well if one has it, but not on disk or on a slave as it should: it may then
+    #: be stored twice. As Java's retryAnotherBrokerWhenNotStoreOK.
+    retry_unstored: bool = attrs.field(default=False, validator=_instance(bool))
+    #: The topics that sends create are of units; brokers mark them.
+    unit_mode: bool = attrs.field(default=False, validator=_instance(bool))
     #: Send past brokers that have failed, or took half a second and more, for a while, where the topic has others.
     avoid_slow_brokers: bool = attrs.field(default=True, validator=_instance(bool))
     heartbeat_s: float = _seconds(30.0, high=_HEARTBEAT_S_MAX)

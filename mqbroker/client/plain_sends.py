@@ -75,7 +75,7 @@ class PlainSends:
     # The protocol of client/producer.py:
 
     def suits(self, message: Message) -> bool:
-        return 0 < len(message.body) <= self._size_max
+        return 0 < len(message.body) <= self._size_max and type(message) is Message
 
     def take(self, message: Message, choose: Choose | None = None) -> Future:
         loop = self._loop

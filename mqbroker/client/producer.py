@@ -24,14 +24,14 @@ from mqbroker.client.errors import (
 )
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
-from mqbroker.client.messages import Message, SendResult
+from mqbroker.client.messages import Message, SendResult, SendStatus
 from mqbroker.client.names import check_group
 from mqbroker.client.net import Net, Task, every
 from mqbroker.client.observers import Observers, Send, SendKind
 from mqbroker.client.options import ProducerOptions, check_number
 from mqbroker.client.routes import Route, Routes
 from mqbroker.client.send import (
-    RETRIABLE_CODES,
+    STATUSES,
     Choose,
     Outgoing,
     Rotation,
@@ -141,7 +141,7 @@ class ProducerCore:
         self._in_flight = SendsInFlight(net, options.sends_in_flight_max, options.sends_in_flight_bytes_max)
         self._observers = Observers(options.observers, net.steady) if options.observers else None
         self._plain: PlainSends | None = None
-        if plain_sends is not None and self._observers is None:
+        if plain_sends is not None and self._observers is None and not options.retry_unstored:
             self._plain = plain_sends(
                 self._identity,
                 self._routes,
@@ -426,9 +426,25 @@ class ProducerCore:
         first: FirstAttempt | None = None,
         chosen: Chosen | None = None,
     ) -> SendResult:
+        trials = Trials(outgoing.topic, self._options.retries)
+        try:
+            return await self._tried(trials, outgoing, choose, until, first, chosen)
+        except MQError:
+            if trials.unstored is None:
+                raise
+            return trials.unstored
+
+    async def _tried(
+        self,
+        trials: Trials,
+        outgoing: Outgoing,
+        choose: Choose | None,
+        until: float | None,
+        first: FirstAttempt | None,
+        chosen: Chosen | None,
+    ) -> SendResult:
         steady = self._net.steady
         deadline = steady() + self._allowed_s if until is None else until
-        trials = Trials(outgoing.topic, self._options.retries)
         while True:
             attempt_s = deadline - steady()
             if first is not None:
@@ -458,10 +474,10 @@ class ProducerCore:
                     attempt_s /= 2  # so that a silent broker leaves time for another
             chosen = None
             try:
-                return await self._attempt(outgoing, queue, addr, attempt_s, first)
+                return await self._attempt(trials, outgoing, queue, addr, attempt_s, first)
             except MQError as error:
                 first = None
-                if not _worth_retrying(error):
+                if not self._is_worth_retrying(error):
                     raise
                 self._availability.failed(queue.broker_name)
                 self._routes.mark_stale(outgoing.topic)
@@ -471,6 +487,11 @@ class ProducerCore:
                 if trials.are_over or self._closed or is_hopeless:
                     raise trials.failure() from error
 
+    def _is_worth_retrying(self, error: MQError) -> bool:
+        if not isinstance(error, Refused):
+            return error.retriable
+        return error.code in self._options.retry_codes or error.code in STATUSES
+
     def _has_others(self, topic: str, queue: MessageQueue, tried: Collection[str]) -> bool:
         """Whether a message of `topic` could be sent to a broker that was not tried, beside that of `queue`."""
         route = self._routes.known(topic, create=True)
@@ -478,7 +499,13 @@ class ProducerCore:
         return bool(names.difference(tried, (queue.broker_name,)))
 
     async def _attempt(
-        self, outgoing: Outgoing, queue: MessageQueue, addr: str, timeout_s: float, made: FirstAttempt | None
+        self,
+        trials: Trials,
+        outgoing: Outgoing,
+        queue: MessageQueue,
+        addr: str,
+        timeout_s: float,
+        made: FirstAttempt | None,
     ) -> SendResult:
         """Send, or act on what came of an attempt that was made."""
         if made is None:
@@ -492,6 +519,8 @@ class ProducerCore:
         result = read_send_answer(outgoing, queue, answer)
         if self.heartbeats.is_due(addr):
             await self.heartbeats.send_to(addr)
+        if self._options.retry_unstored and result.status is not SendStatus.SEND_OK:
+            trials.note_unstored(result)
         return result
 
     def _request(self, outgoing: Outgoing, queue: MessageQueue) -> RemotingCommand:
@@ -528,10 +557,6 @@ class ProducerCore:
 def _check_is_message(message: object) -> None:
     if not isinstance(message, Message):
         raise BadMessage(f"a Message is sent, not {short(message)}: Message(topic, body)")
-
-
-def _worth_retrying(error: MQError) -> bool:
-    return error.code in RETRIABLE_CODES if isinstance(error, Refused) else error.retriable
 
 
 def _master(route: Route, queue: MessageQueue) -> str:

@@ -6,6 +6,7 @@ import random
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from typing import NoReturn
 
 import attrs
 
@@ -29,24 +30,14 @@ from mqbroker.wire.headers import SendMessageRequestHeaderV2, SendMessageRespons
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, encode_properties
 
-#: Response codes after which another broker may accept the message, as in DefaultMQProducer of 4.9.7, and a busy
-#: broker's.
-RETRIABLE_CODES = frozenset(
-    {
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.NO_PERMISSION,
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.NO_BUYER_ID,
-        ResponseCode.NOT_IN_CURRENT_UNIT,
-    }
-)
-
-#: Of these, the ones that may pass with time on the same broker.
+#: Response codes that may pass with time on the same broker.
 PASSING_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 
-_STATUSES = frozenset(status.value for status in SendStatus)
+#: The MSG_TYPE of replies.
+REPLY_TYPE = "reply"
+
+#: Codes of responses of brokers that have the message.
+STATUSES = frozenset(status.value for status in SendStatus)
 
 
 #: Chooses the queue of a message among those the topic has, in their order.
@@ -77,6 +68,7 @@ class Outgoing:
     sys_flag: int = 0
     flag: int = 0
     is_batch: bool = False
+    is_reply: bool = False
 
     @property
     def exceeds_frames(self) -> bool:
@@ -107,6 +99,8 @@ def prepare(
     body, sys_flag = message.body, 0
     if len(body) >= options.compress_over_bytes:
         body, sys_flag = compressed or zlib.compress(body, options.compress_level), SysFlag.COMPRESSED
+    if Prop.TRANSACTION_PREPARED in message.properties:
+        sys_flag |= SysFlag.TRANSACTION_PREPARED
     return Outgoing(
         topic=message.topic,
         body=body,
@@ -115,6 +109,7 @@ def prepare(
         born_timestamp_ms=now_ms,
         sys_flag=sys_flag,
         flag=message.flag,
+        is_reply=message.properties.get(Prop.MESSAGE_TYPE) == REPLY_TYPE,
     )
 
 
@@ -153,17 +148,18 @@ def send_request(outgoing: Outgoing, queue: MessageQueue, group: str, options: P
         flag=outgoing.flag,
         properties=outgoing.properties,
         reconsume_times=0,
-        unit_mode=False,
+        unit_mode=options.unit_mode,
         batch=outgoing.is_batch,
         bname=queue.broker_name,
     )
     code = RequestCode.SEND_BATCH_MESSAGE if outgoing.is_batch else RequestCode.SEND_MESSAGE_V2
+    code = RequestCode.SEND_REPLY_MESSAGE_V2 if outgoing.is_reply else code
     return RemotingCommand.request(code, header, outgoing.body)
 
 
 def read_send_answer(outgoing: Outgoing, queue: MessageQueue, answer: RemotingCommand) -> SendResult:
     """Raises Refused if the broker did not store the message."""
-    if answer.code not in _STATUSES:
+    if answer.code not in STATUSES:
         raise Refused(answer.code, answer.remark or "")
     header = decode_header(SendMessageResponseHeader, answer.ext_fields)
     return SendResult(
@@ -210,6 +206,8 @@ class Trials:
         self.attempts: list[tuple[str, str, MQError]] = []
         self.brokers: set[str] = set()
         self.pauses = 0
+        #: The result of a broker that may lose the message, where another is asked then.
+        self.unstored: SendResult | None = None
         self._topic = topic
         self._left = retries
         self._refusals_left = _REFUSALS_MAX
@@ -234,6 +232,11 @@ class Trials:
     def outlast(self, error: MQError) -> bool:
         """Whether a missing route may be back in a moment: its broker is away, or was just lost."""
         return error.retriable and (bool(self.attempts) or (isinstance(error, NoBrokerForTopic) and error.is_away))
+
+    def note_unstored(self, result: SendResult) -> NoReturn:
+        """Note the result of a broker that does not promise all; another may. Raises Refused."""
+        self.unstored = result
+        raise Refused(result.status, "the broker has the message, but it may be lost")
 
     def failure(self) -> SendFailed:
         failure = SendFailed(self._topic, tuple(self.attempts))

@@ -108,6 +108,13 @@ def test_a_large_body_is_compressed_and_keeps_its_place_among_those_of_its_key(f
     assert [message.sys_flag & 1 for message in found] == [0, 1, 0, 1]
 
 
+def test_a_message_goes_to_light_queues_as_well(producer: Any, consumer: Any) -> None:
+    plain = producer.send(Message("T", b"1"), queue=Q)
+    producer.send(Message("T", b"2").to_light_queues("%LMQ%a", "%LMQ%b"), queue=plain.queue)
+    found = consumer.pull(Q, 0).messages
+    assert [message.properties.get("INNER_MULTI_DISPATCH") for message in found] == [None, "%LMQ%a,%LMQ%b"]
+
+
 def test_offsets_of_a_group(producer: Any, consumer: Any) -> None:
     producer.send(Message("T", b"x"), queue=Q)
     assert consumer.committed(Q) == 0  # what a broker says of a queue that is whole in memory

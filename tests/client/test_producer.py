@@ -235,6 +235,52 @@ def test_statuses_short_of_safe_are_results(world: World, producer: Any, status:
     assert world.result(producer.send(Message("T", b"x"))).status is status
 
 
+def test_response_codes_that_are_retried_may_be_chosen(world: World, name_server: str) -> None:
+    world.cluster.add_topic("T")
+    world.faults.refuse[A, SEND] = (ResponseCode.MESSAGE_ILLEGAL, "no")
+    world.faults.refuse[B, SEND] = (ResponseCode.SYSTEM_ERROR, "no")
+    producer = make(world, name_server, retry_codes={ResponseCode.MESSAGE_ILLEGAL}, avoid_slow_brokers=False)
+    for _ in range(4):
+        with pytest.raises(Refused, match="CODE: 1 "):  # b's is not retried
+            world.result(producer.send(Message("T", b"x")))
+    assert len(world.faults.asked(SEND)) == 6
+
+
+def stores_less(world: World, *addrs: str) -> None:
+    header = SendMessageResponseHeader(msg_id="ID", queue_id=0, queue_offset=7)
+    for addr in addrs:
+        world.faults.refuse[addr, SEND] = lambda passage: passage.answer(
+            RemotingCommand.response(passage.request, ResponseCode.SLAVE_NOT_AVAILABLE, header=header)
+        )
+
+
+def test_another_broker_is_asked_where_one_may_lose_the_message(world: World, name_server: str) -> None:
+    world.cluster.add_topic("T")
+    stores_less(world, A)
+    producer = make(world, name_server, retry_unstored=True, avoid_slow_brokers=False)
+    for _ in range(4):
+        result = world.result(producer.send(Message("T", b"x")))
+        assert (result.status, result.queue.broker_name) == (SendStatus.SEND_OK, "b")
+    tried = [request.ext_fields["i"] for request in world.faults.asked(SEND)]
+    assert (len(tried), len(set(tried))) == (6, 4)
+    assert world.result(make(world, name_server).send(Message("T", b"x"), queue=MessageQueue("T", "a", 0))).status == 11
+
+
+def test_where_all_brokers_may_lose_it_the_last_result_is_returned(world: World, name_server: str) -> None:
+    world.cluster.add_topic("T")
+    stores_less(world, A, B)
+    producer = make(world, name_server, retry_unstored=True, retries=1)
+    result = world.result(producer.send(Message("T", b"x")))
+    assert (result.status, result.queue_offset) == (SendStatus.SLAVE_NOT_AVAILABLE, 7)
+    assert len(world.faults.asked(SEND)) == 2
+
+
+def test_the_unit_mode_is_sent(world: World, name_server: str) -> None:
+    world.cluster.add_topic("T")
+    world.result(make(world, name_server, unit_mode=True).send(Message("T", b"x")))
+    assert world.faults.asked(SEND)[0].ext_fields["k"] == "true"
+
+
 def test_batches_and_oneways(world: World, producer: Any) -> None:
     results = world.result(producer.send_batch([Message("T", b"1"), Message("T", b"2")]))
     assert [result.msg_id for result in results] == ["U0", "U1"]

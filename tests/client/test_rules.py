@@ -3,11 +3,13 @@
 import asyncio
 import pickle
 import random
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from mqbroker.client import (
+    BadArgument,
     BadMessage,
     ClientTls,
     Message,
@@ -20,7 +22,7 @@ from mqbroker.client import (
 )
 from mqbroker.client.batches import parts_of
 from mqbroker.client.identity import local_ip, make_client_id
-from mqbroker.client.messages import PullStatus, ReceivedMessage, SendStatus
+from mqbroker.client.messages import DELAY_LEVELS, PullStatus, ReceivedMessage, SendStatus, nearest_delay_level
 from mqbroker.client.options import ProducerOptions, parse_name_servers
 from mqbroker.client.process_queue import ProcessQueue
 from mqbroker.client.send import Rotation, prepare, queue_for_key, send_request
@@ -241,6 +243,36 @@ def test_batches_split_themselves() -> None:
     # A message alone may be as long as the limit allows.
     assert len(parts_of([Message("T", bytes(1000)), Message("T", b"1")], options)) == 2
     assert parts_of([], options) == []
+
+
+def test_a_delay_is_a_level_or_a_time_that_a_level_has() -> None:
+    assert [Message("T", b"x", delay_level=level).delay_level for level in DELAY_LEVELS] == list(range(1, 19))
+    for wrong in (timedelta(seconds=7), timedelta(0), timedelta(days=1), timedelta(seconds=-1)):
+        with pytest.raises(BadMessage, match=r"delay_level must be a number .* nearest_delay_level\(\) finds one, not"):
+            Message("T", b"x", delay_level=wrong)
+    near = {0: 1, 0.9: 1, 3: 2, 7: 2, 8: 3, 20: 4, 300: 9, 3000: 17, 86400: 18, -5: 1}
+    assert {seconds: nearest_delay_level(timedelta(seconds=seconds)) for seconds in near} == near
+
+
+def test_light_queues_are_named_as_brokers_read_them() -> None:
+    message = Message("T", b"x", tags="t", properties={"p": "1"}).to_light_queues("%LMQ%a", "%LMQ%b-c")
+    assert message.properties == {"p": "1", "INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b-c"}
+    assert (message.tags, message.body) == ("t", b"x")
+    more = message.with_properties({"q": "2"})
+    assert more.properties == {**message.properties, "q": "2"}
+    for wrong in ("a", "%LMQ%a,b", "%LMQ%", 5, None):
+        with pytest.raises(BadMessage, match=r"each light queue must be text that begins with %LMQ%"):
+            Message("T", b"x").to_light_queues(wrong)  # type: ignore[arg-type]
+    with pytest.raises(BadMessage):
+        message.with_properties({"TAGS": "no"})
+    with pytest.raises(BadMessage):
+        Message("T", b"x", properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "text", [-1], ["1"]])
+def test_codes_to_retry_are_checked(wrong: Any) -> None:
+    with pytest.raises(BadArgument, match=r"ProducerOptions\.retry_codes must be several response codes"):
+        ProducerOptions(retry_codes=wrong)
 
 
 def test_rotation_takes_turns_and_avoids_brokers() -> None:

@@ -546,7 +546,7 @@ MISTAKES = [
         "broker/slave_synchronize.py",
         "            self._before = {}\n            if self._booted:",
         "            if self._booted:",
-        ("tests/broker/service/test_group_runs.py::test_what_once_failed",),
+        ("tests/broker/test_slave_synchronize.py",),
     ),
     Mutation(
         "give each part of a piece the offset of the first",

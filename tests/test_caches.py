@@ -119,6 +119,8 @@ OWN: Final = {
     "client/membership.py: Membership.subscriptions": "topics that the program subscribes to",
     "client/offset_stores.py: MemoryOffsets._offsets": "queues that were ever assigned, ROUTE_QUEUES_MAX of a topic",
     "client/offset_stores.py: LocalOffsets._written": "as _offsets",
+    "client/orderly.py: QueueLocks._until": "assigned queues",
+    "client/push_consumer.py: PushConsumerCore._releasing": "queues that were assigned, until the listener ends",
     "client/membership.py: Membership.queues": "ROUTE_QUEUES_MAX of a topic",
     "client/push_consumer.py: PushConsumerCore._first_pulls": "assigned queues, ROUTE_QUEUES_MAX of a topic",
     "client/push_consumer.py: PushConsumerCore._assigned": "ROUTE_QUEUES_MAX of a topic",

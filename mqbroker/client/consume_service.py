@@ -1,29 +1,27 @@
 """Consume services: call the listener for a bounded number of messages at a time, and act on its results.
 
-`LoopConsumeService` calls it on the event loop; `thread_calls.ThreadConsumeService` on threads. Messages that an
-administrator has consumed directly go to the same listener, beside the queues, and move no offset.
+`listener_calls.LoopConsumeService` calls it on the event loop, `thread_calls.ThreadConsumeService` on threads. Messages
+that an administrator has consumed directly go to the same listener, beside the queues, and move no offset.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
-from mqbroker.client.errors import NotHandled, RetryLater
-from mqbroker.client.listener_calls import Outcome, call_listener, resumed
+from mqbroker.client.errors import NotHandled, RetryLater, SuspendQueue
 from mqbroker.client.listeners import ListenerFailures, ListenerResults, Throttle
 from mqbroker.client.loop_watch import LoopWatch
-from mqbroker.client.messages import ReceivedMessage
+from mqbroker.client.messages import FirstConsumed, OrderlyResult, ReceivedMessage
 from mqbroker.client.net import Net, Signal
-from mqbroker.client.process_queue import PulledBatch
+from mqbroker.client.orderly import Order
+from mqbroker.client.process_queue import Owner, Portion, PulledBatch
 from mqbroker.client.running_info import ConsumerStats
 from mqbroker.client.stack_traces import describe_error
 from mqbroker.errors import MQError, Refused
@@ -42,37 +40,12 @@ LOOKS_MAX = 15
 #: The delay level of such a message, as in ProcessQueue.cleanExpiredMsg of 4.9.7.
 _OVERDUE_DELAY_LEVEL = 3
 
-#: A function or coroutine function; it may also return a Deferred where the face runs on Twisted.
-Listener = Callable[[ReceivedMessage], Any]
+#: A function or coroutine function of a message, or of several where `batch_max` is given; it may also return a
+#: Deferred where the face runs on Twisted.
+Listener = Callable[[Any], Any]
 
 #: Sends a message back to the broker, to be delivered again after a delay level.
 SendBack = Callable[[ReceivedMessage, int], Awaitable[None]]
-
-
-#: So long, seconds, messages go to a listener that does not suspend, before others on the event loop have a turn.
-_TURN_S = 0.005
-
-#: The run, or the message of an administrator, whose call of the listener the caller runs in, or was started from. Of a
-#: run it is set once: setting it for each message took a twelfth of the time of consuming.
-_called_for: ContextVar[object] = ContextVar("mqbroker listener", default=None)
-
-
-class Owner(Protocol):
-    """The owner of a message: one assigned queue."""
-
-    queue: MessageQueue
-    #: True once the queue belongs to another member: the listener's result no longer counts.
-    dropped: bool
-
-
-@attrs.define(eq=False)
-class Portion:
-    """Messages of a batch that wait: from the index `next` on, up to `end`."""
-
-    owner: Owner
-    batch: PulledBatch
-    next: int
-    end: int
 
 
 class ListenerCancelled(Exception):
@@ -87,9 +60,22 @@ class ListenerCall:
     """
 
     message: ReceivedMessage | None = None
+    #: The others of a batch.
+    others: Sequence[ReceivedMessage] = ()
     portion: Portion | None = None
     looks: int = 0
     is_sent_back: bool = False
+
+
+@attrs.frozen
+class Verdict:
+    """What the listener made of messages: the first `taken` are consumed, others come again."""
+
+    taken: int
+    delay_level: int = 0
+    #: How long the queue pauses, where order is kept.
+    pause_s: float | None = None
+    result: object = None
 
 
 class ConsumeService(ABC):
@@ -104,8 +90,16 @@ class ConsumeService(ABC):
         *,
         concurrency: int,
         local_retry_s: float,
+        batch_max: int | None = None,
+        order: Order | None = None,
     ) -> None:
+        """The listener gets lists of up to `batch_max` messages where that is given, and those of each queue one after
+        the other with an `order`."""
         self._net = net
+        self._batch_max = batch_max
+        self._order = order
+        if order is not None:
+            order.hand_out = self._hand_out
         self._listener = listener
         self._verdicts = ListenerResults(listener, net.steady)
         self._failures = ListenerFailures(self._verdicts.name, net.steady)
@@ -138,12 +132,44 @@ class ConsumeService(ABC):
         if batch.unreadable:
             self._net.spawn(self._return_unreadable(owner, batch))
         start = 0
+        for end in (*batch.unreadable, len(batch.messages)):
+            if end > start:
+                portion = Portion(owner, batch, start, end)
+                if self._order is None:
+                    self._hand_out(portion)
+                else:
+                    self._order.add(portion)
+            start = end + 1
+
+    def _hand_out(self, portion: Portion) -> None:
+        if not self.is_over:
+            with self._gate:
+                self._waiting.append(portion)
+            self._start_some()
+
+    def _take(self) -> Portion:
+        """What is handed out next; where order is kept, nobody else has it until `_put_back`."""
+        return self._waiting[0] if self._order is None else self._waiting.popleft()
+
+    def _put_back(self, portion: Portion) -> None:
+        waiting = self._waiting
+        if self._order is not None:
+            self._order.give_back(portion)
+            self._tell_ended()
+        elif waiting and waiting[0] is portion and portion.next >= portion.end:
+            waiting.popleft()
+
+    def finish(self, owner: Owner) -> None:
+        """Hand out nothing more of a queue, where order is kept; what the listener has still counts."""
+        if self._order is None:
+            return
         with self._gate:
-            for end in (*batch.unreadable, len(batch.messages)):
-                if end > start:
-                    self._waiting.append(Portion(owner, batch, start, end))
-                start = end + 1
-        self._start_some()
+            waited = [portion for portion in self._waiting if portion.owner is owner]
+            for portion in waited:
+                self._waiting.remove(portion)
+        self._order.finish(owner)
+        for portion in waited:
+            self._order.give_back(portion)
 
     def forget_dropped(self) -> None:
         """Drop queued messages whose queues were dropped; otherwise they are skipped at their turn."""
@@ -151,8 +177,10 @@ class ConsumeService(ABC):
             kept = [portion for portion in self._waiting if not portion.owner.dropped]
             self._waiting.clear()
             self._waiting.extend(kept)
+        if self._order is not None:
+            self._order.forget_dropped()
 
-    async def ended(self, queue: MessageQueue, timeout_s: float) -> bool:
+    async def ended(self, queue: MessageQueue, timeout_s: float | None) -> bool:
         """Return True when the listener has no message of `queue`, False if it still has after that time."""
         if not self._is_with_listener(queue):
             return True
@@ -177,7 +205,7 @@ class ConsumeService(ABC):
         began, remark = self._net.steady(), None
         self._direct.append(message)
         try:
-            result = "CR_SUCCESS" if await self._ask(message) is None else "CR_LATER"
+            result = await self._ask(message)
         except Exception as error:
             log.warning("the listener failed on message %s, consumed directly: %r", message.msg_id, error)
             result, remark = "CR_THROW_EXCEPTION", describe_error(error)
@@ -185,7 +213,13 @@ class ConsumeService(ABC):
             self._direct = [each for each in self._direct if each is not message]
             self._tell_idle()
         spent_ms = max(0, int((self._net.steady() - began) * 1000))
-        return ConsumeMessageDirectlyResult(consume_result=result, remark=remark, spent_time_mills=spent_ms)
+        return ConsumeMessageDirectlyResult(
+            order=self._order is not None,
+            auto_commit=self._order is None or self._order.auto_commit,
+            consume_result=result,
+            remark=remark,
+            spent_time_mills=spent_ms,
+        )
 
     def stop(self) -> None:
         """Start nothing more."""
@@ -196,6 +230,8 @@ class ConsumeService(ABC):
         self.is_over = True
         with self._gate:
             self._waiting.clear()
+        if self._order is not None:
+            self._order.stop()
 
     async def close(self, timeout_s: float) -> bool:
         """Stop, and return True when all running calls have ended, False if they have not in time."""
@@ -233,30 +269,37 @@ class ConsumeService(ABC):
             self._idle.set()
 
     async def send_back_overdue(self) -> None:
-        """Check the messages that are with the listener; send those back that were for LOOKS_MAX checks."""
+        """Check the messages that are with the listener; send those back that were for LOOKS_MAX checks. Where order is
+        kept none is, as others would overtake it."""
         for run in list(self._runs):
             run.looks += 1
-            if run.looks > LOOKS_MAX and not run.is_sent_back and run.portion is not None and run.message is not None:
-                await self._send_back_overdue(run, run.portion, run.message)
+            is_late = run.looks > LOOKS_MAX and not run.is_sent_back and self._order is None
+            if is_late and run.portion is not None and run.message is not None:
+                await self._send_back_overdue(run, run.portion, [run.message, *run.others])
 
-    async def _send_back_overdue(self, run: ListenerCall, portion: Portion, message: ReceivedMessage) -> None:
-        if portion.owner.dropped:
-            return
-        try:
-            await self._send_back(message, _OVERDUE_DELAY_LEVEL)
-        except MQError as error:
-            log.warning("%s, which is overdue, was not accepted back; trying again: %s", message.msg_id, error)
-            return
-        log.warning(
-            "message %s of %s is %s: the listener has held it for longer than consume_timeout_s",
-            message.msg_id,
-            message.queue,
-            self.fate,
-        )
-        if run.message is message:
-            run.is_sent_back = True
-        if (index := portion.batch.index(message)) is not None:
-            portion.batch.done(index, self._net.now())
+    async def _send_back_overdue(
+        self, run: ListenerCall, portion: Portion, messages: Sequence[ReceivedMessage]
+    ) -> None:
+        for message in messages:
+            if portion.owner.dropped:
+                return
+            if portion.batch.index(message) is None:
+                continue
+            try:
+                await self._send_back(message, _OVERDUE_DELAY_LEVEL)
+            except MQError as error:
+                log.warning("%s, which is overdue, was not accepted back; trying again: %s", message.msg_id, error)
+                return
+            log.warning(
+                "message %s of %s is %s: the listener has held it for longer than consume_timeout_s",
+                message.msg_id,
+                message.queue,
+                self.fate,
+            )
+            if run.message is messages[0] and message is messages[-1]:
+                run.is_sent_back = True
+            if (index := portion.batch.index(message)) is not None:
+                portion.batch.done(index, self._net.now())
 
     def _count(self, owner: Owner, took_s: float, ok: int, failed: int) -> None:
         """Count what the listener had of a queue."""
@@ -264,7 +307,7 @@ class ConsumeService(ABC):
             self._stats.of(owner.queue.topic).consumed(max(0.0, took_s) * 1000, ok, failed)
 
     def _let_go(self, run: ListenerCall) -> None:
-        run.message, run.looks, run.is_sent_back = None, 0, False
+        run.message, run.others, run.looks, run.is_sent_back = None, (), 0, False
         for queue, signal in self._waiting_for:
             if run.portion is not None and run.portion.owner.queue == queue and not self._is_with_listener(queue):
                 signal.set()
@@ -276,7 +319,53 @@ class ConsumeService(ABC):
                 signal.set()
 
     def _is_with_listener(self, queue: MessageQueue) -> bool:
+        if self._order is not None and self._order.is_busy(queue):
+            return True
         return any(run.message and run.portion and run.portion.owner.queue == queue for run in self._runs)
+
+    def _judge(self, value: Any, error: BaseException | None, messages: Sequence[ReceivedMessage]) -> Verdict:
+        """What a listener has returned for messages, or raised. Raises what ends the run."""
+        if isinstance(error, SuspendQueue):
+            return Verdict(0, pause_s=error.seconds)
+        if isinstance(value, FirstConsumed):
+            return Verdict(min(value.count, len(messages)))
+        if error is not None:
+            level: int | None = self._delay_level_after(error, messages[0])
+        else:
+            level = self._verdicts.delay_level(value, messages[0])
+        return Verdict(len(messages), result=value) if level is None else Verdict(0, level, result=value)
+
+    async def _act(
+        self,
+        portion: Portion,
+        indexes: Sequence[int],
+        messages: Sequence[ReceivedMessage],
+        verdict: Verdict,
+        was_sent_back: bool,
+    ) -> None:
+        """Take the messages as consumed, or see to it that they come again."""
+        taken, order = verdict.taken, self._order
+        if order is not None:
+            order.consumed(portion, indexes[:taken], verdict.result)
+        else:
+            for index in indexes[:taken]:
+                portion.batch.done(index, self._net.now())
+        left = list(zip(indexes, messages, strict=True))[taken:]
+        if not left or was_sent_back or portion.owner.dropped:
+            return
+        if order is None:
+            for index, message in left:
+                await self._retry(portion, message, index, verdict.delay_level)
+            return
+        is_dead = verdict.delay_level < 0
+        for index, message in left if is_dead else order.failed(portion, left, verdict.result, verdict.pause_s):
+            try:
+                await self._send_back(message, -1)
+            except MQError as error:
+                log.warning("%s was not accepted as a dead letter; its queue waits: %s", message.msg_id, error)
+                order.pause(portion, index)
+                return
+            portion.batch.done(index, self._net.now())
 
     async def _retry(self, portion: Portion, message: ReceivedMessage, index: int, delay_level: int) -> None:
         """Send a message back that was not consumed, or let the listener have it again later."""
@@ -331,12 +420,19 @@ class ConsumeService(ABC):
             self._failures.log(failure, message)
             return 0
 
-    async def _ask(self, message: ReceivedMessage) -> int | None:
-        """For a message of an administrator: None if the listener consumed it, else the delay level."""
+    async def _ask(self, message: ReceivedMessage) -> str:
+        """For a message of an administrator: a name of Java's CMResult."""
         try:
-            return self._verdicts.delay_level(await self._call_directly(message), message)
+            value = await self._call_directly(message)
+        except SuspendQueue:
+            return "CR_LATER"
         except BaseException as error:
-            return self._raised(error)
+            self._raised(error)
+            return "CR_LATER"
+        if value is OrderlyResult.COMMIT or value is OrderlyResult.ROLLBACK:
+            return f"CR_{value.name}"
+        is_taken = isinstance(value, FirstConsumed) and value.count > 0
+        return "CR_SUCCESS" if is_taken or self._verdicts.delay_level(value, message) is None else "CR_LATER"
 
     def _raised(self, error: BaseException) -> int:
         """The delay level if a listener has raised RetryLater. Raises `error` if not, or ListenerCancelled."""
@@ -354,138 +450,3 @@ class ConsumeService(ABC):
             with self._gate:
                 self._waiting.append(Portion(owner, batch, index, index + 1))
             self._start_some()
-
-
-class LoopConsumeService(ConsumeService):
-    """Calls the listener on the event loop: one message after the other, or many at once where it suspends."""
-
-    _starting = False
-    #: Runs that let others on the event loop have their turn.
-    _yielding = 0
-
-    @property
-    def is_calling(self) -> bool:
-        """Whether the caller runs inside a call of the listener: it must not wait for the call's end."""
-        called_for = _called_for.get()
-        if isinstance(called_for, ListenerCall):
-            return called_for in self._runs and called_for.message is not None
-        return any(each is called_for for each in self._direct)
-
-    async def _call_directly(self, message: ReceivedMessage) -> Any:
-        _called_for.set(message)
-        verdict = self._listener(message)
-        return await verdict if verdict is not None and inspect.isawaitable(verdict) else verdict
-
-    def _can_start(self) -> bool:
-        return bool(self._waiting) and len(self._runs) < self._concurrency and not self._yielding
-
-    def _start_some(self) -> None:
-        # Not at once: the next pull leaves before the listener has these messages.
-        if not self._starting and self._can_start():
-            self._starting = True
-            self._net.after_spawned(self._start_one)
-
-    def _start_one(self) -> None:
-        # One run is enough as long as the listener does not suspend: others start when that one has had its turn.
-        self._starting = False
-        if self._can_start():
-            self._start_run()
-            self._start_others_soon()
-
-    def _start_others_soon(self) -> None:
-        if not self._starting and self._can_start():
-            self._starting = True
-            self._net.after_spawned(self._start_others)
-
-    def _start_others(self) -> None:
-        self._starting = False
-        while self._can_start():
-            self._start_run()
-
-    def _start_run(self) -> None:
-        run = ListenerCall()
-        self._runs[run] = None
-        self._net.spawn(self._work(run))
-
-    async def _work(self, run: ListenerCall) -> None:
-        """Give the listener one message after the other, as long as any waits."""
-        _called_for.set(run)
-        try:
-            while await self._take_turn(run):
-                self._yielding += 1
-                try:
-                    await self._net.sleep(0)
-                finally:
-                    self._yielding -= 1
-                self._start_others_soon()
-        except NotHandled as why:
-            log.debug("a message is left to others: %s", why)
-            self._halt()
-        except BaseException:
-            # The loop is ending, and cancels all tasks.
-            self._halt()
-            raise
-        finally:
-            self._let_go(run)
-            del self._runs[run]
-            self._start_some()
-            self._tell_idle()
-
-    async def _take_turn(self, run: ListenerCall) -> bool:
-        """As `_work`, until others on the event loop should have their turn: then True."""
-        waiting, now_s = self._waiting, self._net.steady
-        until = now_s() + _TURN_S
-        while waiting and now_s() < until:
-            if self.watch is not None and self.watch.was_away:
-                await self.watch.ensure_member()  # which drops what waits
-                continue
-            portion = run.portion = waiting[0]
-            await self._consume(run, portion, until)
-            if waiting and waiting[0] is portion and portion.next >= portion.end:
-                waiting.popleft()
-        return bool(waiting)
-
-    async def _consume(self, run: ListenerCall, portion: Portion, until: float) -> None:
-        """Give the listener what nobody else takes of `portion`, as long as it is not `until`, and it is not over."""
-        owner, batch, now_s = portion.owner, portion.batch, self._net.steady
-        since = now_s()
-        ok = 0
-        while not owner.dropped:
-            portion.next, consumed, outcome, value = call_listener(
-                batch.messages, portion.next, portion.end, self._listener, self, run, now_s, until
-            )
-            ok += consumed
-            batch.count_out(consumed, self._net.now())
-            if outcome == Outcome.STOPPED:
-                break
-            if await self._settle(run, portion, outcome, value):
-                ok += 1
-            else:
-                self._count(owner, now_s() - since, ok, 1)
-                ok, since = 0, now_s()
-            self._let_go(run)
-        self._let_go(run)
-        self._count(owner, now_s() - since, ok, 0)
-        if owner.dropped:
-            portion.next = portion.end
-
-    async def _settle(self, run: ListenerCall, portion: Portion, outcome: int, value: Any) -> bool:
-        """Settle a message of which the listener has not simply returned None: returns whether it is consumed."""
-        index, message = portion.next - 1, run.message
-        assert message is not None
-        try:
-            if outcome == Outcome.RAISED:
-                raise value
-            if outcome == Outcome.SUSPENDED:
-                value = await resumed(*value)
-            elif outcome == Outcome.RETURNED and inspect.isawaitable(value):
-                value = await value
-            delay_level = self._verdicts.delay_level(value, message)
-        except BaseException as error:
-            delay_level = self._delay_level_after(error, message)
-        if delay_level is None:
-            portion.batch.done(index, self._net.now())
-            return True
-        if not run.is_sent_back:
-            await self._retry(portion, message, index, delay_level)
-        return False

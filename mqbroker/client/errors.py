@@ -315,3 +315,14 @@ class RetryLater(Exception):  # raised by a user's listener, not by this package
             )
         super().__init__(delay_level)
         self.delay_level = delay_level
+
+
+class SuspendQueue(Exception):  # raised by a user's listener, not by this package
+    """Raise it in a listener that gets messages in order: its queue waits for `seconds`, 0.01 to 30, and the message
+    comes again. Raises ValueError where it is none of these."""
+
+    def __init__(self, seconds: float) -> None:
+        if type(seconds) not in (int, float) or not 0.01 <= seconds <= 30:
+            raise ValueError(f"SuspendQueue: seconds must be a number from 0.01 to 30, not {seconds!r}")
+        super().__init__(seconds)
+        self.seconds = seconds

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from mqbroker.client.errors import BadListener, RetryLater, short
-from mqbroker.client.messages import ConsumeResult, ReceivedMessage
+from mqbroker.client.messages import ConsumeResult, OrderlyResult, ReceivedMessage
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,8 @@ class ListenerResults:
             return None
         if verdict is False or verdict is ConsumeResult.RETRY:
             return 0
+        if isinstance(verdict, OrderlyResult):
+            return None if verdict in (OrderlyResult.SUCCESS, OrderlyResult.COMMIT) else 0
         if isinstance(verdict, RetryLater):
             self._tell(message, "RetryLater, which is to be raised; the message is sent back as if it had been")
             return verdict.delay_level

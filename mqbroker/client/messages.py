@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 import attrs
 
-from mqbroker.client.errors import DELAY_LEVEL_MAX, BadMessage, UnexpectedResponse, short
+from mqbroker.client.errors import DELAY_LEVEL_MAX, BadArgument, BadMessage, UnexpectedResponse, short
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, RETRY_PREFIX, Prop, ResponseCode, SysFlag
@@ -374,6 +374,30 @@ class ConsumeResult(Enum):
 
     SUCCESS = "success"
     RETRY = "retry"
+
+
+class OrderlyResult(Enum):
+    """What a listener may return where order is kept, besides what others return.
+
+    SUSPEND has the queue wait, and the message come again. COMMIT and ROLLBACK are for `auto_commit=False`: all that
+    was consumed of the queue since the last COMMIT is committed, or comes again.
+    """
+
+    SUCCESS = "success"
+    SUSPEND = "suspend"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+
+
+@attrs.frozen
+class FirstConsumed:
+    """Returned by a listener of several messages: the first `count` of them are consumed, the others come again."""
+
+    count: int
+
+    def __attrs_post_init__(self) -> None:
+        if type(self.count) is not int or self.count < 0:
+            raise BadArgument("FirstConsumed.count", "a whole number of at least 0", self.count)
 
 
 class PullStatus(IntEnum):

@@ -229,7 +229,17 @@ class PushOptions(MemberOptions):
     """Options of a push consumer."""
 
     concurrency: int = attrs.field(default=20, validator=_number(1))
-    max_reconsume_times: int = attrs.field(default=16, validator=_number(-1))
+    #: The listener gets lists of up to so many messages of a queue; None: one message.
+    batch_max: int | None = attrs.field(default=None, validator=_number(1, 1024, may_be_none=True))
+    #: The messages of a queue go to the listener in their order, one call after the other; the queue is locked at its
+    #: broker, and waits where a message is not consumed.
+    orderly: bool = attrs.field(default=False, validator=_instance(bool))
+    #: How long such a queue waits.
+    suspend_queue_s: float = _seconds(1.0, 0.01, 30.0)
+    #: Whether what is consumed in order may be committed; else what the listener has returned COMMIT for is.
+    auto_commit: bool = attrs.field(default=True, validator=_instance(bool))
+    #: How often a message that is not consumed comes again before it is a dead letter; -1 is 16, and for ever in order.
+    max_reconsume_times: int = attrs.field(default=-1, validator=_number(-1))
     #: A message that the listener has held for so long is sent back to the broker; the listener's later result is
     #: ignored.
     consume_timeout_s: float = _seconds(900.0)
@@ -239,6 +249,11 @@ class PushOptions(MemberOptions):
     close_timeout_s: float = _seconds(10.0, 0.0)
     #: See each message that the listener gets.
     observers: tuple[ConsumeObserver, ...] = _observers(ConsumeObserver)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if not self.auto_commit and not self.orderly:
+            raise BadArgument("PushOptions.auto_commit", "True unless orderly=True", self.auto_commit)
 
 
 @attrs.frozen(kw_only=True)

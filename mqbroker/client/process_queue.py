@@ -6,6 +6,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import attrs
 
 from mqbroker.client.listeners import TELL_EVERY_S
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
@@ -71,6 +74,36 @@ class PulledBatch:
             held.bytes -= self.bytes
         if not self.left or held.on_room is not None:
             held.released()
+
+
+class Owner(Protocol):
+    """The owner of a message: one assigned queue."""
+
+    queue: MessageQueue
+    #: True once the queue belongs to another member: the listener's result no longer counts.
+    dropped: bool
+
+
+@attrs.define(eq=False)
+class Portion:
+    """Messages of a batch that wait: from the index `next` on, up to `end`."""
+
+    owner: Owner
+    batch: PulledBatch
+    next: int
+    end: int
+
+    def take(self, count: int) -> tuple[list[int], list[ReceivedMessage]]:
+        """The next messages, `count` at most, and their indexes in the batch."""
+        indexes: list[int] = []
+        messages: list[ReceivedMessage] = []
+        while self.next < self.end and len(messages) < count:
+            message = self.batch.messages[self.next]
+            if message is not None:
+                indexes.append(self.next)
+                messages.append(message)
+            self.next += 1
+        return indexes, messages
 
 
 class ProcessQueue:

@@ -9,9 +9,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener, LoopConsumeService
+from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.identity import Identity
+from mqbroker.client.listener_calls import LoopConsumeService
 from mqbroker.client.listeners import Throttle
 from mqbroker.client.loop_watch import LoopWatch
 from mqbroker.client.membership import Membership, Owner
@@ -21,6 +22,7 @@ from mqbroker.client.net import Net, Task, every
 from mqbroker.client.observers import Observers
 from mqbroker.client.offset_stores import LocalOffsets
 from mqbroker.client.options import MessageModel, PushOptions
+from mqbroker.client.orderly import LOCK_EVERY_S, LOCK_PAUSE_S, Order, QueueLocks
 from mqbroker.client.process_queue import AssignedQueue, PulledBatch, PullFailures
 from mqbroker.client.queue_requests import Offsets, pull_from, pull_request, read_pull_answer
 from mqbroker.client.routes import Routes
@@ -40,6 +42,9 @@ _HEARTBEAT_HELPS = frozenset({ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.
 
 #: How long a queue whose offset is reset waits for listeners that hold its messages, as in Java.
 RESET_WAIT_S = 10.0
+
+#: How often a message that is not consumed comes again by default.
+_ATTEMPTS_MAX = 16
 
 _HALF_AN_HOUR_MS = 30 * 60 * 1000
 
@@ -64,12 +69,24 @@ class PushConsumerCore(Owner):
         self._about = About(group, name_servers, options, int(net.now() * 1000))
         self._stats = ConsumerStats(net.now)
         self._options = options
+        self._attempts_max = _ATTEMPTS_MAX if options.max_reconsume_times < 0 else options.max_reconsume_times
         timeout_ms = options.request_timeout_ms
         self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)
         self._offsets = Offsets(net, self._routes, group, timeout_ms)
         self._is_broadcasting = options.model is MessageModel.BROADCASTING
         self._store = options.offset_store or (LocalOffsets() if self._is_broadcasting else self._offsets)
         self._membership = Membership(net, self._routes, identity, group, self, options)
+        self._locks = self._order = None
+        if options.orderly:
+            if not self._is_broadcasting:
+                self._locks = QueueLocks(net, self._routes, identity, group, timeout_ms)
+            self._order = Order(
+                net,
+                self._locks,
+                attempts_max=None if options.max_reconsume_times < 0 else options.max_reconsume_times,
+                suspend_s=options.suspend_queue_s,
+                auto_commit=options.auto_commit,
+            )
         observers = Observers(options.observers, net.steady)
         self._consuming = consume(
             net,
@@ -78,6 +95,8 @@ class PushConsumerCore(Owner):
             self._stats,
             concurrency=options.concurrency,
             local_retry_s=options.local_retry_s,
+            batch_max=options.batch_max,
+            order=self._order,
         )
         self._watch = LoopWatch(net, group, self._consuming.listener_name, options.heartbeat_s, self._come_back)
         self._consuming.watch = self._watch
@@ -86,6 +105,8 @@ class PushConsumerCore(Owner):
         #: A pull of each assigned queue, which the next ones differ from by the offset.
         self._first_pulls: dict[MessageQueue, RemotingCommand] = {}
         self._assigned: dict[MessageQueue, AssignedQueue] = {}
+        #: Those that the listener still has a message of, where order is kept.
+        self._releasing: dict[MessageQueue, AssignedQueue] = {}
         self._pull_failures = PullFailures()
         self._loops: list[Task] = []
         self._started = self._closed = self._ended = False
@@ -152,6 +173,8 @@ class PushConsumerCore(Owner):
             self._net.spawn(every(self._net, options.consume_timeout_s / LOOKS_MAX, self._consuming.send_back_overdue)),
             self._net.spawn(every(self._net, options.route_age_s, self._routes.refresh_all)),
         ]
+        if self._locks is not None:
+            self._loops.append(self._net.spawn(every(self._net, LOCK_EVERY_S, self._lock_all)))
 
     async def close(self) -> None:
         """Let running listeners end, commit, leave the group and close the connections. Waits `close_timeout_s`.
@@ -197,7 +220,9 @@ class PushConsumerCore(Owner):
             await self._membership.tell_revoked()
             await self._store.commit_many({} if self._watch.was_away else self._committable())
             await self._membership.leave()
-        for assigned in self._assigned.values():
+            if self._locks is not None:
+                await self._locks.unlock([*self._assigned, *self._releasing])
+        for assigned in [*self._assigned.values(), *self._releasing.values()]:
             assigned.drop()
         await self._net.close()
 
@@ -249,11 +274,43 @@ class PushConsumerCore(Owner):
         for queue in queues:
             assigned = self._assigned.pop(queue)
             self._first_pulls.pop(queue, None)
+            if self._locks is not None:
+                self._releasing[queue] = assigned
+                self._net.spawn(self._release(self._locks, queue, assigned))
+                continue
             offset = assigned.committable
             assigned.drop()
             if offset is not None:
                 await self._store.commit_oneway(queue, offset)
         await self._store.flush()
+
+    async def _release(self, locks: QueueLocks, queue: MessageQueue, assigned: AssignedQueue) -> None:
+        """Let the listener end with a queue, commit what it has consumed, and unlock it."""
+        assigned.stop()
+        self._consuming.finish(assigned)
+        await self._consuming.ended(queue, None)
+        offset = assigned.committable
+        assigned.drop()
+        self._consuming.forget_dropped()
+        try:
+            if offset is not None and not self._watch.was_away:
+                await self._store.commit(queue, offset)
+        except MQError as error:
+            log.warning("offset %d of %s not committed: %s", offset, queue, error)
+        await locks.unlock([queue])
+        if self._releasing.get(queue) is assigned:
+            del self._releasing[queue]
+
+    async def _lock_all(self) -> None:
+        """Renew the locks; queues that others have locked are begun anew, once they can be locked."""
+        assert self._locks is not None
+        for queue in await self._locks.lock({*self._assigned, *self._releasing}):
+            assigned = self._assigned.get(queue)
+            if assigned is not None and assigned.committable is not None and not self._closed:
+                log.warning("%s has lost the lock of %s, and takes it anew", self._group, queue)
+                assigned.drop()
+                self._consuming.forget_dropped()
+                self._assign(queue)
 
     def _assign(self, queue: MessageQueue, *, pause_s: float = 0.0, promised: int | None = None) -> None:
         self._assigned[queue] = AssignedQueue(
@@ -274,6 +331,13 @@ class PushConsumerCore(Owner):
         self._consuming.put(assigned, batch)
 
     async def _find_start(self, queue: MessageQueue) -> int:
+        if self._order is not None:  # what the listener has of it came before
+            while queue in self._releasing or not await self._consuming.ended(queue, LOCK_PAUSE_S):
+                await self._net.sleep(LOCK_PAUSE_S)
+        while self._locks is not None and not self._locks.holds(queue):
+            await self._locks.lock([queue])
+            if not self._locks.holds(queue):
+                await self._net.sleep(LOCK_PAUSE_S)
         committed = await self._store.committed(queue)
         if committed is not None:
             return committed
@@ -330,7 +394,7 @@ class PushConsumerCore(Owner):
             delay_level=delay_level,
             origin_msg_id=message.msg_id,
             origin_topic=message.topic,
-            max_reconsume_times=self._options.max_reconsume_times,
+            max_reconsume_times=self._attempts_max,
             bname=message.queue.broker_name,
         )
         addr = await self._routes.address(message.queue, master_only=True)
@@ -354,6 +418,8 @@ class PushConsumerCore(Owner):
             assigned.drop()
         self._assigned.clear()
         self._first_pulls.clear()
+        if self._locks is not None:
+            self._locks.forget()
         self._consuming.forget_dropped()
         await self._membership.lose()
 

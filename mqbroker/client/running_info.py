@@ -158,7 +158,7 @@ def _properties(about: About) -> dict[str, str]:
         "consumeFromWhere": options.consume_from.value,
         "consumeThreadMin": str(options.concurrency),
         "consumeThreadMax": str(options.concurrency),
-        "consumeMessageBatchMaxSize": "1",
+        "consumeMessageBatchMaxSize": str(options.batch_max or 1),
         "consumeConcurrentlyMaxSpan": str(options.queue_span_max),
         "consumeTimeout": str(int(options.consume_timeout_s // 60)),
         "maxReconsumeTimes": str(options.max_reconsume_times),
@@ -168,7 +168,7 @@ def _properties(about: About) -> dict[str, str]:
         "PROP_NAMESERVER_ADDR": "".join(f"{addr};" for addr in about.name_servers),
         "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
         "PROP_CLIENT_VERSION": VERSION_NAME,
-        "PROP_CONSUMEORDERLY": "false",
+        "PROP_CONSUMEORDERLY": str(options.orderly).lower(),
         "PROP_THREADPOOL_CORE_SIZE": str(options.concurrency),
         "PROP_CONSUMER_START_TIMESTAMP": str(about.started_ms),
     }

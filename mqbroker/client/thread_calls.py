@@ -11,6 +11,7 @@ import logging
 import sys
 import threading
 from collections import Counter, deque
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from queue import SimpleQueue
@@ -19,9 +20,11 @@ from typing import Any
 import attrs
 
 from mqbroker.client.aio_net import AioNet
-from mqbroker.client.consume_service import ConsumeService, Listener, ListenerCall, Portion, SendBack
+from mqbroker.client.consume_service import ConsumeService, Listener, ListenerCall, SendBack
 from mqbroker.client.errors import NotHandled
 from mqbroker.client.messages import ReceivedMessage
+from mqbroker.client.orderly import Order
+from mqbroker.client.process_queue import Portion
 from mqbroker.client.running_info import ConsumerStats
 from mqbroker.client.stack_traces import describe_frame
 
@@ -37,11 +40,11 @@ class ListenerEnded(Exception):
 
 @attrs.frozen
 class _Result:
-    """What the listener has returned, or raised, for a message; `took_s` seconds after it got it."""
+    """What the listener has returned, or raised, for messages; `took_s` seconds after it got them."""
 
     portion: Portion
-    index: int
-    message: ReceivedMessage
+    indexes: Sequence[int]
+    messages: Sequence[ReceivedMessage]
     value: Any
     error: Exception | None
     was_sent_back: bool
@@ -63,18 +66,17 @@ class ThreadConsumeService(ConsumeService):
         listener: Listener,
         send_back: SendBack,
         stats: ConsumerStats,
-        *,
-        concurrency: int,
-        local_retry_s: float,
+        **options: Any,
     ) -> None:
-        super().__init__(net, listener, send_back, stats, concurrency=concurrency, local_retry_s=local_retry_s)
+        super().__init__(net, listener, send_back, stats, **options)
         self._aio = net
         self._gate = self._lock = threading.Lock()
         #: Threads that have nothing wait here for what to begin with; None ends one.
         self._begin: SimpleQueue[_Worker | None] = SimpleQueue()
         self._idle_threads = self._threads = 0
-        #: What threads have to tell the loop: results, and workers that have found nothing more.
-        self._results: deque[_Result | _Worker] = deque()
+        #: What threads have to tell the loop: results, workers that have found nothing more, and, where order is kept,
+        #: portions that they have no longer.
+        self._results: deque[_Result | _Worker | Portion] = deque()
         self._is_woken = self._is_looking = False
         #: By the threads' numbers, for `is_calling`.
         self._inside: dict[int, ReceivedMessage] = {}
@@ -145,34 +147,51 @@ class ThreadConsumeService(ConsumeService):
 
     def _consume(self, worker: _Worker) -> None:
         """Call the listener as long as any message waits."""
-        now, inside, me = self._net.steady, self._inside, threading.get_ident()
         waiting, lock, watch = self._waiting, self._lock, self.watch
-        worker.since = now()
+        worker.since = self._net.steady()
         while watch is None or not watch.was_away:
             with lock:
                 if not waiting:
                     return
-                portion = waiting[0]
-                index = portion.next
-                portion.next += 1
-                if portion.next >= portion.end:
-                    waiting.popleft()
-            message = portion.batch.messages[index]
-            if message is None or portion.owner.dropped:
-                continue
-            worker.portion, worker.message, worker.looks, worker.is_sent_back = portion, message, 0, False
-            inside[me] = message
-            value, error = self._called(message)
-            ended = now()
-            del inside[me]
-            worker.message = None
-            took_s, worker.since = ended - worker.since, ended
-            self._tell(_Result(portion, index, message, value, error, worker.is_sent_back, took_s))
+                portion = self._take()
+                if self._order is None:
+                    indexes, messages = portion.take(self._batch_max or 1)
+                    if portion.next >= portion.end:
+                        waiting.popleft()
+            if self._order is not None:
+                self._consume_in_order(worker, portion, self._order)
+            elif messages and not portion.owner.dropped:
+                self._call(worker, portion, indexes, messages)
 
-    def _called(self, message: ReceivedMessage) -> tuple[Any, Exception | None]:
-        """What the listener returns for a message, or the exception that it raises."""
+    def _consume_in_order(self, worker: _Worker, portion: Portion, order: Order) -> None:
+        while portion.next < portion.end and not portion.owner.dropped and not self.is_over:
+            if not order.may_hand_out(portion):
+                break
+            indexes, messages = portion.take(self._batch_max or 1)
+            if messages and not self._call(worker, portion, indexes, messages):
+                return  # the loop gives it back when it has acted on the result
+        self._tell(portion)
+
+    def _call(
+        self, worker: _Worker, portion: Portion, indexes: Sequence[int], messages: Sequence[ReceivedMessage]
+    ) -> bool:
+        """Call the listener; returns whether it has simply returned None."""
+        me = threading.get_ident()
+        worker.portion, worker.message, worker.others = portion, messages[0], messages[1:]
+        worker.looks, worker.is_sent_back = 0, False
+        self._inside[me] = messages[0]
+        value, error = self._called(messages[0] if self._batch_max is None else messages)
+        ended = self._net.steady()
+        del self._inside[me]
+        worker.message = None
+        took_s, worker.since = ended - worker.since, ended
+        self._tell(_Result(portion, indexes, messages, value, error, worker.is_sent_back, took_s))
+        return value is None and error is None
+
+    def _called(self, given: Any) -> tuple[Any, Exception | None]:
+        """What the listener returns for a message, or for several, or the exception that it raises."""
         try:
-            return self._listener(message), None
+            return self._listener(given), None
         except Exception as error:
             return None, error
         except BaseException as error:
@@ -180,7 +199,7 @@ class ThreadConsumeService(ConsumeService):
             ended.__cause__ = error
             return None, ended
 
-    def _tell(self, result: _Result | _Worker) -> None:
+    def _tell(self, result: _Result | _Worker | Portion) -> None:
         self._results.append(result)
         if not self._is_woken:
             self._is_woken = True
@@ -197,9 +216,15 @@ class ThreadConsumeService(ConsumeService):
             if isinstance(result, _Worker):
                 del self._runs[result]
                 self._idle_threads += 1
+            elif isinstance(result, Portion):
+                self._put_back(result)
             elif result.value is None and result.error is None:
-                result.portion.batch.done(result.index, now)
-                self._count(result.portion.owner, result.took_s, 1, 0)
+                if self._order is None:
+                    for index in result.indexes:
+                        result.portion.batch.done(index, now)
+                else:
+                    self._order.consumed(result.portion, result.indexes, None)
+                self._count(result.portion.owner, result.took_s, len(result.indexes), 0)
             else:
                 self._net.spawn(self._settle(result))
         self._tell_ended()
@@ -208,29 +233,24 @@ class ThreadConsumeService(ConsumeService):
 
     async def _settle(self, result: _Result) -> None:
         """Act on something else than None."""
-        portion, message = result.portion, result.message
+        portion, messages = result.portion, result.messages
         try:
-            if result.error is not None:
-                raise result.error
-            delay_level = self._verdicts.delay_level(result.value, message)
+            verdict = self._judge(result.value, result.error, messages)
         except NotHandled as why:
             log.debug("a message is left to others: %s", why)
             self._halt()
             return
-        except Exception as error:
-            delay_level = self._delay_level_after(error, message)
-        self._count(portion.owner, result.took_s, int(delay_level is None), int(delay_level is not None))
-        if delay_level is None:
-            portion.batch.done(result.index, self._net.now())
-        elif not result.was_sent_back:
-            await self._retry(portion, message, result.index, delay_level)
+        self._count(portion.owner, result.took_s, verdict.taken, len(messages) - verdict.taken)
+        await self._act(portion, result.indexes, messages, verdict, result.was_sent_back)
+        if self._order is not None:
+            self._put_back(portion)
 
     async def _call_directly(self, message: ReceivedMessage) -> Any:
         future: Future[Any] = Future()
 
         def call() -> None:
             self._inside[threading.get_ident()] = message
-            value, error = self._called(message)
+            value, error = self._called(message if self._batch_max is None else [message])
             del self._inside[threading.get_ident()]
             with suppress(InvalidStateError):  # nobody waits any more
                 if error is None:

@@ -48,7 +48,7 @@ def test_a_consumer_tells_of_itself_as_java_reads_it(one_queue: World, name_serv
         "consumeMessageBatchMaxSize": "1",
         "consumeConcurrentlyMaxSpan": "2000",
         "consumeTimeout": "15",
-        "maxReconsumeTimes": "16",
+        "maxReconsumeTimes": "-1",
         "pullBatchSize": "32",
         "pullThresholdForQueue": "1000",
         "pullThresholdSizeForQueue": "100",

@@ -12,7 +12,7 @@ import attrs
 
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import decline
-from mqbroker.client.consume_service import LoopConsumeService
+from mqbroker.client.listener_calls import LoopConsumeService
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.process_queue import ProcessQueue
 from mqbroker.client.running_info import ConsumerStats

@@ -14,18 +14,21 @@ from mqbroker.client import (
     ClientClosed,
     ConsumeFrom,
     ConsumeResult,
+    FirstConsumed,
     LocalOffsets,
     Message,
     MessageModel,
     MessageQueue,
     NameServerUnreachable,
     NoSubscription,
+    OrderlyResult,
     ProducerOptions,
     PullStatus,
     PushOptions,
     RebalanceListener,
     SendResult,
     SendStatus,
+    SuspendQueue,
     TopicNotFound,
 )
 from mqbroker.errors import Refused
@@ -253,6 +256,64 @@ def test_members_share_the_queues(face: Any, cluster: Loopback, producer: Any) -
     assert shares[0] | shares[1] == set(producer.queues("T"))
     for member in members:
         member.close()
+
+
+def test_a_queue_may_be_consumed_in_order(face: Any, cluster: Loopback, producer: Any) -> None:
+    for n in range(50):
+        producer.send(Message("T", b"%d" % n), queue=Q)
+    got: SimpleQueue[Any] = SimpleQueue()
+
+    def listener(message: Any) -> Any:
+        got.put(message)
+        if message.body == b"7" and message.reconsume_times == 0:
+            raise SuspendQueue(0.01)
+        return OrderlyResult.SUCCESS
+
+    member = face.make("PushConsumer", "g", listener, options=attrs.evolve(FROM_FIRST, orderly=True))
+    member.subscribe("T")
+    with member:
+        first = [face.get(got).body for _ in range(8)]
+        cluster.advance(0.1)
+        rest = [face.get(got).body for _ in range(43)]
+        assert first + rest == [b"%d" % n for n in [*range(8), *range(7, 50)]]
+    assert cluster.parts().offsets.by_queue("g", "T")[0] == 50
+
+
+def test_results_may_be_committed_by_hand(face: Any, cluster: Loopback, producer: Any) -> None:
+    for n in range(6):
+        producer.send(Message("T", b"%d" % n), queue=Q)
+    got: SimpleQueue[Any] = SimpleQueue()
+
+    def listener(message: Any) -> Any:
+        got.put(message)
+        return OrderlyResult.COMMIT if message.body == b"2" else None
+
+    member = face.make("PushConsumer", "g", listener, options=attrs.evolve(FROM_FIRST, orderly=True, auto_commit=False))
+    member.subscribe("T")
+    with member:
+        assert [face.get(got).body for _ in range(6)] == [b"%d" % n for n in range(6)]
+    assert cluster.parts().offsets.by_queue("g", "T")[0] == 3
+
+
+def test_a_listener_may_get_several_messages(face: Any, cluster: Loopback, producer: Any) -> None:
+    for n in range(50):
+        producer.send(Message("T", b"%d" % n), queue=Q)
+    got: SimpleQueue[Any] = SimpleQueue()
+
+    def listener(messages: Any) -> Any:
+        got.put([message.body for message in messages])
+        return FirstConsumed(len(messages))
+
+    member = face.make("PushConsumer", "g", listener, options=attrs.evolve(FROM_FIRST, batch_max=8))
+    member.subscribe("T")
+    with member:
+        found: list[bytes] = []
+        while len(found) < 50:
+            batch = face.get(got)
+            assert len(batch) <= 8
+            found += batch
+    assert sorted(found) == sorted(b"%d" % n for n in range(50))
+    assert cluster.parts().offsets.by_queue("g", "T")[0] == 50
 
 
 def test_each_member_may_get_every_message(face: Any, cluster: Loopback, producer: Any, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ MISTAKES = [
     ),
     Mutation(
         "hand out what was held while the loop was blocked",
-        "client/consume_service.py",
+        "client/listener_calls.py",
         "            if self.watch is not None and self.watch.was_away:\n",
         "            if False:\n",
         ("tests/client/test_loop_watch.py",),
@@ -296,13 +296,13 @@ MISTAKES = [
     Mutation(
         "send an overdue message back twice",
         "client/consume_service.py",
-        "        if not run.is_sent_back:\n            await self._retry(",
-        "        if True:\n            await self._retry(",
+        "if not left or was_sent_back or portion.owner.dropped:",
+        "if not left or portion.owner.dropped:",
         ("tests/client/test_push_consumer.py",),
     ),
     Mutation(
         "have several runs of a listener that never suspends",
-        "client/consume_service.py",
+        "client/listener_calls.py",
         " and not self._yielding\n",
         "\n",
         ("tests/client/test_consume_service.py",),
@@ -354,7 +354,7 @@ MISTAKES = [
     ),
     Mutation(
         "take each message that a listener has suspended on for consumed",
-        "client/consume_service.py",
+        "client/listener_calls.py",
         "if await self._settle(run, portion, outcome, value):",
         "if outcome != Outcome.RAISED or await self._settle(run, portion, outcome, value):",
         ("tests/client",),
@@ -717,5 +717,26 @@ MISTAKES = [
         "        return super().doWrite()  # type: ignore[no-untyped-call]\n",
         ("tests/remoting/test_shared_reads.py::test_what_a_read_has_ended_is_not_written_to",),
         with_compiled=True,
+    ),
+    Mutation(
+        "hand out messages of a queue whose lock has expired",
+        "client/orderly.py",
+        "return until is not None and self._net.steady() < until",
+        "return until is not None",
+        ("tests/client/test_orderly.py",),
+    ),
+    Mutation(
+        "unlock a queue while the listener has a message of it",
+        "client/push_consumer.py",
+        "        await self._consuming.ended(queue, None)\n",
+        "",
+        ("tests/client/test_orderly.py",),
+    ),
+    Mutation(
+        "read the offsets of a local file alone, and not of the one beside it",
+        "client/offset_stores.py",
+        "_read(_backup(self._path)) if read is None or isinstance(read, str) else read",
+        "read",
+        ("tests/client/test_broadcasting.py",),
     ),
 ]

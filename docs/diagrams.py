@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "explanation"
-WIDTH, MARGIN, HEAD, ROW, LINE, LETTERS_PX = 720, 90, 36, 22, 17, 7.1
+WIDTH, MARGIN, HEAD, ROW, LINE, LETTERS_PX = 720, 90, 36, 22, 17, 6.7
 
 #: Parts in the first line; then `from -> to: text`, with --> for a response, or `part: text` for what it does alone.
 DIAGRAMS = {
@@ -64,6 +64,8 @@ DIAGRAMS = {
 STYLE = (
     ".diagram text{font:13px var(--font-stack,sans-serif);fill:var(--color-foreground-primary,#222)}"
     ".diagram .part{font-weight:bold}"
+    # So that a line that passes behind it does not cross it.
+    ".diagram .over{paint-order:stroke;stroke:var(--color-background-primary,#fff);stroke-width:5px}"
     ".diagram rect{fill:var(--color-background-secondary,#f8f9fb);stroke:var(--color-foreground-border,#999)}"
     ".diagram line,.diagram path{stroke:var(--color-foreground-secondary,#5a5c63);fill:none}"
     ".diagram .life{stroke-dasharray:2 4}.diagram .back{stroke-dasharray:6 3}"
@@ -122,16 +124,16 @@ def _step(line: str, at: dict[str, float], y: float, step: float) -> tuple[list[
     tip = -7 if right > left else 7
     kind = ' class="back"' if arrow == " --> " else ""
     shapes = [
-        *_text(words, (left + right) / 2, y + 10),
+        *_text(words, (left + right) / 2, y + 10, ' class="over"'),
         f'<line{kind} x1="{left:g}" y1="{below:g}" x2="{right:g}" y2="{below:g}"/>',
         f'<path class="head" d="M{right:g} {below:g}l{tip} -4v8z"/>',
     ]
     return shapes, below + 16
 
 
-def _text(words: list[str], x: float, y: float) -> Iterator[str]:
+def _text(words: list[str], x: float, y: float, kind: str = "") -> Iterator[str]:
     for n, line in enumerate(words):
-        yield f'<text x="{x:g}" y="{y + n * LINE:g}" text-anchor="middle">{escape(line)}</text>'
+        yield f'<text{kind} x="{x:g}" y="{y + n * LINE:g}" text-anchor="middle">{escape(line)}</text>'
 
 
 def files() -> dict[Path, str]:

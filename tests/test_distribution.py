@@ -8,7 +8,8 @@ ROOT = Path(__file__).parent.parent
 
 def test_the_source_distribution_has_what_tests_and_documentation_need() -> None:
     lines = (ROOT / "MANIFEST.in").read_text().splitlines()
-    assert {"graft bench", "graft changes", "graft conf", "graft docs", "graft tests"} <= set(lines)
+    folders = ("bench", "changes", "conf", "contrib", "docs", "examples", "tests")
+    assert {f"graft {folder}" for folder in folders} <= set(lines)
 
 
 def test_an_installation_has_every_annotated_file_of_settings_and_every_page() -> None:

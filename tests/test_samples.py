@@ -103,6 +103,15 @@ def test_samples_for_a_shell_are_followed_or_say_why_not() -> None:
     assert len(found) <= 16, "show it on a page that is followed"
 
 
+def test_what_stands_for_a_sample_that_is_not_run_exists() -> None:
+    """A reason may name the test, or the page, that has it instead."""
+    text = "".join(page.read_text() for page in PAGES)
+    reasons = re.findall(r"^\.\. not run: (.+)$", text, re.MULTILINE)
+    named = [path for reason in reasons for path in re.findall(r"\b(?:tests|docs)/\S+\.\w+", reason)]
+    assert len(named) >= 10
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
 def parse_mq(words: list[str]) -> None:
     """Raises click's UsageError for a command or an option that `mq` does not have."""
     command: click.Command = cli

@@ -110,7 +110,7 @@ def test_search_finds_every_setting_error_and_code(site: Path) -> None:
         ("why does my consumer get a message twice", "explanation/questions"),
         ("what does FLUSH_DISK_TIMEOUT mean for me", "explanation/questions"),
         ("FLUSH_DISK_TIMEOUT", "reference/errors"),
-        ("disk is full", "howto/keep-messages"),
+        ("disk is full", "howto/full-disk"),
     ],
 )
 def test_search_finds_a_page_by_all_words_of_a_question(site: Path, question: str, page: str) -> None:

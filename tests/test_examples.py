@@ -70,6 +70,10 @@ def test_a_question_gets_its_reply(mq_dev: Cluster) -> None:
     assert mq_dev.run(source("request_reply.py")) == "IS ANYBODY THERE?\n"
 
 
+def test_a_message_is_sent_if_its_transaction_commits(mq_dev: Cluster) -> None:
+    assert mq_dev.run(source("transaction.py")) == "a book COMMIT\na car ROLLBACK\n"
+
+
 @pytest.mark.spark
 def test_spark_reads_what_was_sent(mq_dev: Cluster) -> None:
     missing = pytest.importorskip("mqbroker_demo.spark_process").what_is_missing()
@@ -81,7 +85,7 @@ def test_spark_reads_what_was_sent(mq_dev: Cluster) -> None:
 
 def test_each_program_is_tested() -> None:
     # Those of the tutorial, and the table of messages to send, are run with their pages.
-    others = {"delayed.py", "outbox.py", "request_reply.py", "spark_stream.py"}
+    others = {"delayed.py", "outbox.py", "request_reply.py", "spark_stream.py", "transaction.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED | set(SERVICES) | others
 
 

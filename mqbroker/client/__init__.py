@@ -54,6 +54,7 @@ from mqbroker.client.offset_stores import LocalOffsets, MemoryOffsets, OffsetSto
 from mqbroker.client.options import ConsumeFrom, MessageModel, ProducerOptions, PullOptions, PushOptions
 from mqbroker.client.send import Selector
 from mqbroker.client.tls import ClientTls
+from mqbroker.client.transactions import TransactionResult, TransactionState
 from mqbroker.errors import BadTls, ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.signature import Credentials
@@ -115,6 +116,8 @@ __all__ = [
     "SuspendQueue",
     "TlsFailed",
     "TopicNotFound",
+    "TransactionResult",
+    "TransactionState",
     "UnexpectedResponse",
     "Unreachable",
     "WouldDeadlock",

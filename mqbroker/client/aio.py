@@ -16,11 +16,12 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from mqbroker.client.aio_net import AioNet
-from mqbroker.client.broker_requests import MemberRequests, decline, pull_consumer_answers
+from mqbroker.client.broker_requests import MemberRequests, pull_consumer_answers
 from mqbroker.client.consume_service import Listener
-from mqbroker.client.faces import Named, core, offsets, started
+from mqbroker.client.faces import Named, core, offsets, started, transactions
 from mqbroker.client.identity import Identity
 from mqbroker.client.listeners import check_listener
+from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import check_group
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, options_of, parse_name_servers
 from mqbroker.client.plain_sends import PlainSends
@@ -30,14 +31,16 @@ from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.stack_traces import thread_stacks
 from mqbroker.client.subscription import ALL
+from mqbroker.client.transactions import Check, TransactionCore
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 
-__all__ = ["Producer", "PullConsumer", "PushConsumer"]
+__all__ = ["Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
+P1 = TypeVar("P1", bound=ProducerCore)
 
 
 #: The network of a client.
@@ -94,27 +97,60 @@ class Producer(_Client):
         options: ProducerOptions | None = None,
         rng: random.Random | None = None,
     ) -> None:
+        self._core = self._make(ProducerCore, name_servers, group, options, rng)
+
+    def _make(
+        self,
+        kind: Callable[..., P1],
+        name_servers: str | Iterable[str],
+        group: str,
+        options: ProducerOptions | None,
+        rng: random.Random | None,
+    ) -> P1:
         servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng = rng or random.Random()
         options = options_of(options, ProducerOptions)
-        self._net = AioNet(decline, rng, options.credentials, options.tls)
-        identity = Identity(servers, rng, self._net.now)
-        plain_sends = None if compiled is None else functools.partial(PlainSends, self._net)
-        self._core = ProducerCore(
-            self._net,
-            servers,
-            group,
-            options,
-            identity,
-            plain_sends,
-        )
+        net = self._net = AioNet(lambda request: self._core.answer(request), rng, options.credentials, options.tls)
+        plain_sends = None if compiled is None else functools.partial(PlainSends, net)
+        return kind(net, servers, group, options, Identity(servers, rng, net.now), plain_sends)
 
     start = call(ProducerCore.start, core)
     send = call(ProducerCore.send, started)
     send_batch = call(ProducerCore.send_batch, started)
     send_oneway = call(ProducerCore.send_oneway, started)
+    request = call(ProducerCore.request, started)
     queues = call(ProducerCore.queues, started)
     close = call(ProducerCore.close, core)
+
+
+class TransactionProducer(Producer):
+    """A Producer whose messages may depend on local transactions, by `send_in_transaction`.
+
+    `check(message)` returns the TransactionState of a half message, by its `msg_id`: brokers ask where they have not
+    heard how a transaction has ended, also for other producers of the group. It is a coroutine function, or a function
+    that does not block; where it raises, or takes longer than `options.check_timeout_s`, brokers ask again. Those of
+    `topics` may ask from the start on, others when the producer has sent to them.
+    """
+
+    _core: TransactionCore
+
+    def __init__(
+        self,
+        name_servers: str | Iterable[str],
+        group: str,
+        check: Check,
+        *,
+        topics: Iterable[str] = (),
+        options: ProducerOptions | None = None,
+        rng: random.Random | None = None,
+        call: Callable[[Check, ReceivedMessage], Awaitable[Any]] | None = None,
+    ) -> None:
+        """`call` calls `check`."""
+        kind = functools.partial(TransactionCore, check=check, topics=topics, call=call)
+        self._core = self._make(kind, name_servers, group, options, rng)
+
+    start = call(TransactionCore.start, core)
+    send_in_transaction = call(TransactionCore.send_in_transaction, transactions)
 
 
 class PushConsumer(_Client):

@@ -34,7 +34,7 @@ from mqbroker.client.faces import Named, core, offsets
 from mqbroker.client.identity import Identity
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.loop_thread import LoopThread, wait_for
-from mqbroker.client.messages import ConsumeResult, Message, RawPull, ReceivedMessage, SendResult
+from mqbroker.client.messages import ConsumeResult, Message, RawPull, ReceivedMessage, SendResult, SendStatus
 from mqbroker.client.names import check_group
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, options_of, parse_name_servers
 from mqbroker.client.producer import ProducerCore
@@ -44,13 +44,21 @@ from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.send import Selector
 from mqbroker.client.stack_traces import thread_stacks
 from mqbroker.client.subscription import ALL
-from mqbroker.client.thread_calls import ThreadConsumeService
+from mqbroker.client.thread_calls import CheckThreads, ThreadConsumeService
+from mqbroker.client.transactions import (
+    TransactionCore,
+    TransactionResult,
+    TransactionState,
+    check_functions,
+    check_topics,
+    state_of,
+)
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Producer", "PullConsumer", "PushConsumer"]
+__all__ = ["Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -179,6 +187,7 @@ class Producer(_PerProcess[aio.Producer, ProducerOptions]):
 
     send_batch = call(ProducerCore.send_batch, core)
     send_oneway = call(ProducerCore.send_oneway, core)
+    request = call(ProducerCore.request, core)
     queues = call(ProducerCore.queues, core)
 
     def send(
@@ -231,6 +240,64 @@ class Producer(_PerProcess[aio.Producer, ProducerOptions]):
             made[0].check_may_block()
             self._under_way.wait_until_empty()
         super().close()
+
+
+class TransactionProducer(Producer):
+    """A Producer whose messages may depend on local transactions, by `send_in_transaction`.
+
+    `check(message)` returns the TransactionState of a half message, by its `msg_id`: brokers ask where they have not
+    heard how a transaction has ended, also for other producers of the group. It is called on a thread of its own; where
+    it raises, or takes longer than `options.check_timeout_s`, brokers ask again. Those of `topics` may ask from the
+    start on, others when the producer has sent to them.
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Iterable[str],
+        group: str,
+        check: Callable[[ReceivedMessage], TransactionState],
+        *,
+        topics: Iterable[str] = (),
+        options: ProducerOptions | None = None,
+    ) -> None:
+        super().__init__(name_servers, group, options=options)
+        check_functions("check", check, may_await=False)
+        self._check = check
+        self._topics = check_topics(topics)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = self._name_servers, self._group, self._check
+        return functools.partial(type(self), *given, topics=self._topics, options=self._options), ()
+
+    def _make(self) -> aio.TransactionProducer:
+        self._under_way = _UnderWay(self._options)
+        return aio.TransactionProducer(
+            self._name_servers,
+            self._group,
+            self._check,
+            topics=self._topics,
+            options=self._options,
+            call=CheckThreads().call,
+        )
+
+    def send_in_transaction(
+        self, message: Message, execute: Callable[[Message], TransactionState], *, timeout_ms: int | None = None
+    ) -> TransactionResult:
+        check_functions("execute", execute, may_await=False)
+        thread, client = self._parts()
+        transactions: TransactionCore = core(client)
+        half, sent = thread.run(transactions.send_half(message, timeout_ms=timeout_ms))
+        if sent.status is not SendStatus.SEND_OK:
+            return thread.run(transactions.end(sent, TransactionState.ROLLBACK))
+        try:
+            # On the caller's thread, to which its database's connections may be bound.
+            state = state_of(execute(half))
+        except BaseException:
+            thread.run(transactions.end(sent, TransactionState.UNKNOWN))
+            raise
+        return thread.run(transactions.end(sent, state))
+
+    send_in_transaction.__doc__ = TransactionCore.send_in_transaction.__doc__
 
 
 def _send(

@@ -25,7 +25,7 @@ from mqbroker.client.broker_requests import MemberRequests, decline, pull_consum
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.faces import Named, core, offsets, started
+from mqbroker.client.faces import Named, core, offsets, started, transactions
 from mqbroker.client.identity import Identity
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.messages import Message, SendResult
@@ -38,15 +38,17 @@ from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.stack_traces import thread_stacks
+from mqbroker.client.transactions import Check, TransactionCore
 from mqbroker.kernel import compiled
 from mqbroker.remoting.client import Connector
 from mqbroker.wire.bodies import MessageQueue
 
-__all__ = ["Producer", "PullConsumer", "PushConsumer"]
+__all__ = ["Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
+P1 = TypeVar("P1", bound=ProducerCore)
 
 
 def call(
@@ -113,19 +115,62 @@ class Producer(Named):
         rng: random.Random | None = None,
         connector: Connector | None = None,
     ) -> None:
+        self._core = self._make(ProducerCore, reactor, name_servers, group, options, rng, connector)
+
+    def _make(
+        self,
+        kind: Callable[..., P1],
+        reactor: Any,
+        name_servers: str | Iterable[str],
+        group: str,
+        options: ProducerOptions | None,
+        rng: random.Random | None,
+        connector: Connector | None,
+    ) -> P1:
         servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng = rng or random.Random()
         options = options_of(options, ProducerOptions)
-        net = _net(reactor, options, rng, connector)
+        net = _net(reactor, options, rng, connector, lambda request: self._core.answer(request))
         plain_sends = None if compiled is None else partial(PlainSends, net)
-        self._core = ProducerCore(net, servers, group, options, Identity(servers, rng, net.now), plain_sends)
+        return kind(net, servers, group, options, Identity(servers, rng, net.now), plain_sends)
 
     start = call(ProducerCore.start, core)
     send = sending(ProducerCore.send)
     send_batch = call(ProducerCore.send_batch, started)
     send_oneway = call(ProducerCore.send_oneway, started)
+    request = call(ProducerCore.request, started)
     queues = call(ProducerCore.queues, started)
     close = call(ProducerCore.close, core)
+
+
+class TransactionProducer(Producer):
+    """A Producer whose messages may depend on local transactions, by `send_in_transaction`.
+
+    `check(message)` returns the TransactionState of a half message, by its `msg_id`: brokers ask where they have not
+    heard how a transaction has ended, also for other producers of the group. It is a function, a coroutine function, or
+    returns a Deferred; where it fails, or takes longer than `options.check_timeout_s`, brokers ask again. Those of
+    `topics` may ask from the start on, others when the producer has sent to them.
+    """
+
+    _core: TransactionCore
+
+    def __init__(
+        self,
+        reactor: Any,
+        name_servers: str | Iterable[str],
+        group: str,
+        check: Check,
+        *,
+        topics: Iterable[str] = (),
+        options: ProducerOptions | None = None,
+        rng: random.Random | None = None,
+        connector: Connector | None = None,
+    ) -> None:
+        kind = partial(TransactionCore, check=check, topics=topics)
+        self._core = self._make(kind, reactor, name_servers, group, options, rng, connector)
+
+    start = call(TransactionCore.start, core)
+    send_in_transaction = call(TransactionCore.send_in_transaction, transactions)
 
 
 class PushConsumer(Named):

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from mqbroker.client.producer import ProducerCore
+from mqbroker.client.transactions import TransactionCore
 
 #: The core of a client.
 core = attrgetter("_core")
@@ -21,6 +22,13 @@ def started(client: Any) -> ProducerCore:
     """The core of a producer. Raises ClientClosed if it is not started, or was closed."""
     producer: ProducerCore = core(client)
     return producer.started()
+
+
+def transactions(client: Any) -> TransactionCore:
+    """As `started`, of a producer of transactions."""
+    started(client)
+    found: TransactionCore = core(client)
+    return found
 
 
 class Named:

@@ -56,6 +56,7 @@ class LoopNet(ABC):
         self.rng = rng
         self._credentials = credentials
         self._on_request = on_request
+        self.asking = ""
         self._why_lost = why_lost
         self._connections: dict[str, Connection] = {}
         #: Those that were replaced, and have not ended yet.
@@ -169,6 +170,7 @@ class LoopNet(ABC):
 
     async def _answer_later(self, request: RemotingCommand, connection: Connection) -> None:
         try:
+            self.asking = connection.addr
             answer = await self._on_request(request)
             if answer is not None and not request.is_oneway and await connection.writable():
                 connection.send(answer)

@@ -14,7 +14,7 @@ import attrs
 from mqbroker.client.errors import DELAY_LEVEL_MAX, BadArgument, BadMessage, UnexpectedResponse, short
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import KEY_SEPARATOR, RETRY_PREFIX, Prop, ResponseCode, SysFlag
+from mqbroker.wire.codes import KEY_SEPARATOR, REPLY_TOPIC_POSTFIX, RETRY_PREFIX, Prop, ResponseCode, SysFlag
 from mqbroker.wire.compression import UnreadableBody, decompress_body
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.names import check_topic, is_lmq
@@ -25,6 +25,9 @@ RESERVED_PROPERTIES = frozenset(
     value for name, value in vars(Prop).items() if not name.startswith("_") and isinstance(value, str)
 )
 
+
+#: The MSG_TYPE of replies.
+REPLY_TYPE = "reply"
 
 #: The delays of the levels 1 to 18 on brokers whose messageDelayLevel is the default.
 DELAY_LEVELS = tuple(
@@ -139,6 +142,20 @@ class Message:
             flag=received.flag,
         )
 
+    @classmethod
+    def reply_to(cls, request: ReceivedMessage, body: bytes | bytearray | memoryview | str, **fields: Any) -> Message:
+        """The reply to a message that was sent with `request()`, to be sent with any producer; `fields` are those of
+        Message. Raises BadMessage if nobody waits for a reply."""
+        found = request.properties
+        kept = (Prop.CORRELATION_ID, Prop.MESSAGE_REPLY_TO_CLIENT, Prop.MESSAGE_TTL)
+        if Prop.CLUSTER not in found or Prop.CORRELATION_ID not in found or Prop.MESSAGE_REPLY_TO_CLIENT not in found:
+            raise BadMessage(
+                f"message {request.msg_id} of topic {request.topic} is no request: there is nobody to reply to"
+            )
+        marks = {Prop.MESSAGE_TYPE: REPLY_TYPE, **{name: found[name] for name in kept if name in found}}
+        reply = SystemMessage.of(Message(f"{found[Prop.CLUSTER]}_{REPLY_TOPIC_POSTFIX}", body, **fields), marks)
+        return attrs.evolve(reply, preferred=request.queue.broker_name)
+
     def with_properties(self, properties: Mapping[str, str]) -> Self:
         """This message with more properties; those that it has of the same names are replaced. Raises BadMessage."""
         Message(self.topic, b"", properties=properties)
@@ -190,7 +207,10 @@ class Message:
 
 @attrs.frozen
 class SystemMessage(Message):
-    """A message with properties by which brokers and other clients act: `sends` of it take the general path."""
+    """A message with properties by which brokers and other clients act: sends of it take the general path."""
+
+    #: The broker that it goes to if that is up and no queue is chosen.
+    preferred: str | None = attrs.field(default=None, kw_only=True)
 
     _allowed: ClassVar[frozenset[str]] = frozenset(
         {

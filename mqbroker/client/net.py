@@ -78,6 +78,10 @@ class Net(Protocol):
     def rng(self) -> random.Random:
         """For choices that should differ between clients; never for secrets."""
 
+    @property
+    def asking(self) -> str:
+        """The address of the peer whose request is handed over, until its handler suspends."""
+
     def now(self) -> float:
         """Seconds since the epoch."""
 

@@ -29,6 +29,7 @@ class SendKind(Enum):
     BATCH = "batch"
     ONEWAY = "oneway"
     TRANSACTION = "transaction"
+    REQUEST = "request"
 
 
 @attrs.define(eq=False)

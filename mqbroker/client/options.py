@@ -155,6 +155,10 @@ class ProducerOptions(ClientOptions):
     #: Maximum number, and bytes, of sends in flight; more wait in order.
     sends_in_flight_max: int = attrs.field(default=1000, validator=_number(1))
     sends_in_flight_bytes_max: int = attrs.field(default=16 * 1024 * 1024, validator=_number(1))
+    #: Maximum number of `request` calls that wait for their replies; more wait in order.
+    requests_in_flight_max: int = attrs.field(default=1000, validator=_number(1))
+    #: How long a producer of transactions waits for `check`.
+    check_timeout_s: float = _seconds(60.0)
     compress_over_bytes: int = attrs.field(default=4096, validator=_number(1))
     compress_level: int = attrs.field(default=5, validator=_number(0, 9))
     message_bytes_max: int = attrs.field(default=4 * 1024 * 1024, validator=_number(1))

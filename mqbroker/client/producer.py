@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
@@ -13,6 +14,7 @@ import attrs
 
 from mqbroker.client.availability import Availability
 from mqbroker.client.batches import parts_of
+from mqbroker.client.broker_requests import decline
 from mqbroker.client.errors import (
     BadArgument,
     BadMessage,
@@ -24,11 +26,12 @@ from mqbroker.client.errors import (
 )
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
-from mqbroker.client.messages import Message, SendResult, SendStatus
+from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
 from mqbroker.client.names import check_group
 from mqbroker.client.net import Net, Task, every
 from mqbroker.client.observers import Observers, Send, SendKind
 from mqbroker.client.options import ProducerOptions, check_number
+from mqbroker.client.replies import Replies
 from mqbroker.client.routes import Route, Routes
 from mqbroker.client.send import (
     STATUSES,
@@ -46,7 +49,7 @@ from mqbroker.client.send import (
 )
 from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import MASTER_ID
+from mqbroker.wire.codes import MASTER_ID, REPLY_TOPIC_POSTFIX, RequestCode
 from mqbroker.wire.command import RemotingCommand
 
 log = logging.getLogger(__name__)
@@ -152,6 +155,8 @@ class ProducerCore:
                 self._request,
                 options,
             )
+        self._requests = SendsInFlight(net, options.requests_in_flight_max, options.sends_in_flight_bytes_max)
+        self._replies = Replies(net)
         #: Held by a send to a chosen queue while it is encoded; how many hold it, or wait for it.
         self._order, self._ordered = net.lock(), 0
         self._tasks: list[Task] = []
@@ -179,7 +184,7 @@ class ProducerCore:
         failed, Refused if the broker will never accept the message, BadMessage, TopicNotFound, NameServerUnreachable,
         NoBrokerForTopic, and ClientClosed if it was closed meanwhile.
         """
-        _check_is_message(message)
+        self.checked(message)
         choose = chooser(message, queue, key, selector)
         plain = self._plain
         if (
@@ -199,13 +204,68 @@ class ProducerCore:
                 plain.give_up(message, waiter)
                 raise
             return result if isinstance(result, SendResult) else await self.send_otherwise(message, result, choose)
-        until = self._until(timeout_ms)
+        return await self._send_general(message, choose, self._until(timeout_ms), SendKind.SEND)
 
+    async def _send_general(
+        self, message: Message, choose: Choose | None, until: float | None, kind: SendKind
+    ) -> SendResult:
         async def run(messages: list[Message]) -> SendResult:
             with await self._slot(len(messages[0].body), until):
                 return await self._send_otherwise(messages[0], choose, until, None)
 
-        return await self._observed(SendKind.SEND, [message], run)
+        return await self._observed(kind, [message], run)
+
+    async def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        key: str | None = None,
+        selector: Selector | None = None,
+        timeout_s: float | timedelta = 3.0,
+    ) -> ReceivedMessage:
+        """Send a request and return the reply, which a consumer sends with `Message.reply_to`.
+
+        `timeout_s` is the time for both. Raises RequestTimedOut if there is no reply in time, although the request may
+        have been acted on, and as `send` does.
+        """
+        choose = chooser(self.checked(message), queue, key, selector)
+        seconds = timeout_s.total_seconds() if isinstance(timeout_s, timedelta) else timeout_s
+        check_number("timeout_s", seconds, 0.001, kind=float)
+        until = self._net.steady() + seconds
+        await self._requests.acquire(len(message.body), seconds)
+        with Slot(self._requests, len(message.body)):
+            await self._be_known(message.topic, until)
+            asked, correlation_id = self._replies.expect(message, self._identity.client_id, seconds)
+            try:
+                sent = await self._send_general(asked, choose, until, SendKind.REQUEST)
+                reply = await self._replies.wait(correlation_id, until - self._net.steady())
+            finally:
+                self._replies.forget(correlation_id)
+        if reply is None:
+            raise RequestTimedOut(
+                f"no reply to the request {sent.msg_id} to topic {message.topic} in {seconds:g} s: it may be acted on"
+            )
+        return reply
+
+    async def _be_known(self, topic: str, until: float) -> None:
+        """Have the brokers know this producer that replies to a request may come through."""
+        route = await self._writable(topic, max(0.0, until - self._net.steady()))
+        for cluster in route.clusters:
+            reply_topic = f"{cluster}_{REPLY_TOPIC_POSTFIX}"
+            if self._routes.known(reply_topic) is None:
+                try:
+                    await self._routes.get(reply_topic, timeout_s=max(0.0, until - self._net.steady()))
+                except MQError as error:
+                    log.info("replies may not come through all brokers of %s: %s", cluster, error)
+        await self.heartbeats.send_to_new()
+
+    async def answer(self, request: RemotingCommand) -> RemotingCommand | None:
+        """The response to a broker's request."""
+        if request.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
+            response = self._replies.take(request)
+            return None if request.is_oneway else response
+        return await decline(request)
 
     async def _observed(
         self, kind: SendKind, messages: list[Message], run: Callable[[list[Message]], Awaitable[T]]
@@ -297,7 +357,7 @@ class ProducerCore:
             raise BadArgument("messages", "several messages", messages)
         messages = list(messages)
         for message in messages:
-            _check_is_message(message)
+            self.checked(message)
         for message in {message.topic: message for message in messages}.values():
             chooser(message, queue, key, None)
         until = self._until(timeout_ms)
@@ -333,7 +393,7 @@ class ProducerCore:
 
         Waits while the connection is not writable, or the maximum of sends is in flight.
         """
-        _check_is_message(message)
+        self.checked(message)
 
         async def run(messages: list[Message]) -> None:
             with await self._slot(len(messages[0].body)):
@@ -377,11 +437,19 @@ class ProducerCore:
         if self._plain is not None:
             self._plain.flush()
         self._closed = True
+        self._replies.close()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await self.heartbeats.unregister()
         await self._net.close()
+
+    @staticmethod
+    def checked(message: Message) -> Message:
+        """The message. Raises BadMessage if it is none."""
+        if not isinstance(cast(Any, message), Message):
+            raise BadMessage(f"a Message is sent, not {short(message)}: Message(topic, body)")
+        return message
 
     def _now_ms(self) -> int:
         return int(self._net.now() * 1000)
@@ -453,7 +521,9 @@ class ProducerCore:
                 if attempt_s <= 0 and trials.attempts:
                     raise trials.failure()
                 try:
-                    queue, addr = await self._where(outgoing.topic, choose, deadline, trials.brokers, chosen)
+                    queue, addr = await self._where(
+                        outgoing.topic, choose, deadline, trials.brokers, chosen, outgoing.preferred
+                    )
                 except MQError as error:
                     if not trials.outlast(error):
                         raise
@@ -533,6 +603,7 @@ class ProducerCore:
         until: float,
         tried: Collection[str] = (),
         chosen: Chosen | None = None,
+        preferred: str | None = None,
     ) -> tuple[MessageQueue, str]:
         """The queue to send to, and its broker's address: the one that was `chosen`, if the route is still the same."""
         route = await self._writable(topic, max(0.0, until - self._net.steady()))
@@ -540,9 +611,10 @@ class ProducerCore:
         if chosen is not None and chosen.route is route:
             queue = chosen.queue
         else:
-            queue = (
-                choose(queues) if choose else self._rotation.next(topic, queues, tried, self._availability.avoided())
-            )
+            avoided = self._availability.avoided()
+            if preferred is not None:
+                avoided = {queue.broker_name for queue in queues}.difference((preferred,))
+            queue = choose(queues) if choose else self._rotation.next(topic, queues, tried, avoided)
         return queue, _master(route, queue)
 
     async def _pause(self, trials: Trials, deadline: float, error: MQError | None = None) -> None:
@@ -552,11 +624,6 @@ class ProducerCore:
         if self._net.steady() + pause_s >= deadline:
             raise trials.failure() if trials.attempts or error is None else error
         await self._net.sleep(pause_s)
-
-
-def _check_is_message(message: object) -> None:
-    if not isinstance(message, Message):
-        raise BadMessage(f"a Message is sent, not {short(message)}: Message(topic, body)")
 
 
 def _master(route: Route, queue: MessageQueue) -> str:

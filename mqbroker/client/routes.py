@@ -59,6 +59,7 @@ class Route:
     subscribe_queues: tuple[MessageQueue, ...]
     brokers: Mapping[str, Mapping[int, str]]
     is_default: bool = False
+    clusters: frozenset[str] = frozenset()
 
     def master(self, broker_name: str) -> str | None:
         return self.brokers.get(broker_name, {}).get(MASTER_ID)
@@ -90,7 +91,8 @@ def route_of(topic: str, data: TopicRouteData, queues_max: int = ROUTE_QUEUES_MA
         queues = [MessageQueue(topic, each.broker_name, n) for n in range(max(writes, reads))]
         publish += queues[: max(0, writes)]
         subscribe += queues[: max(0, reads)]
-    return Route(topic, tuple(publish), tuple(subscribe), brokers)
+    clusters = frozenset(each.cluster for each in data.broker_datas if each.cluster)
+    return Route(topic, tuple(publish), tuple(subscribe), brokers, clusters=clusters)
 
 
 def default_topic_route(topic: str, data: TopicRouteData, queues: int) -> Route:

@@ -11,7 +11,7 @@ from typing import NoReturn
 import attrs
 
 from mqbroker.client.errors import BadArgument, BadMessage, NoBrokerForTopic, SendFailed
-from mqbroker.client.messages import Message, SendResult, SendStatus
+from mqbroker.client.messages import REPLY_TYPE, Message, SendResult, SendStatus, SystemMessage
 from mqbroker.client.names import check_queue
 from mqbroker.client.net import Net, Signal
 from mqbroker.client.options import ProducerOptions
@@ -32,9 +32,6 @@ from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, encode_properties
 
 #: Response codes that may pass with time on the same broker.
 PASSING_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
-
-#: The MSG_TYPE of replies.
-REPLY_TYPE = "reply"
 
 #: Codes of responses of brokers that have the message.
 STATUSES = frozenset(status.value for status in SendStatus)
@@ -69,6 +66,8 @@ class Outgoing:
     flag: int = 0
     is_batch: bool = False
     is_reply: bool = False
+    #: The broker that it goes to if that is up.
+    preferred: str | None = None
 
     @property
     def exceeds_frames(self) -> bool:
@@ -110,6 +109,7 @@ def prepare(
         sys_flag=sys_flag,
         flag=message.flag,
         is_reply=message.properties.get(Prop.MESSAGE_TYPE) == REPLY_TYPE,
+        preferred=message.preferred if isinstance(message, SystemMessage) else None,
     )
 
 

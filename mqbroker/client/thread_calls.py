@@ -11,9 +11,10 @@ import logging
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -27,6 +28,8 @@ from mqbroker.client.orderly import Order
 from mqbroker.client.process_queue import Portion
 from mqbroker.client.running_info import ConsumerStats
 from mqbroker.client.stack_traces import describe_frame
+from mqbroker.client.transactions import CHECKS_MAX
+from mqbroker.errors import MQError
 
 log = logging.getLogger(__name__)
 
@@ -259,4 +262,33 @@ class ThreadConsumeService(ConsumeService):
                     future.set_exception(error)
 
         threading.Thread(target=call, name="mq-listen-direct", daemon=True).start()
+        return await asyncio.wrap_future(future)
+
+
+class CheckThreads:
+    """Calls a function with messages on daemon threads, of which some may never end."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    async def call(self, function: Callable[[ReceivedMessage], Any], message: ReceivedMessage) -> Any:
+        """What the function returns. Raises what it raises, and MQError if too many calls have not ended."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if len(self._threads) >= CHECKS_MAX:
+            raise MQError(f"{CHECKS_MAX} calls of the function have not returned")
+        future: Future[Any] = Future()
+
+        def call() -> None:
+            try:
+                outcome = partial(future.set_result, function(message))
+            except Exception as error:
+                outcome = partial(future.set_exception, error)
+            except BaseException as error:  # it would end the program; here it ends neither that nor a thread
+                outcome = partial(future.set_exception, MQError(f"it raised {type(error).__name__}"))
+            with suppress(InvalidStateError):  # nobody waits any more
+                outcome()
+
+        thread = threading.Thread(target=call, name="mq-check", daemon=True)
+        self._threads.append(thread)
+        thread.start()
         return await asyncio.wrap_future(future)

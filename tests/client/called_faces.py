@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import threading
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -33,6 +34,10 @@ class Face:
     def get(self, queue: Any) -> None:
         """What comes next into a SimpleQueue."""
         raise NotImplementedError
+
+    def turn(self) -> None:
+        """Let servers and clients go on for a moment."""
+        self.wait(asyncio.sleep, 0.01)
 
     def close(self) -> None:
         pass
@@ -83,6 +88,9 @@ class OnTwisted(Face):
         self._turn_until(lambda: not queue.empty())
         return queue.get()
 
+    def turn(self) -> None:
+        self.cluster.settle()
+
     def _turn_until(self, condition: Any) -> None:
         for _ in range(TURNS_MAX):
             if condition():
@@ -124,3 +132,6 @@ class OnSockets(Face):
 
     def get(self, queue: Any) -> Any:
         return queue.get(timeout=20)
+
+    def turn(self) -> None:
+        threading.Event().wait(0.01)

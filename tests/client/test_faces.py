@@ -9,7 +9,7 @@ import pytest
 
 from mqbroker.client import aio, blocking, deferred
 
-CLIENTS = ["Producer", "PullConsumer", "PushConsumer"]
+CLIENTS = ["Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
 
 @pytest.mark.parametrize("face", [deferred, blocking])

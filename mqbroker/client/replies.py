@@ -1,0 +1,121 @@
+"""Request and reply: a producer's requests that wait for replies, which brokers push to it. Java's RequestReply API."""
+
+from __future__ import annotations
+
+import logging
+
+import attrs
+
+from mqbroker.client.messages import Message, ReceivedMessage, SystemMessage
+from mqbroker.client.net import Net, Signal
+from mqbroker.errors import ConnectionClosed, MQError, Refused
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import KEY_SEPARATOR, Prop, ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.compression import decompress_body
+from mqbroker.wire.headers import ReplyMessageRequestHeader, decode_header
+from mqbroker.wire.names import split_address
+from mqbroker.wire.properties import decode_properties
+from mqbroker.wire.record import Host
+
+log = logging.getLogger(__name__)
+
+
+@attrs.define(eq=False)
+class Expected:
+    """A request whose reply is expected."""
+
+    signal: Signal
+    outcome: ReceivedMessage | MQError | None = None
+
+
+class Replies:
+    """The requests of one producer that have no reply yet, by correlation id."""
+
+    def __init__(self, net: Net) -> None:
+        self._net = net
+        self._expected: dict[str, Expected] = {}
+
+    def expect(self, message: Message, client_id: str, timeout_s: float) -> tuple[Message, str]:
+        """The request that `message` makes, and its correlation id. `forget` must follow."""
+        correlation_id = f"{self._net.rng.getrandbits(128):032x}"
+        self._expected[correlation_id] = Expected(self._net.signal())
+        request = SystemMessage.of(
+            message,
+            {
+                Prop.CORRELATION_ID: correlation_id,
+                Prop.MESSAGE_REPLY_TO_CLIENT: client_id,
+                Prop.MESSAGE_TTL: str(int(timeout_s * 1000)),
+            },
+        )
+        return request, correlation_id
+
+    async def wait(self, correlation_id: str, timeout_s: float) -> ReceivedMessage | None:
+        """The reply; None if there is none in time. Raises ConnectionClosed if the producer is closed meanwhile."""
+        expected = self._expected[correlation_id]
+        if expected.outcome is None:
+            await expected.signal.wait(max(0.0, timeout_s))
+        if isinstance(expected.outcome, MQError):
+            raise expected.outcome
+        return expected.outcome
+
+    def forget(self, correlation_id: str) -> None:
+        """Nobody waits for the reply any more."""
+        del self._expected[correlation_id]
+
+    def close(self) -> None:
+        """End all waits."""
+        for expected in self._expected.values():
+            expected.outcome = expected.outcome or ConnectionClosed("the producer was closed before the reply came")
+            expected.signal.set()
+
+    def take(self, request: RemotingCommand) -> RemotingCommand:
+        """Take a reply that a broker pushes; returns the response."""
+        try:
+            reply = read_reply(request)
+        except MQError as error:
+            log.info("a reply cannot be read: %s", error)
+            code = error.code if isinstance(error, Refused) else ResponseCode.SYSTEM_ERROR
+            return RemotingCommand.response(request, code, f"process reply message fail: {error}")
+        correlation_id = reply.properties.get(Prop.CORRELATION_ID, "")
+        expected = self._expected.get(correlation_id)
+        if expected is None:
+            log.info("a reply came for the request %s, which nobody waits for", correlation_id[:64])
+        elif expected.outcome is None:
+            expected.outcome = reply
+            expected.signal.set()
+        return RemotingCommand.response(request)
+
+
+def read_reply(request: RemotingCommand) -> ReceivedMessage:
+    """The message of PUSH_REPLY_MESSAGE_TO_CLIENT. Raises MQError."""
+    header = decode_header(ReplyMessageRequestHeader, request.ext_fields)
+    properties = decode_properties((header.properties or "").encode())
+    return ReceivedMessage(
+        topic=header.topic,
+        body=decompress_body(request.body, header.sys_flag),
+        tags=properties.get(Prop.TAGS),
+        keys=tuple(properties[Prop.KEYS].split(KEY_SEPARATOR)) if Prop.KEYS in properties else (),
+        properties=properties,
+        queue=MessageQueue(header.topic, "", header.queue_id),
+        queue_offset=0,
+        commit_log_offset=0,
+        msg_id=properties.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX, ""),
+        offset_msg_id="",
+        born_timestamp_ms=header.born_timestamp,
+        store_timestamp_ms=header.store_timestamp,
+        born_host=_host(header.born_host),
+        store_host=_host(header.store_host),
+        reconsume_times=header.reconsume_times or 0,
+        flag=header.flag,
+        sys_flag=header.sys_flag,
+        store_size=0,
+    )
+
+
+def _host(address: str) -> Host:
+    # Java writes "host/1.2.3.4:5".
+    try:
+        return split_address(address.rpartition("/")[2])
+    except MQError:
+        return "0.0.0.0", 0

@@ -250,7 +250,7 @@ def test_slices_of_record_batches_are_packed_as_such() -> None:
     assert found.rows.tolist() == [10, 11]
 
 
-ONCE = {"guarantee": "effectively-once"}
+ONCE: dict[str, Any] = {"guarantee": "effectively-once"}
 
 
 def test_unique_keys_of_a_row_are_the_same_in_each_attempt() -> None:

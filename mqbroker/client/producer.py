@@ -26,6 +26,7 @@ from mqbroker.client.errors import (
 )
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
+from mqbroker.client.index_requests import IndexRequests
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
 from mqbroker.client.names import check_group
 from mqbroker.client.net import Net, Task, every
@@ -159,6 +160,8 @@ class ProducerCore:
         self._replies = Replies(net)
         #: Held by a send to a chosen queue while it is encoded; how many hold it, or wait for it.
         self._order, self._ordered = net.lock(), 0
+        #: Look-ups in the index of the brokers that it sends to.
+        self.index = IndexRequests(net, self._routes, options.send_timeout_ms)
         self._tasks: list[Task] = []
         self._is_started = self._closed = False
         self._allowed_s = options.send_timeout_ms / 1000
@@ -380,6 +383,14 @@ class ProducerCore:
             return cast(list[SendResult], results)
 
         return await self._observed(SendKind.BATCH, messages, run) if messages else []
+
+    async def send_packed(
+        self, outgoing: Outgoing, *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+    ) -> SendResult:
+        """Send what was encoded elsewhere, and bounded: no place among the sends in flight is waited for, and no
+        observer sees it. Raises as `send` does."""
+        choose = None if queue is None else lambda queues: queue
+        return await self._attempts(outgoing, choose, self._until(timeout_ms))
 
     async def send_oneway(
         self,

@@ -1,6 +1,10 @@
 """The PySpark data source "rocketmq": topics as data frames, in batches and as streams.
 
-`source` implements Spark's interface; `options`, `offsets` and `schema` have no I/O; `reading`, `decode` and
-`connections` run in Spark's Python workers. Nothing here imports Twisted, and importing this package imports neither
-PySpark nor Arrow.
+`source` and `sink` implement Spark's interface; `options`, `offsets` and `schema` have no I/O; `reading`, `decode`,
+`packing`, `writing` and `connections` run in Spark's Python workers. Nothing here imports Twisted, and importing this
+package imports neither PySpark nor Arrow.
 """
+
+from mqbroker.spark.foreach import foreach_batch
+
+__all__ = ["foreach_batch"]

@@ -1,4 +1,4 @@
-"""The data source, and its readers for batches and streams, as called by Spark.
+"""The data source, and its readers for batches and streams, as called by Spark; its writers are in `sink`.
 
 Spark creates readers in several processes and pickles them; a reader connects on first use. Planning
 happens on the driver, from offsets; `read` runs in Python workers, and what it needs is imported there.
@@ -11,10 +11,18 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from mqbroker.errors import MQError
 from mqbroker.spark.errors import PySparkTooOld
 from mqbroker.spark.offsets import (
     Positions,
@@ -32,6 +40,8 @@ from mqbroker.spark.offsets import (
 from mqbroker.spark.options import SourceOptions, parse_options
 from mqbroker.spark.reading import RetryDeadline, fetch_all_bounds, fetch_bounds, read_chunks
 from mqbroker.spark.schema import choose_columns, default_ddl
+from mqbroker.spark.sink import BatchWriter, StreamWriter, refuse_overwriting
+from mqbroker.spark.sink_options import parse_sink_options
 from mqbroker.wire.bodies import MessageQueue
 
 log = logging.getLogger(__name__)
@@ -59,6 +69,25 @@ class RocketMQDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Raises BadOption or BadSchema."""
         return StreamReader(parse_options(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Raises BadOption or BadSchema."""
+        try:
+            if overwrite:
+                refuse_overwriting(is_stream=False)
+            return BatchWriter(parse_sink_options(self.options), schema)
+        except MQError as error:
+            # Spark prints the traceback: a short one.
+            raise error.with_traceback(None) from None
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Raises BadOption or BadSchema."""
+        try:
+            if overwrite:
+                refuse_overwriting(is_stream=True)
+            return StreamWriter(parse_sink_options(self.options), schema)
+        except MQError as error:
+            raise error.with_traceback(None) from None
 
 
 class BatchReader(DataSourceReader):

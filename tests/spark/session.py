@@ -20,11 +20,11 @@ def session_environment(scratch: object) -> dict[str, str]:
     }
 
 
-def start_session(scratch: object) -> Any:
+def start_session(scratch: object, master: str = "local[2]") -> Any:
     """Start Spark in this process, whose environment is that of `session_environment`."""
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master("local[2]").appName("mqbroker tests")
+    builder = SparkSession.builder.master(master).appName("mqbroker tests")
     settings = {
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",

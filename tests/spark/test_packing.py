@@ -1,6 +1,7 @@
 """Rows as bodies of sends: byte for byte what the client makes of the same messages, and each refusal with its row."""
 
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqbroker.client import Message
+from mqbroker.client.batches import parts_of
 from mqbroker.client.options import ProducerOptions
-from mqbroker.client.send import Outgoing, prepare, prepare_batch, queue_for_key
+from mqbroker.client.send import Outgoing, prepare, queue_for_key
 from mqbroker.spark.errors import BadOption, BadRow, BadSchema
 from mqbroker.spark.packing import FreshIds, Packed, Packer, RowIds
 from mqbroker.spark.sink_options import choose_sink_columns, parse_sink_options
@@ -53,7 +55,7 @@ def ids() -> UniqIdSource:
 
 
 def packed(
-    rows: dict[str, list[Any]], first: int = 0, types: dict[str, Any] | None = None, **options: Any
+    rows: Mapping[str, Any], first: int = 0, types: dict[str, Any] | None = None, **options: Any
 ) -> list[Packed]:
     given = {"nameServer": "a:1", "topic": "T"} | {n: v for n, v in options.items() if v is not None}
     if given["topic"] == "":
@@ -82,7 +84,7 @@ def same(found: Outgoing, wanted: Outgoing) -> None:
         assert getattr(found, name) == getattr(wanted, name), name
 
 
-text = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)), min_size=1, max_size=12)
+text = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=12)
 key = text.filter(lambda each: len(each.split()) == 1)
 tag = text.filter(lambda each: each == each.strip() and each != "*" and "||" not in each)
 name = text.filter(lambda each: each not in {v for n, v in vars(Prop).items() if not n.startswith("_")})
@@ -116,7 +118,8 @@ def test_a_batch_is_what_the_client_makes_of_the_messages(messages: list[Message
     source = ids()
     made = [source() for _ in messages]
     taken = iter([n for n, m in zip(made, messages, strict=True) if m.unique_key is None])
-    same(found.outgoing, prepare_batch(messages, ProducerOptions(), lambda: next(taken), NOW_MS))
+    (part,) = parts_of(messages, ProducerOptions())
+    same(found.outgoing, part.outgoing(lambda: next(taken), NOW_MS))
     assert found.queue is None
     assert found.key_texts() == [m.unique_key or n for m, n in zip(messages, made, strict=True)]
 

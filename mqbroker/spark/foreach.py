@@ -1,0 +1,32 @@
+"""A function for `foreachBatch`, which writes each batch of a query in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mqbroker.spark.errors import BadOption
+
+#: Where Spark keeps the id of a query, which a restart with its checkpoint does not change.
+_QUERY_ID = "sql.streaming.queryId"
+
+
+def foreach_batch(**options: Any) -> Callable[[Any, int], None]:
+    """A function for `writeStream.foreachBatch` that writes each batch with the format rocketmq and these options.
+
+    It is the way to write a query in the output mode update, which Spark refuses for Python sinks. With
+    guarantee=effectively-once a batch that is repeated is recognised by the query's id and the batch's, or by
+    `writeId` in place of the former; two such functions of one query that write to the same topic need different ones.
+    """
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    given = next((texts.pop(name) for name in list(texts) if name.lower() == "writeid"), None)
+
+    def write(frame: Any, batch_id: int) -> None:
+        query = given or frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+        if not query:
+            raise BadOption(
+                "writeId", "is required: Spark does not tell the id of the query here; use a name of your own"
+            )
+        frame.write.format("rocketmq").mode("append").options(**texts, writeId=f"{query}/{batch_id}").save()
+
+    return write

@@ -1,0 +1,195 @@
+"""Real Spark writes to our own broker: batches, streams, and writers that are killed when all is written."""
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+import mqbroker.spark
+from mqbroker.client.send import queue_for_key
+from mqbroker.wire.bodies import MessageQueue
+from tests.daemons.processes import PATIENCE_SECONDS
+from tests.spark.session import SOURCE
+from tests.spark.test_spark import (  # noqa: F401 - fixtures
+    QUEUES,
+    Cluster,
+    cluster,
+    reader,
+    spark,
+    stream,
+)
+
+pytestmark = [pytest.mark.spark, pytest.mark.daemons]
+
+QUEUES_OF_BROKER = range(QUEUES)
+
+
+def write(frame: Any, cluster: Cluster, topic: str, /, **options: str) -> None:  # noqa: F811
+    writer = frame.write.format("rocketmq").mode("append")
+    writer.options(**{"nameServer": cluster.name_server, "topic": topic} | options).save()
+
+
+def texts(spark: Any, cluster: Cluster, topic: str) -> Counter[str]:  # noqa: F811
+    rows = reader(spark, cluster, topic).schema("body BINARY").load().selectExpr("CAST(body AS STRING) AS t").collect()
+    return Counter(row.t for row in rows)
+
+
+def test_what_is_written_is_read_back(spark: Any, cluster: Cluster) -> None:  # noqa: F811
+    frame = spark.sql(
+        "SELECT encode(concat('row ', id), 'UTF-8') AS body, IF(id % 2 = 0, 'even', NULL) AS tags,"
+        " array(concat('k', id), 'all') AS keys, map('n', CAST(id AS STRING)) AS properties, CAST(id AS INT) AS flag,"
+        " CAST(id % 7 AS STRING) AS shardingKey FROM range(1000)"
+    )
+    write(frame, cluster, "Sink")
+    rows = reader(spark, cluster, "Sink").load().collect()
+    queues = [MessageQueue("Sink", "broker-a", n) for n in QUEUES_OF_BROKER]
+    by_queue: dict[int, list[int]] = {}
+    for row in rows:
+        n = row.flag
+        assert bytes(row.body) == f"row {n}".encode()
+        assert row.tags == (None if n % 2 else "even")
+        assert row["keys"] == [f"k{n}", "all"]
+        assert row.properties["n"] == str(n)
+        assert row.queueId == queue_for_key(queues, str(n % 7)).queue_id
+        by_queue.setdefault(row.queueId, []).append(n)
+    assert sorted(n for numbers in by_queue.values() for n in numbers) == list(range(1000))
+
+
+def test_long_bodies_and_delayed_rows(spark: Any, cluster: Cluster) -> None:  # noqa: F811
+    frame = spark.sql(
+        "SELECT repeat(concat(id, '.'), 3000) AS value, CAST(id % 2 AS INT) AS delayTimeLevel FROM range(4)"
+    )
+    frame.write.format("rocketmq").mode("append").option("nameServer", cluster.name_server).save("Long")
+    found = reader(spark, cluster, "Long").load().collect()
+    assert {bytes(row.body) for row in found} >= {b"0." * 3000, b"2." * 3000}
+    assert all(row.sysFlag & 1 for row in found)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        (["'x' AS bodi"], {}, "column bodi: messages have no such column; did you mean body"),
+        (["'x' AS body"], {"ack": "stored"}, "option ack: there is no such option; did you mean acks"),
+        (["'x' AS body"], {"startingOffsets": "latest"}, "option startingOffsets: is an option of reads"),
+        (["'x' AS body"], {"nameServer": "nowhere"}, "option nameServer"),
+        (["IF(id = 0, 'x', NULL) AS body"], {}, "row 1 of partition 0, column body: is null"),
+        (["'x' AS body", "array('a b') AS keys"], {}, "row 0 of partition 0, column keys: 'a b' holds blanks"),
+        (["'x' AS body", "map('TAGS', 'a') AS properties"], {}, "TAGS is the system's own"),
+    ],
+)
+def test_a_mistake_reaches_the_user_in_few_lines(
+    spark: Any,  # noqa: F811
+    cluster: Cluster,  # noqa: F811
+    columns: list[str],
+    options: dict[str, str],
+    message: str,
+) -> None:
+    frame = spark.range(2).coalesce(1).selectExpr(*columns)
+    with pytest.raises(Exception, match=message) as caught:
+        write(frame, cluster, "Mistakes", **options)
+    # Of our own code the frame in which Spark called.
+    assert str(caught.value).count("mqbroker/spark/") <= 3
+
+
+def test_overwriting_is_refused(spark: Any, cluster: Cluster) -> None:  # noqa: F811
+    writer = spark.sql("SELECT 'x' AS body").write.format("rocketmq").mode("overwrite")
+    with pytest.raises(Exception, match="overwrite cannot be done"):
+        writer.options(nameServer=cluster.name_server, topic="Over").save()
+
+
+def run_stream(spark: Any, cluster: Cluster, source: str, topic: str, checkpoint: Path, **options: str) -> None:  # noqa: F811
+    frame = stream(spark, cluster, source, startingOffsets="earliest").load().selectExpr("body", "keys", "tags")
+    writer = frame.writeStream.format("rocketmq").option("checkpointLocation", str(checkpoint))
+    writer = writer.options(nameServer=cluster.name_server, topic=topic, **options)
+    assert writer.trigger(availableNow=True).start().awaitTermination(PATIENCE_SECONDS)
+
+
+def forget_commit(checkpoint: Path) -> None:
+    """As if the driver had been killed between the write of the last batch and its commit."""
+    last = max((path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(("guarantee", "times"), [("at-least-once", 2), ("effectively-once", 1)])
+def test_a_batch_of_a_stream_that_is_repeated(
+    spark: Any,  # noqa: F811
+    cluster: Cluster,  # noqa: F811
+    tmp_path: Path,
+    guarantee: str,
+    times: int,
+) -> None:
+    source, topic = f"From-{times}", f"To-{times}"
+    write(spark.range(300).selectExpr("CAST(id AS STRING) AS body"), cluster, source)
+    run_stream(spark, cluster, source, topic, tmp_path, guarantee=guarantee)
+    assert texts(spark, cluster, topic) == Counter({str(n): 1 for n in range(300)})
+    forget_commit(tmp_path)
+    run_stream(spark, cluster, source, topic, tmp_path, guarantee=guarantee)
+    assert texts(spark, cluster, topic) == Counter({str(n): times for n in range(300)})
+
+
+def test_an_update_stream_is_written_by_foreach_batch(spark: Any, cluster: Cluster, tmp_path: Path) -> None:  # noqa: F811
+    write(spark.range(100).selectExpr("CAST(id % 3 AS STRING) AS body"), cluster, "Words")
+    words = (
+        stream(spark, cluster, "Words", startingOffsets="earliest").load().selectExpr("CAST(body AS STRING) AS word")
+    )
+    counts = words.groupBy("word").count().selectExpr("word AS key", "concat(word, ' ', count) AS value")
+
+    def run() -> None:
+        sink = mqbroker.spark.foreach_batch(
+            nameServer=cluster.name_server, topic="Counts", guarantee="effectively-once", idColumns="key"
+        )
+        writer = counts.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path))
+        assert writer.foreachBatch(sink).trigger(availableNow=True).start().awaitTermination(PATIENCE_SECONDS)
+
+    run()
+    forget_commit(tmp_path)
+    run()
+    wanted = Counter({"0 34": 1, "1 33": 1, "2 33": 1})
+    assert texts(spark, cluster, "Counts") == wanted
+
+
+def test_complete_mode_is_refused(spark: Any, cluster: Cluster, tmp_path: Path) -> None:  # noqa: F811
+    write(spark.sql("SELECT 'x' AS body"), cluster, "Complete")
+    counts = stream(spark, cluster, "Complete").load().groupBy("body").count().selectExpr("body")
+    writer = counts.writeStream.format("rocketmq").outputMode("complete").option("checkpointLocation", str(tmp_path))
+    with pytest.raises(Exception, match="complete writes all rows anew"):
+        writer.options(nameServer=cluster.name_server, topic="X").start().awaitTermination(PATIENCE_SECONDS)
+
+
+def drive(cluster: Cluster, topic: str, guarantee: str, folder: Path, speculation: str = "false") -> Any:  # noqa: F811
+    arguments = [cluster.name_server, topic, guarantee, "2000", str(folder), speculation]
+    return subprocess.run(
+        [sys.executable, "-m", "tests.spark.sink_driver", *arguments],
+        cwd=SOURCE,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("guarantee", "times"), [("at-least-once", 2), ("effectively-once", 1)])
+def test_writers_that_are_killed_between_write_and_commit(
+    spark: Any,  # noqa: F811
+    cluster: Cluster,  # noqa: F811
+    tmp_path: Path,
+    guarantee: str,
+    times: int,
+) -> None:
+    topic = f"Killed-{times}"
+    done = drive(cluster, topic, guarantee, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert texts(spark, cluster, topic) == Counter({str(n): times for n in range(2000)})
+
+
+def test_effectively_once_is_refused_where_tasks_run_speculatively(cluster: Cluster, tmp_path: Path) -> None:  # noqa: F811
+    done = drive(cluster, "Speculative", "effectively-once", tmp_path, "true")
+    assert done.returncode != 0
+    assert "cannot be kept with spark.speculation=true" in done.stderr

@@ -19,7 +19,8 @@ import numpy as np
 
 from mqbroker.client.errors import NameServerUnreachable, NoBrokerForTopic, TopicNotFound, is_about_account
 from mqbroker.client.messages import SendResult
-from mqbroker.client.send import RETRIABLE_CODES, Outgoing
+from mqbroker.client.options import RETRIABLE_CODES
+from mqbroker.client.send import Outgoing
 from mqbroker.errors import MQError, Refused
 from mqbroker.spark.errors import NotWritten
 from mqbroker.spark.packing import Encoded, Packed, Packer

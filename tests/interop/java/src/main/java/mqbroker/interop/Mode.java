@@ -81,6 +81,12 @@ final class Mode {
                 case "request":
                     RequestModes.request(mode);
                     break;
+                case "ask":
+                    RequestModes.ask(mode, options.number("count", 1));
+                    break;
+                case "answer":
+                    RequestModes.answer(mode, options.number("count", 1));
+                    break;
                 case "request-unanswered":
                     RequestModes.unanswered(mode);
                     break;

@@ -60,6 +60,37 @@ final class RequestModes {
         consumer.shutdown();
     }
 
+    /** Requests that others reply to. */
+    static void ask(Mode mode, int count) throws Exception {
+        for (int i = 0; i < count; i++) {
+            MessageExt reply = (MessageExt) mode.producer.request(mode.message("question " + i), 20_000);
+            mode.lines.print("got", "body", Mode.text(reply), "tags", reply.getTags());
+        }
+    }
+
+    /** Replies to the requests of others. */
+    static void answer(Mode mode, int count) throws Exception {
+        DefaultMQPushConsumer consumer = mode.consumer();
+        CountDownLatch replied = new CountDownLatch(count);
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            for (MessageExt message : messages) {
+                try {
+                    byte[] body = ("reply to " + Mode.text(message)).getBytes(StandardCharsets.UTF_8);
+                    mode.producer.send(MessageUtil.createReplyMessage(message, body), 20_000);
+                    replied.countDown();
+                } catch (Exception e) {
+                    mode.lines.print("failed", "error", e.toString());
+                    return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+                }
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        mode.lines.print("ready");
+        mode.lines.print("replied", "whole", replied.await(60, TimeUnit.SECONDS));
+        consumer.shutdown();
+    }
+
     /** Nobody replies. */
     static void unanswered(Mode mode) throws Exception {
         // The time of a request has that of finding the way in it.

@@ -120,3 +120,32 @@ def test_a_listener_that_suspends_after_a_while_gets_the_next_messages_too() -> 
         return at_once
 
     assert Consuming(listener).run(30, others) == 10
+
+
+def test_what_was_held_waits_until_a_member_that_was_away_is_back() -> None:
+    seen: list[str] = []
+
+    @attrs.define
+    class Watch:
+        was_away: bool = False
+
+        async def ensure_member(self) -> None:
+            seen.append("back")
+            self.was_away = False
+
+    watch: Any = Watch()
+
+    def listener(message: ReceivedMessage) -> None:
+        seen.append(str(message.queue_offset))
+        if message.queue_offset < 2:  # it blocks the loop
+            consuming.net.time_s += 140
+            watch.was_away = True
+
+    async def others() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    consuming = Consuming(listener)
+    consuming.service.watch = watch
+    consuming.run(4, others)
+    assert seen == ["0", "back", "1", "back", "2", "3"]

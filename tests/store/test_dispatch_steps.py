@@ -220,7 +220,7 @@ def test_on_a_full_disk_nobody_repeats_what_has_failed(
 
     monkeypatch.setattr(store._cq_dispatcher, "write", fail)
     store.charge()
-    store._dispatcher._charged = 0
+    store._dispatcher._charged, store._dispatcher._is_late = 0, True
     store.charge()
     assert len(attempts) == 1
     monkeypatch.undo()

@@ -129,7 +129,7 @@ MISTAKES = [
         "client/listener_calls.py",
         "            if self.watch is not None and self.watch.was_away:\n",
         "            if False:\n",
-        ("tests/client/test_loop_watch.py",),
+        ("tests/client/test_consume_service.py",),
     ),
     Mutation(
         "end a send's time by the time of day",

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from datetime import timedelta
 from operator import methodcaller
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
@@ -197,12 +198,12 @@ class Producer(_PerProcess[aio.Producer, ProducerOptions]):
         queue: MessageQueue | None = None,
         key: str | None = None,
         selector: Selector | None = None,
-        timeout_ms: int | None = None,
+        timeout_s: float | timedelta | None = None,
     ) -> SendResult:
         thread, client = self._parts()
         thread.check_may_block()
         future: Future[SendResult] = Future()
-        thread.call(functools.partial(_send, core(client), future, message, queue, key, selector, timeout_ms), future)
+        thread.call(functools.partial(_send, core(client), future, message, queue, key, selector, timeout_s), future)
         return wait_for(future)
 
     send.__doc__ = ProducerCore.send.__doc__
@@ -214,7 +215,7 @@ class Producer(_PerProcess[aio.Producer, ProducerOptions]):
         queue: MessageQueue | None = None,
         key: str | None = None,
         selector: Selector | None = None,
-        timeout_ms: int | None = None,
+        timeout_s: float | timedelta | None = None,
     ) -> Future[SendResult]:
         """As `send`, with a Future for the result: its callbacks run on the clients' thread, and must not block.
 
@@ -226,7 +227,7 @@ class Producer(_PerProcess[aio.Producer, ProducerOptions]):
         future.add_done_callback(functools.partial(self._under_way.leave, message))
         try:
             thread.call(
-                functools.partial(_send, core(client), future, message, queue, key, selector, timeout_ms), future
+                functools.partial(_send, core(client), future, message, queue, key, selector, timeout_s), future
             )
         except ClientClosed:
             future.cancel()  # which gives its room back
@@ -281,12 +282,16 @@ class TransactionProducer(Producer):
         )
 
     def send_in_transaction(
-        self, message: Message, execute: Callable[[Message], TransactionState], *, timeout_ms: int | None = None
+        self,
+        message: Message,
+        execute: Callable[[Message], TransactionState],
+        *,
+        timeout_s: float | timedelta | None = None,
     ) -> TransactionResult:
         check_functions("execute", execute, may_await=False)
         thread, client = self._parts()
         transactions: TransactionCore = core(client)
-        half, sent = thread.run(transactions.send_half(message, timeout_ms=timeout_ms))
+        half, sent = thread.run(transactions.send_half(message, timeout_s=timeout_s))
         if sent.status is not SendStatus.SEND_OK:
             return thread.run(transactions.end(sent, TransactionState.ROLLBACK))
         try:
@@ -307,16 +312,16 @@ def _send(
     queue: MessageQueue | None,
     key: str | None,
     selector: Selector | None,
-    timeout_ms: int | None,
+    timeout_s: float | timedelta | None,
 ) -> None:
     """Begin a send on the loop's thread; a plain one needs no task."""
-    if (queue, key, selector, timeout_ms) == (None, None, None, None):
+    if (queue, key, selector, timeout_s) == (None, None, None, None):
         taken = producer.take_plain(message)
         if taken is not None:
             taken.add_done_callback(functools.partial(_sent, producer, future, message))
             return
     loop_thread.follow(
-        asyncio.ensure_future(producer.send(message, queue=queue, key=key, selector=selector, timeout_ms=timeout_ms)),
+        asyncio.ensure_future(producer.send(message, queue=queue, key=key, selector=selector, timeout_s=timeout_s)),
         future,
     )
 
@@ -374,7 +379,7 @@ class PullsInFlight:
         self._pulls = pulls
 
     def finish(self) -> list[RawPull | MQError]:
-        """Wait for the responses, for `pull_timeout_ms` after they were sent; errors are returned in their places."""
+        """Wait for the responses, for `pull_timeout_s` after they were sent; errors are returned in their places."""
         return wait_for(self._pulls)
 
     def abandon(self) -> None:

@@ -18,7 +18,7 @@ from mqbroker.client.errors import BadArgument, NoSubscription, TopicNotFound
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
 from mqbroker.client.net import Net
-from mqbroker.client.options import MemberOptions, MessageModel
+from mqbroker.client.options import MemberOptions, MessageModel, milliseconds
 from mqbroker.client.routes import Route, Routes, java_order, sorted_queues
 from mqbroker.client.subscription import ALL, subscribe_to
 from mqbroker.errors import MQError, Refused
@@ -80,7 +80,7 @@ class Membership:
         self._owner = owner
         self._options = options
         self._consume_type = consume_type
-        self._timeout_ms = options.request_timeout_ms
+        self._timeout_ms = milliseconds("request_timeout_s", options.request_timeout_s)
         self.heartbeats = Heartbeats(net, routes, identity, consumer_data=self._data, timeout_ms=self._timeout_ms)
         self.subscriptions: dict[str, SubscriptionData] = {}
         #: The queues that it has.

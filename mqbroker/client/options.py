@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from enum import Enum
 from math import inf
 from typing import Any, TypeVar
@@ -61,6 +62,34 @@ def check_number(name: str, value: object, low: float, high: float = inf, *, kin
         raise BadArgument(name, f"{what} {bounds}", value)
 
 
+def to_seconds(value: float | timedelta) -> float:
+    """A duration in seconds."""
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def milliseconds(name: str, value: float | timedelta, low: float = 0.001) -> int:
+    """A duration in whole milliseconds, and at least one unless it is 0. Raises BadArgument."""
+    value = to_seconds(value)
+    check_number(name, value, low, _SECONDS_MAX, kind=float)
+    return max(round(value * 1000), 1 if value else 0)
+
+
+def to_timestamp(value: datetime | int | None) -> Any:
+    """A point in time as milliseconds since the epoch; what is none is left as it is."""
+    return int(value.timestamp() * 1000) if isinstance(value, datetime) and value.tzinfo is not None else value
+
+
+def check_timestamp(name: str, value: object) -> None:
+    """Raises BadArgument unless it is a number of milliseconds."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise BadArgument(name, "a datetime with a time zone, or milliseconds since the epoch", value)
+
+
+def _timestamp(options: object, field: attrs.Attribute[Any], value: object) -> None:
+    if value is not None:
+        check_timestamp(f"{type(options).__name__}.{field.name}", value)
+
+
 def _number(low: float, high: float = inf, *, kind: type = int, may_be_none: bool = False) -> Any:
     def check(options: object, field: attrs.Attribute[Any], value: object) -> None:
         if value is not None or not may_be_none:
@@ -69,8 +98,11 @@ def _number(low: float, high: float = inf, *, kind: type = int, may_be_none: boo
     return check
 
 
-def _seconds(default: float, low: float = 0.001, high: float = 1e9) -> Any:
-    return attrs.field(default=default, validator=_number(low, high, kind=float))
+_SECONDS_MAX = 1e9
+
+
+def _seconds(low: float = 0.001, high: float = _SECONDS_MAX) -> Any:
+    return _number(low, high, kind=float)
 
 
 def _instance(kind: type, *, may_be_none: bool = False) -> Any:
@@ -131,26 +163,26 @@ class ConsumeFrom(Enum):
 
 @attrs.frozen(kw_only=True)
 class ClientOptions:
-    """Options common to producers and consumers."""
+    """Options common to producers and consumers. Durations, whose names end in `_s`, are seconds or a `timedelta`."""
 
     #: Signs requests, for brokers with access control.
     credentials: Credentials | None = attrs.field(default=None, validator=_instance(Credentials, may_be_none=True))
     #: Encrypts all connections; None leaves them plain.
     tls: ClientTls | None = attrs.field(default=None, validator=_instance(ClientTls, may_be_none=True))
     #: How long a route is used before it is requested again.
-    route_age_s: float = _seconds(30.0)
+    route_age_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds())
 
 
 @attrs.frozen(kw_only=True)
 class ProducerOptions(ClientOptions):
-    """All attempts of a send end after `send_timeout_ms`, counted from its turn among the sends in flight; a time that
+    """All attempts of a send end after `send_timeout_s`, counted from its turn among the sends in flight; a time that
     is given with a send includes the wait for that turn.
 
     `retries` bounds the attempts after the first; None means only the time does. A message that a broker refuses is
     sent three times at most, unless the broker is busy or not in service.
     """
 
-    send_timeout_ms: int = attrs.field(default=3000, validator=_number(1))
+    send_timeout_s: float = attrs.field(default=3.0, converter=to_seconds, validator=_seconds())
     retries: int | None = attrs.field(default=None, validator=_number(0, may_be_none=True))
     #: Maximum number, and bytes, of sends in flight; more wait in order.
     sends_in_flight_max: int = attrs.field(default=1000, validator=_number(1))
@@ -173,7 +205,7 @@ class ProducerOptions(ClientOptions):
     unit_mode: bool = attrs.field(default=False, validator=_instance(bool))
     #: Send past brokers that have failed, or took half a second and more, for a while, where the topic has others.
     avoid_slow_brokers: bool = attrs.field(default=True, validator=_instance(bool))
-    heartbeat_s: float = _seconds(30.0, high=_HEARTBEAT_S_MAX)
+    heartbeat_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds(high=_HEARTBEAT_S_MAX))
     #: See each send; with any of them, sends take the general path, which costs about half of the rate.
     observers: tuple[SendObserver, ...] = _observers(SendObserver)
 
@@ -189,7 +221,8 @@ class MessageModel(Enum):
 class MemberOptions(ClientOptions):
     """Options common to the members of groups.
 
-    `consume_timestamp_ms` is used with ConsumeFrom.TIMESTAMP; None is half an hour before the start.
+    `consume_from_time` is used with ConsumeFrom.TIMESTAMP: a datetime with a time zone, or milliseconds since the
+    epoch; None is half an hour before the start.
     """
 
     model: MessageModel = attrs.field(default=MessageModel.CLUSTERING, validator=_instance(MessageModel))
@@ -205,27 +238,27 @@ class MemberOptions(ClientOptions):
         default=None, validator=_instance(RebalanceListener, may_be_none=True)
     )
     consume_from: ConsumeFrom = attrs.field(default=ConsumeFrom.LAST, validator=_instance(ConsumeFrom))
-    consume_timestamp_ms: int | None = attrs.field(default=None, validator=_number(0, may_be_none=True))
+    consume_from_time: int | None = attrs.field(default=None, converter=to_timestamp, validator=_timestamp)
     pull_batch: int = attrs.field(default=32, validator=_number(1, 1024))
     queue_messages_max: int = attrs.field(default=1000, validator=_number(1))
     queue_bytes_max: int = attrs.field(default=100 * 1024 * 1024, validator=_number(1))
     #: A queue is not pulled while more messages than this follow its first unconsumed one.
     queue_span_max: int = attrs.field(default=2000, validator=_number(1))
-    suspend_ms: int = attrs.field(default=15_000, validator=_number(0))
-    pull_timeout_ms: int = attrs.field(default=30_000, validator=_number(1))
-    request_timeout_ms: int = attrs.field(default=3000, validator=_number(1))
-    rebalance_s: float = _seconds(20.0)
-    heartbeat_s: float = _seconds(30.0, high=_HEARTBEAT_S_MAX)
-    commit_s: float = _seconds(5.0)
+    suspend_s: float = attrs.field(default=15.0, converter=to_seconds, validator=_seconds(0.0))
+    pull_timeout_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds())
+    request_timeout_s: float = attrs.field(default=3.0, converter=to_seconds, validator=_seconds())
+    rebalance_s: float = attrs.field(default=20.0, converter=to_seconds, validator=_seconds())
+    heartbeat_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds(high=_HEARTBEAT_S_MAX))
+    commit_s: float = attrs.field(default=5.0, converter=to_seconds, validator=_seconds())
     #: How long a new queue waits while the group has other members, so that its former owner can commit.
-    takeover_pause_s: float = _seconds(0.3, 0.0)
+    takeover_pause_s: float = attrs.field(default=0.3, converter=to_seconds, validator=_seconds(0.0))
     #: How long the pull of a queue pauses after an error.
-    pull_error_pause_s: float = _seconds(1.0)
+    pull_error_pause_s: float = attrs.field(default=1.0, converter=to_seconds, validator=_seconds())
 
     def __attrs_post_init__(self) -> None:
-        if self.suspend_ms >= self.pull_timeout_ms:
-            right = f"less than pull_timeout_ms, {self.pull_timeout_ms}: the broker holds a pull for so long"
-            raise BadArgument(f"{type(self).__name__}.suspend_ms", right, self.suspend_ms)
+        if self.suspend_s >= self.pull_timeout_s:
+            right = f"less than pull_timeout_s, {self.pull_timeout_s:g}: the broker holds a pull for so long"
+            raise BadArgument(f"{type(self).__name__}.suspend_s", right, self.suspend_s)
 
 
 @attrs.frozen(kw_only=True)
@@ -239,18 +272,18 @@ class PushOptions(MemberOptions):
     #: broker, and waits where a message is not consumed.
     orderly: bool = attrs.field(default=False, validator=_instance(bool))
     #: How long such a queue waits.
-    suspend_queue_s: float = _seconds(1.0, 0.01, 30.0)
+    suspend_queue_s: float = attrs.field(default=1.0, converter=to_seconds, validator=_seconds(0.01, 30.0))
     #: Whether what is consumed in order may be committed; else what the listener has returned COMMIT for is.
     auto_commit: bool = attrs.field(default=True, validator=_instance(bool))
     #: How often a message that is not consumed comes again before it is a dead letter; -1 is 16, and for ever in order.
     max_reconsume_times: int = attrs.field(default=-1, validator=_number(-1))
     #: A message that the listener has held for so long is sent back to the broker; the listener's later result is
     #: ignored.
-    consume_timeout_s: float = _seconds(900.0)
+    consume_timeout_s: float = attrs.field(default=900.0, converter=to_seconds, validator=_seconds())
     #: How long a message waits that neither the listener consumed nor the broker accepted.
-    local_retry_s: float = _seconds(5.0)
+    local_retry_s: float = attrs.field(default=5.0, converter=to_seconds, validator=_seconds())
     #: How long close() waits for listeners that still run.
-    close_timeout_s: float = _seconds(10.0, 0.0)
+    close_timeout_s: float = attrs.field(default=10.0, converter=to_seconds, validator=_seconds(0.0))
     #: See each message that the listener gets.
     observers: tuple[ConsumeObserver, ...] = _observers(ConsumeObserver)
 
@@ -264,6 +297,6 @@ class PushOptions(MemberOptions):
 class PullOptions(ClientOptions):
     """`read_from` is the broker id that is pulled from; another of the set if it has no address."""
 
-    request_timeout_ms: int = attrs.field(default=3000, validator=_number(1))
-    pull_timeout_ms: int = attrs.field(default=10_000, validator=_number(1))
+    request_timeout_s: float = attrs.field(default=3.0, converter=to_seconds, validator=_seconds())
+    pull_timeout_s: float = attrs.field(default=10.0, converter=to_seconds, validator=_seconds())
     read_from: int = attrs.field(default=0, validator=_number(0, 63))

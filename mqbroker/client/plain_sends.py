@@ -15,7 +15,7 @@ from mqbroker.client.identity import Identity
 from mqbroker.client.loop import Future, Loop
 from mqbroker.client.loop_net import LoopNet
 from mqbroker.client.messages import Message, SendResult
-from mqbroker.client.options import ProducerOptions
+from mqbroker.client.options import ProducerOptions, milliseconds
 from mqbroker.client.producer import Chosen, FirstAttempt
 from mqbroker.client.routes import Route, Routes
 from mqbroker.client.send import Choose, Outgoing, Rotation, SendsInFlight
@@ -62,7 +62,7 @@ class PlainSends:
         self._heartbeats = heartbeats
         self._in_flight = in_flight
         self._request = request
-        self._timeout_ms = options.send_timeout_ms
+        self._timeout_ms = milliseconds("send_timeout_s", options.send_timeout_s)
         self._first_timeout_ms = self._timeout_ms if options.retries == 0 else max(1, self._timeout_ms // 2)
         self._identity = identity
         self._size_max = min(options.compress_over_bytes - 1, options.message_bytes_max)

@@ -401,7 +401,7 @@ class AssignedQueue:
                 asked = held.next_offset
                 self._add_pulled(held, pulled)
                 if pulled.status is PullStatus.NO_NEW_MESSAGE:
-                    if self._took_s < min(_HELD_S, self._options.suspend_ms / 1000):
+                    if self._took_s < min(_HELD_S, self._options.suspend_s):
                         await self._net.sleep(_NOT_HELD_PAUSE_S)
                 elif pulled.next_offset <= asked:
                     await self._net.sleep(self._options.pull_error_pause_s)

@@ -31,7 +31,7 @@ from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendS
 from mqbroker.client.names import check_group
 from mqbroker.client.net import Net, Task, every
 from mqbroker.client.observers import Observers, Send, SendKind
-from mqbroker.client.options import ProducerOptions, check_number
+from mqbroker.client.options import ProducerOptions, milliseconds
 from mqbroker.client.replies import Replies
 from mqbroker.client.routes import Route, Routes
 from mqbroker.client.send import (
@@ -124,12 +124,13 @@ class ProducerCore:
         self._group = check_group(group)
         self._options = options
         self._identity = identity
+        timeout_ms = milliseconds("send_timeout_s", options.send_timeout_s)
         self._routes = Routes(
             net,
             name_servers,
             age_s=None,
             default_topic_queues=options.default_topic_queues,
-            timeout_ms=options.send_timeout_ms,
+            timeout_ms=timeout_ms,
         )
         self.heartbeats = Heartbeats(
             net,
@@ -137,7 +138,7 @@ class ProducerCore:
             identity,
             producer_group=group,
             heartbeat_s=options.heartbeat_s,
-            timeout_ms=options.send_timeout_ms,
+            timeout_ms=timeout_ms,
         )
         self.heartbeats.on_answer = self._answered
         self._rotation = Rotation(net.rng)
@@ -161,10 +162,10 @@ class ProducerCore:
         #: Held by a send to a chosen queue while it is encoded; how many hold it, or wait for it.
         self._order, self._ordered = net.lock(), 0
         #: Look-ups in the index of the brokers that it sends to.
-        self.index = IndexRequests(net, self._routes, options.send_timeout_ms)
+        self.index = IndexRequests(net, self._routes, timeout_ms)
         self._tasks: list[Task] = []
         self._is_started = self._closed = False
-        self._allowed_s = options.send_timeout_ms / 1000
+        self._allowed_s = options.send_timeout_s
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of `topic` go to. Raises TopicNotFound, NameServerUnreachable, NoBrokerForTopic."""
@@ -177,13 +178,13 @@ class ProducerCore:
         queue: MessageQueue | None = None,
         key: str | None = None,
         selector: Selector | None = None,
-        timeout_ms: int | None = None,
+        timeout_s: float | timedelta | None = None,
     ) -> SendResult:
         """Send one message and return the broker's result.
 
         Waits for its turn if the maximum of sends is in flight. Without `queue`, `key` or `selector` the queues take
         turns and a failed attempt is repeated, on another broker if there is one; with one of them the same queue is
-        tried again. All attempts together end `timeout_ms` after the send's turn. Raises SendFailed if every attempt
+        tried again. All attempts together end `timeout_s` after the send's turn. Raises SendFailed if every attempt
         failed, Refused if the broker will never accept the message, BadMessage, TopicNotFound, NameServerUnreachable,
         NoBrokerForTopic, and ClientClosed if it was closed meanwhile.
         """
@@ -192,7 +193,7 @@ class ProducerCore:
         plain = self._plain
         if (
             plain is not None
-            and timeout_ms is None
+            and timeout_s is None
             and not self._closed
             and plain.suits(message)
             and not (self._ordered and choose)
@@ -207,7 +208,7 @@ class ProducerCore:
                 plain.give_up(message, waiter)
                 raise
             return result if isinstance(result, SendResult) else await self.send_otherwise(message, result, choose)
-        return await self._send_general(message, choose, self._until(timeout_ms), SendKind.SEND)
+        return await self._send_general(message, choose, self._until(timeout_s), SendKind.SEND)
 
     async def _send_general(
         self, message: Message, choose: Choose | None, until: float | None, kind: SendKind
@@ -233,8 +234,7 @@ class ProducerCore:
         have been acted on, and as `send` does.
         """
         choose = chooser(self.checked(message), queue, key, selector)
-        seconds = timeout_s.total_seconds() if isinstance(timeout_s, timedelta) else timeout_s
-        check_number("timeout_s", seconds, 0.001, kind=float)
+        seconds = milliseconds("timeout_s", timeout_s) / 1000
         until = self._net.steady() + seconds
         await self._requests.acquire(len(message.body), seconds)
         with Slot(self._requests, len(message.body)):
@@ -347,7 +347,7 @@ class ProducerCore:
         *,
         queue: MessageQueue | None = None,
         key: str | None = None,
-        timeout_ms: int | None = None,
+        timeout_s: float | timedelta | None = None,
     ) -> list[SendResult]:
         """Send any number of messages; return the result of each, in their order.
 
@@ -363,7 +363,7 @@ class ProducerCore:
             self.checked(message)
         for message in {message.topic: message for message in messages}.values():
             chooser(message, queue, key, None)
-        until = self._until(timeout_ms)
+        until = self._until(timeout_s)
 
         async def run(messages: list[Message]) -> list[SendResult]:
             parts = parts_of(messages, self._options)
@@ -385,12 +385,12 @@ class ProducerCore:
         return await self._observed(SendKind.BATCH, messages, run) if messages else []
 
     async def send_packed(
-        self, outgoing: Outgoing, *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+        self, outgoing: Outgoing, *, queue: MessageQueue | None = None, timeout_s: float | timedelta | None = None
     ) -> SendResult:
         """Send what was encoded elsewhere, and bounded: no place among the sends in flight is waited for, and no
         observer sees it. Raises as `send` does."""
         choose = None if queue is None else lambda queues: queue
-        return await self._attempts(outgoing, choose, self._until(timeout_ms))
+        return await self._attempts(outgoing, choose, self._until(timeout_s))
 
     async def send_oneway(
         self,
@@ -465,12 +465,11 @@ class ProducerCore:
     def _now_ms(self) -> int:
         return int(self._net.now() * 1000)
 
-    def _until(self, timeout_ms: int | None) -> float | None:
+    def _until(self, timeout_s: float | timedelta | None) -> float | None:
         """When the time of a send ends that was given with it; of others it begins with their turns."""
-        if timeout_ms is None:
+        if timeout_s is None:
             return None
-        check_number("timeout_ms", timeout_ms, 1, kind=float)
-        return self._net.steady() + timeout_ms / 1000
+        return self._net.steady() + milliseconds("timeout_s", timeout_s) / 1000
 
     def _answered(self, addr: str) -> None:
         """Called when a broker has answered a heartbeat."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from mqbroker.client.errors import ClientClosed, NoBrokerForTopic
 from mqbroker.client.messages import PullResult, RawPull
 from mqbroker.client.names import check_group, check_queue
 from mqbroker.client.net import Net
-from mqbroker.client.options import PullOptions, check_number
+from mqbroker.client.options import PullOptions, check_number, milliseconds
 from mqbroker.client.queue_requests import Offsets, pull_request, read_messages, read_pull_answer
 from mqbroker.client.routes import Routes
 from mqbroker.client.subscription import ALL, subscribe_to
@@ -25,11 +26,13 @@ class PullConsumerCore:
 
     def __init__(self, net: Net, name_servers: tuple[str, ...], group: str, options: PullOptions) -> None:
         self._net = net
-        self._routes = Routes(net, name_servers, age_s=options.route_age_s, timeout_ms=options.request_timeout_ms)
+        self._timeout_ms = milliseconds("request_timeout_s", options.request_timeout_s)
+        self._routes = Routes(net, name_servers, age_s=options.route_age_s, timeout_ms=self._timeout_ms)
         self._group = check_group(group)
         self._options = options
         self._is_started = self._closed = False
-        self.offsets = Offsets(net, self._routes, group, options.request_timeout_ms)
+        self._pull_timeout_ms = milliseconds("pull_timeout_s", options.pull_timeout_s)
+        self.offsets = Offsets(net, self._routes, group, self._timeout_ms)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of `topic`, by broker and id. Raises TopicNotFound, NameServerUnreachable, NoBrokerForTopic."""
@@ -40,17 +43,23 @@ class PullConsumerCore:
         return list(route.subscribe_queues)
 
     async def pull(
-        self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_count: int = 32,
+        *,
+        tags: str = ALL,
+        suspend_s: float | timedelta = 0,
     ) -> PullResult:
         """Read up to `max_count` messages (a 4.9 broker gives 32 at most) from `offset` on.
 
-        With `suspend_ms` the broker waits that long if there is no message. Raises Refused, Unreachable,
+        With `suspend_s` the broker waits that long if there is no message. Raises Refused, Unreachable,
         RequestTimedOut, BadRecord on a corrupt response, or UnexpectedResponse on one with other messages. A message
         whose body cannot be decompressed has a `body_error`.
         """
         check_queue(queue)
         subscription = subscribe_to(queue.topic, tags, 0)
-        raw = await self._pull(queue, offset, max_count, subscription, suspend_ms)
+        raw = await self._pull(queue, offset, max_count, subscription, milliseconds("suspend_s", suspend_s, 0))
         messages, _ = read_messages(raw, queue, subscription, offset)
         return PullResult(
             raw.status,
@@ -61,10 +70,17 @@ class PullConsumerCore:
         )
 
     async def fetch_raw(
-        self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_count: int = 32,
+        *,
+        tags: str = ALL,
+        suspend_s: float | timedelta = 0,
     ) -> RawPull:
         """As `pull`, with the records as bytes. Tags are filtered by hash only: the caller must compare them."""
         check_queue(queue)
+        suspend_ms = milliseconds("suspend_s", suspend_s, 0)
         return await self._pull(queue, offset, max_count, subscribe_to(queue.topic, tags, 0), suspend_ms)
 
     async def fetch_many(
@@ -92,7 +108,7 @@ class PullConsumerCore:
         self, wants: Sequence[tuple[MessageQueue, int, int]], requests: Sequence[tuple[str, RemotingCommand]]
     ) -> list[RawPull | MQError]:
         """What `fetch_many` returns, by the pulls that `requests` has made."""
-        answers = await self._net.invoke_many(requests, self._options.pull_timeout_ms)
+        answers = await self._net.invoke_many(requests, self._pull_timeout_ms)
         results = [_read_or_error(answer) for answer in answers]
         for (queue, _, _), result in zip(wants, results, strict=True):
             if isinstance(result, MQError):
@@ -121,7 +137,6 @@ class PullConsumerCore:
     ) -> RemotingCommand:
         check_number("offset", offset, 0)
         check_number("max_count", max_count, 1)
-        check_number("suspend_ms", suspend_ms, 0)
         return pull_request(
             queue,
             offset,
@@ -137,7 +152,7 @@ class PullConsumerCore:
     ) -> RawPull:
         addr = await self._routes.address(queue, self._options.read_from)
         request = self._request(queue, offset, max_count, subscription, suspend_ms)
-        timeout_ms = max(self._options.pull_timeout_ms, suspend_ms + _SUSPEND_GRACE_MS if suspend_ms else 0)
+        timeout_ms = max(self._pull_timeout_ms, suspend_ms + _SUSPEND_GRACE_MS if suspend_ms else 0)
         try:
             return read_pull_answer(await self._net.invoke(addr, request, timeout_ms))
         except MQError:

@@ -21,7 +21,7 @@ from mqbroker.client.names import check_group, check_topic
 from mqbroker.client.net import Net, Task, every
 from mqbroker.client.observers import Observers
 from mqbroker.client.offset_stores import LocalOffsets
-from mqbroker.client.options import MessageModel, PushOptions
+from mqbroker.client.options import MessageModel, PushOptions, milliseconds
 from mqbroker.client.orderly import LOCK_EVERY_S, LOCK_PAUSE_S, Order, QueueLocks
 from mqbroker.client.process_queue import AssignedQueue, PulledBatch, PullFailures
 from mqbroker.client.queue_requests import Offsets, pull_from, pull_request, read_pull_answer
@@ -70,7 +70,8 @@ class PushConsumerCore(Owner):
         self._stats = ConsumerStats(net.now)
         self._options = options
         self._attempts_max = _ATTEMPTS_MAX if options.max_reconsume_times < 0 else options.max_reconsume_times
-        timeout_ms = options.request_timeout_ms
+        timeout_ms = self._timeout_ms = milliseconds("request_timeout_s", options.request_timeout_s)
+        self._pull_timeout_ms = milliseconds("pull_timeout_s", options.pull_timeout_s)
         self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)
         self._offsets = Offsets(net, self._routes, group, timeout_ms)
         self._is_broadcasting = options.model is MessageModel.BROADCASTING
@@ -111,7 +112,7 @@ class PushConsumerCore(Owner):
         self._loops: list[Task] = []
         self._started = self._closed = self._ended = False
         self._closing = net.lock()
-        self._timestamp_ms = options.consume_timestamp_ms or self._now_ms() - _HALF_AN_HOUR_MS
+        self._timestamp_ms = options.consume_from_time or self._now_ms() - _HALF_AN_HOUR_MS
         self._dropped = Throttle(net.steady)
         if not self._is_broadcasting:
             self._membership.subscribe(RETRY_PREFIX + group)
@@ -359,7 +360,7 @@ class PushConsumerCore(Owner):
             self._options.pull_batch,
             group=self._group,
             subscription=self._membership.subscriptions[queue.topic],
-            suspend_ms=self._options.suspend_ms,
+            suspend_ms=milliseconds("suspend_s", self._options.suspend_s, 0),
         )
         return first
 
@@ -367,9 +368,8 @@ class PushConsumerCore(Owner):
         queue = assigned.queue
         request = pull_from(self._first_pulls.get(queue) or self._first_pull(queue, offset), offset)
         addr = await self._routes.address(queue, broker_id)
-        timeout_ms = self._options.pull_timeout_ms
         try:
-            return read_pull_answer(await self._net.pull_on(addr, request, timeout_ms, assigned))
+            return read_pull_answer(await self._net.pull_on(addr, request, self._pull_timeout_ms, assigned))
         except Refused as refused:
             if refused.code in _HEARTBEAT_HELPS:
                 await self._membership.heartbeats.send_to(addr)
@@ -399,7 +399,7 @@ class PushConsumerCore(Owner):
         )
         addr = await self._routes.address(message.queue, master_only=True)
         request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
-        answer = await self._net.invoke(addr, request, self._options.request_timeout_ms)
+        answer = await self._net.invoke(addr, request, self._timeout_ms)
         if answer.code != ResponseCode.SUCCESS:
             raise Refused(answer.code, answer.remark or "")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TypeVar
 
 from mqbroker.client.errors import UnexpectedResponse
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
 from mqbroker.client.net import Net
 from mqbroker.client.offset_stores import OffsetStore
-from mqbroker.client.options import ConsumeFrom, check_number
+from mqbroker.client.options import ConsumeFrom, check_number, check_timestamp, to_timestamp
 from mqbroker.client.routes import Routes
 from mqbroker.client.subscription import matches
 from mqbroker.errors import MQError, Refused
@@ -229,11 +230,15 @@ class Offsets(OffsetStore):
                 found[queue] = error
         return [found[queue] for queue in queues]
 
-    async def at_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The offset of the first message stored at `timestamp_ms` or later; the queue's end if there is none.
+    async def at_time(self, queue: MessageQueue, time: datetime | int) -> int:
+        """The offset of the first message stored at `time` or later; the queue's end if there is none.
+
+        `time` is a datetime with a time zone, or milliseconds since the epoch.
 
         A Java broker of 4.9 returns the nearest message, which may be stored before that time.
         """
+        timestamp_ms = to_timestamp(time)
+        check_timestamp("time", timestamp_ms)
         header = SearchOffsetRequestHeader(
             topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms, bname=queue.broker_name
         )

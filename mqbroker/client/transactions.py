@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import timedelta
 from enum import Enum
 from typing import Any, cast
 
@@ -99,7 +100,7 @@ class TransactionCore(ProducerCore):
             await self.heartbeats.send_to_all()
 
     async def send_in_transaction(
-        self, message: Message, execute: Execute, *, timeout_ms: int | None = None
+        self, message: Message, execute: Execute, *, timeout_s: float | timedelta | None = None
     ) -> TransactionResult:
         """Send a half message, run `execute` with it, and commit it or roll it back, as that returns.
 
@@ -109,7 +110,7 @@ class TransactionCore(ProducerCore):
         and BadArgument if `execute` returns something else.
         """
         check_functions("execute", execute)
-        half, sent = await self.send_half(message, timeout_ms=timeout_ms)
+        half, sent = await self.send_half(message, timeout_s=timeout_s)
         if sent.status is not SendStatus.SEND_OK:
             return await self.end(sent, TransactionState.ROLLBACK)
         try:
@@ -120,13 +121,15 @@ class TransactionCore(ProducerCore):
             raise
         return await self.end(sent, state)
 
-    async def send_half(self, message: Message, *, timeout_ms: int | None = None) -> tuple[Message, SendResult]:
+    async def send_half(
+        self, message: Message, *, timeout_s: float | timedelta | None = None
+    ) -> tuple[Message, SendResult]:
         """Send a half message: returns it, with its id, and the result; `end` follows."""
         if self.checked(message).delay_level:
             raise BadMessage(f"message to topic {message.topic}: a message of a transaction cannot be delayed")
         marks = {Prop.TRANSACTION_PREPARED: "true", Prop.PRODUCER_GROUP: self._group}
         half = SystemMessage.of(message, marks)
-        sent = await self._send_general(half, None, self._until(timeout_ms), SendKind.TRANSACTION)
+        sent = await self._send_general(half, None, self._until(timeout_s), SendKind.TRANSACTION)
         return attrs.evolve(message, unique_key=sent.msg_id), sent
 
     async def end(self, sent: SendResult, state: TransactionState) -> TransactionResult:

@@ -22,8 +22,8 @@ from mqbroker.spark.sink_options import Guarantee, SinkOptions
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.signature import Credentials
 
-_PULL_TIMEOUT_MS = 15_000
-_SEND_TIMEOUT_MS = 5_000
+_PULL_TIMEOUT_S = 15.0
+_SEND_TIMEOUT_S = 5.0
 #: How soon a stream notices new queues, and brokers that came back.
 _ROUTE_AGE_S = 10.0
 
@@ -37,7 +37,7 @@ def client_for(options: SourceOptions) -> PullConsumer:
 def _client(
     name_servers: tuple[str, ...], group: str, credentials: Credentials | None, tls: ClientTls | None
 ) -> PullConsumer:
-    options = PullOptions(credentials=credentials, tls=tls, pull_timeout_ms=_PULL_TIMEOUT_MS, route_age_s=_ROUTE_AGE_S)
+    options = PullOptions(credentials=credentials, tls=tls, pull_timeout_s=_PULL_TIMEOUT_S, route_age_s=_ROUTE_AGE_S)
     return PullConsumer(name_servers, group, options=options)
 
 
@@ -85,5 +85,5 @@ def _sender(
     tls: ClientTls | None,
     retries: int | None,
 ) -> ClientSender:
-    options = ProducerOptions(credentials=credentials, tls=tls, retries=retries, send_timeout_ms=_SEND_TIMEOUT_MS)
+    options = ProducerOptions(credentials=credentials, tls=tls, retries=retries, send_timeout_s=_SEND_TIMEOUT_S)
     return ClientSender(Producer(name_servers, group, options=options))

@@ -59,7 +59,7 @@ def test_what_goes_wrong_has_its_type(topic: Loopback, silent: object) -> None:
             with pytest.raises(ConnectionClosed):
                 await consumer.pull(Q, 0)
         topic.faults.refuse = {(None, RequestCode.SEND_MESSAGE_V2): silent}
-        async with Producer(topic.addr, "pg", options=ProducerOptions(send_timeout_ms=1000)) as producer:
+        async with Producer(topic.addr, "pg", options=ProducerOptions(send_timeout_s=1)) as producer:
             with pytest.raises(SendFailed) as failed:
                 await producer.send(Message("T", b"x"), queue=Q)
             assert isinstance(failed.value.__cause__, RequestTimedOut)
@@ -89,7 +89,7 @@ def test_a_connection_from_which_nothing_came_in_time_is_replaced(topic: Loopbac
     topic.store(Q)
 
     async def main() -> None:
-        options = PullOptions(pull_timeout_ms=1000)  # for the second pull, too, on a machine that does more
+        options = PullOptions(pull_timeout_s=1)  # for the second pull, too, on a machine that does more
         async with PullConsumer(topic.addr, "cg", options=options) as consumer:
             await consumer.queues("T")
             topic.faults.refuse[None, PULL] = silent
@@ -117,7 +117,7 @@ def test_a_broker_may_ask_a_push_consumer(topic: Loopback) -> None:
     listener, got, done = gathering(3)
 
     async def main() -> None:
-        options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0)
+        options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_s=0)
         consumer = PushConsumer(topic.addr, "g", listener, options=options)
         await consumer.subscribe("T")
         async with consumer:
@@ -296,7 +296,7 @@ def test_a_client_on_another_loop_says_what_to_do(topic: Loopback) -> None:
         calls = [
             lambda: producer.send(Message("T", b"1")),
             lambda: producer.send(Message("T", b"1"), key="k"),
-            lambda: producer.send(Message("T", b"1"), queue=Q, timeout_ms=1000),
+            lambda: producer.send(Message("T", b"1"), queue=Q, timeout_s=1),
             lambda: producer.send_batch([Message("T", b"1")], queue=Q),
             lambda: producer.send_oneway(Message("T", b"1")),
             lambda: consumer.min_offset(Q),

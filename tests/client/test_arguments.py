@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,26 +43,28 @@ OPTIONS: list[tuple[Any, dict[str, Any]]] = [
     (PushOptions, {"heartbeat_s": 120.0}),
     (PushOptions, {"heartbeat_s": math.nan}),
     (PushOptions, {"heartbeat_s": math.inf}),
-    (PushOptions, {"suspend_ms": -5}),
-    (PushOptions, {"suspend_ms": 30_000}),
-    (PushOptions, {"suspend_ms": 15_000, "pull_timeout_ms": 10_000}),
-    (PushOptions, {"request_timeout_ms": 0}),
+    (PushOptions, {"suspend_s": -0.005}),
+    (PushOptions, {"suspend_s": 30}),
+    (PushOptions, {"suspend_s": 15, "pull_timeout_s": 10}),
+    (PushOptions, {"request_timeout_s": 0}),
     (PushOptions, {"concurrency": "4"}),
     (PushOptions, {"concurrency": True}),
     (PushOptions, {"pull_batch": 1025}),
-    (PushOptions, {"consume_timestamp_ms": "now"}),
+    (PushOptions, {"consume_from_time": "now"}),
     (PushOptions, {"takeover_pause_s": -0.1}),
     (PushOptions, {"consume_timeout_s": 0.0}),
     (PushOptions, {"credentials": ("key", "secret")}),
-    (ProducerOptions, {"send_timeout_ms": "3"}),
-    (ProducerOptions, {"send_timeout_ms": 1.5}),
+    (ProducerOptions, {"send_timeout_s": "3"}),
+    (ProducerOptions, {"send_timeout_s": float("nan")}),
+    (ProducerOptions, {"send_timeout_s": timedelta(seconds=-1)}),
+    (PushOptions, {"consume_from_time": datetime(2026, 1, 1)}),
     (ProducerOptions, {"retries": -1}),
     (ProducerOptions, {"compress_level": 10}),
     (ProducerOptions, {"avoid_slow_brokers": 1}),
     (ProducerOptions, {"tls": True}),
     (ProducerOptions, {"route_age_s": 0}),
     (PullOptions, {"read_from": 64}),
-    (PullOptions, {"pull_timeout_ms": None}),
+    (PullOptions, {"pull_timeout_s": None}),
 ]
 
 
@@ -74,8 +77,11 @@ def test_an_option_that_cannot_be_used_is_named(kind: Any, wrong: Any) -> None:
 
 
 def test_options_at_their_bounds_are_taken() -> None:
-    PushOptions(heartbeat_s=100, suspend_ms=0, pull_batch=1024, takeover_pause_s=0, consume_from=ConsumeFrom.TIMESTAMP)
-    ProducerOptions(retries=0, send_timeout_ms=1, compress_level=0, tls=ClientTls())
+    PushOptions(heartbeat_s=100, suspend_s=0, pull_batch=1024, takeover_pause_s=0, consume_from=ConsumeFrom.TIMESTAMP)
+    assert ProducerOptions(send_timeout_s=timedelta(milliseconds=1500)).send_timeout_s == 1.5
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    assert PushOptions(consume_from_time=when).consume_from_time == when.timestamp() * 1000
+    ProducerOptions(retries=0, send_timeout_s=0.001, compress_level=0, tls=ClientTls())
     PullOptions(read_from=63, route_age_s=1)
 
 
@@ -116,9 +122,9 @@ SENDS: list[dict[str, Any]] = [
     {"selector": 5},
     {"selector": lambda queues, message: 0},
     {"selector": lambda queues, message: None},
-    {"timeout_ms": "1s"},
-    {"timeout_ms": -5},
-    {"timeout_ms": 0},
+    {"timeout_s": "1s"},
+    {"timeout_s": -0.005},
+    {"timeout_s": 0},
     {"queue": 0},
     {"queue": MessageQueue("T", "a", -1)},
     {"queue": MessageQueue("U", "a", 0)},
@@ -130,7 +136,7 @@ def test_a_send_is_refused_whose_arguments_cannot_be_used(face: Any) -> None:
         for wrong in SENDS:
             with pytest.raises(BadArgument, match=r"must be .+, not "):
                 producer.send(MESSAGE, **wrong)
-        for wrong in ({"key": 5}, {"timeout_ms": "1s"}, {"queue": MessageQueue("U", "a", 0)}):
+        for wrong in ({"key": 5}, {"timeout_s": "1s"}, {"queue": MessageQueue("U", "a", 0)}):
             with pytest.raises(BadArgument):
                 producer.send_batch([MESSAGE], **wrong)
         for messages in (MESSAGE, 5, None):
@@ -149,8 +155,8 @@ def test_a_pull_is_refused_whose_arguments_cannot_be_used(face: Any) -> None:
         for arguments in ((Q, "0"), (Q, -1), (Q, 0, -1), (Q, 0, 0), (Q, 0, "32"), ("T", 0), (Q, True)):
             with pytest.raises(BadArgument):
                 consumer.pull(*arguments)
-        with pytest.raises(BadArgument, match=r"^suspend_ms must be"):
-            consumer.pull(Q, 0, suspend_ms=-1)
+        with pytest.raises(BadArgument, match=r"^suspend_s must be"):
+            consumer.pull(Q, 0, suspend_s=-1)
         for offset in (-1, 2**63, "0", None):
             with pytest.raises(BadArgument, match=r"^offset must be a whole number from 0 to"):
                 consumer.commit(Q, offset)
@@ -217,3 +223,15 @@ def test_each_error_that_a_client_raises_can_be_imported_from_the_package() -> N
 def test_a_client_is_shown_by_its_kind_and_group(face: Any) -> None:
     for name, *listener in (("Producer",), ("PullConsumer",), ("PushConsumer", print)):
         assert repr(face.make(name, "shop", *listener)._client) == f"<{face.module.__name__}.{name} of group shop>"
+
+
+def test_a_time_is_a_datetime_with_a_zone_or_milliseconds(face: Any) -> None:
+    with face.make("Producer", "pg") as producer:
+        producer.send(Message("T", b"x"), queue=Q, timeout_s=timedelta(seconds=3))
+    with face.make("PullConsumer", "cg") as consumer:
+        assert consumer.offset_by_time(Q, datetime(1970, 1, 2, tzinfo=UTC)) == 0
+        assert consumer.offset_by_time(Q, 0) == 0
+        assert consumer.pull(Q, 0, suspend_s=timedelta(milliseconds=1)).messages
+        for wrong in ("now", datetime(2026, 1, 1), -1, 2**63, True):
+            with pytest.raises(BadArgument, match=r"^time must be a datetime with a time zone"):
+                consumer.offset_by_time(Q, wrong)

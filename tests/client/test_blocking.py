@@ -65,7 +65,7 @@ def test_pulls_can_be_taken_later_or_given_up(topic: Loopback) -> None:
 def test_an_answer_that_does_not_come_times_out_and_later_ones_count(topic: Loopback, silent: object) -> None:
     topic.store(Q)
     topic.faults.refuse[None, PULL] = silent
-    with PullConsumer(topic.addr, "cg", options=PullOptions(pull_timeout_ms=100)) as consumer:
+    with PullConsumer(topic.addr, "cg", options=PullOptions(pull_timeout_s=0.1)) as consumer:
         consumer.queues("T")
         with pytest.raises(RequestTimedOut):
             consumer.pull(Q, 0)
@@ -171,7 +171,7 @@ def test_a_message_by_hand_is_consumed_on_a_listeners_thread(topic: Loopback) ->
         done.set()
         assert leave.wait(10)
 
-    options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=2)
+    options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_s=0, concurrency=2)
     consumer = PushConsumer(topic.addr, "g", listener, options=options)
     consumer.subscribe("T")
     with consumer:
@@ -190,7 +190,7 @@ def test_a_message_by_hand_is_consumed_on_a_listeners_thread(topic: Loopback) ->
 
 def test_a_push_consumer_that_threads_close_at_once_is_closed_for_all(topic: Loopback) -> None:
     topic.add_topic("%RETRY%g", queues=1)
-    consumer = PushConsumer(topic.addr, "g", print, options=PushOptions(suspend_ms=0))
+    consumer = PushConsumer(topic.addr, "g", print, options=PushOptions(suspend_s=0))
     consumer.subscribe("T")
     consumer.start()
     threads = [threading.Thread(target=consumer.close) for _ in range(4)]
@@ -300,8 +300,8 @@ def test_a_send_that_meets_a_close_leaves_no_room_taken(topic: Loopback, monkeyp
 @pytest.mark.parametrize(
     "options",
     [
-        ProducerOptions(sends_in_flight_max=3, send_timeout_ms=30_000),
-        ProducerOptions(sends_in_flight_bytes_max=6, send_timeout_ms=30_000),
+        ProducerOptions(sends_in_flight_max=3, send_timeout_s=30),
+        ProducerOptions(sends_in_flight_bytes_max=6, send_timeout_s=30),
     ],
 )
 def test_sends_that_are_not_waited_for_are_bounded(topic: Loopback, options: ProducerOptions) -> None:

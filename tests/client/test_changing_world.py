@@ -91,7 +91,7 @@ class Twin:
             retries=rng.choice([0, 1, 3]),
             sends_in_flight_max=rng.choice([1, 3, 1000]),
             heartbeat_s=rng.choice([5.0, 30.0]),
-            send_timeout_ms=1000,
+            send_timeout_s=1,
         )
         identity = FixedIdentity("me", next_id)
         core = ProducerCore(
@@ -142,7 +142,7 @@ class Twin:
             flag=rng.choice([0, 7]),
         )
         if kind == 0:
-            return self.core.send(message, timeout_ms=700)
+            return self.core.send(message, timeout_s=0.7)
         if kind == 1:
             return self.core.send_batch([Message(message.topic, message.body)], key="k")
         if kind == 2:

@@ -200,7 +200,7 @@ def test_a_refused_attempt_counts_as_the_first(sender: Sender) -> None:
 
 
 def test_who_gets_no_answer_has_failed_in_time(one_queue: World, silent: object) -> None:
-    sender = Sender(one_queue, send_timeout_ms=1000)
+    sender = Sender(one_queue, send_timeout_s=1)
     one_queue.faults.refuse[None, SEND] = silent
     for n in range(3):
         sender.send(b"%d" % n)

@@ -138,7 +138,7 @@ def play(seed: int) -> int:
     rng, clock = Random(seed), Clock()
     time: Any = clock
     brokers = Brokers(rng, time)
-    options = ProducerOptions(send_timeout_ms=500, sends_in_flight_max=rng.choice((2, 100, 1000)))
+    options = ProducerOptions(send_timeout_s=0.5, sends_in_flight_max=rng.choice((2, 100, 1000)))
     producer = Producer(time, "10.0.0.1:9876", "g", options=options, connector=brokers, rng=rng)
     producer.start()
     found: list[Any] = []

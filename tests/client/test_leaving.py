@@ -18,7 +18,7 @@ from tests.client.loopback import Loopback
 from tests.client.member import A, B, Member, Q
 from tests.client.world import World
 
-FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=1)
+FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_s=0, concurrency=1)
 COUNT = 400
 
 
@@ -205,7 +205,7 @@ def listener(message):
         time.sleep(0.001)
 
 options = PushOptions(
-    consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=4, close_timeout_s=0.05 if wait_for_ever else 10.0
+    consume_from=ConsumeFrom.FIRST, suspend_s=0, concurrency=4, close_timeout_s=0.05 if wait_for_ever else 10.0
 )
 consumer = PushConsumer(sys.argv[1], "g", listener, options=options)
 consumer.subscribe("T")

@@ -31,7 +31,7 @@ from tests.client.member import Member, Q
 from tests.client.records import a_record
 from tests.client.world import World
 
-FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=1)
+FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_s=0, concurrency=1)
 
 
 def a_message() -> Any:

@@ -74,7 +74,7 @@ def test_every_way_of_sending_is_observed(face: Any, cluster: Loopback, consumer
     with producer_with(face, notes) as producer:
         plain = producer.send(Message("T", b"1"))
         placed = producer.send(Message("T", b"2"), queue=Q)
-        keyed = producer.send(Message("T", b"3"), key="k", timeout_ms=3000)
+        keyed = producer.send(Message("T", b"3"), key="k", timeout_s=3)
         selected = producer.send(Message("T", b"4"), selector=lambda queues, message: queues[0])
         batch = producer.send_batch([Message("T", b"5"), Message("T", b"6")], queue=Q)
         producer.send_oneway(Message("T", b"7"), queue=Q)

@@ -145,7 +145,7 @@ def test_a_choice_that_is_none_fails_its_own_send(topic: Loopback) -> None:
         elsewhere = producer.send(Message("T", b"elsewhere"), queue=MessageQueue("T", "away", 7))
         return await all_of(before, failing, elsewhere, producer.send(Message("T", b"after"), key="k"))
 
-    before, failing, elsewhere, after = with_producer(topic, use, send_timeout_ms=500)
+    before, failing, elsewhere, after = with_producer(topic, use, send_timeout_s=0.5)
     assert isinstance(failing, ZeroDivisionError)
     assert isinstance(elsewhere, MQError)
     assert after.queue_offset == before.queue_offset + 1
@@ -229,7 +229,7 @@ def test_who_gets_no_answer_has_failed_in_time(topic: Loopback, silent: object) 
         topic.faults.refuse[None, SEND] = silent
         return await all_of(*(producer.send(Message("T", b"%d" % n)) for n in range(3)))
 
-    for failure in with_producer(topic, use, send_timeout_ms=1000):
+    for failure in with_producer(topic, use, send_timeout_s=1):
         assert isinstance(failure, SendFailed)
         assert isinstance(failure.attempts[0][2], RequestTimedOut)
     assert bodies(topic) == [b"0", b"1", b"2"]

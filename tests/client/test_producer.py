@@ -197,14 +197,14 @@ def test_a_refusal_is_repeated_for_long_only_where_it_may_pass(
 
 def test_a_send_of_an_hour_names_only_so_many_attempts(world: World, producer: Any) -> None:
     world.faults.down.update((A, B))
-    error, _ = failure_of(world, producer.send(Message("T", b"x"), timeout_ms=60_000), steps=700)
+    error, _ = failure_of(world, producer.send(Message("T", b"x"), timeout_s=60), steps=700)
     assert len(error.attempts) == 16
 
 
 def test_all_attempts_together_end_in_time(world: World, producer: Any, silent: object) -> None:
     world.faults.refuse[A, SEND] = world.faults.refuse[B, SEND] = silent
     failed: list[Any] = []
-    world.run(producer.send(Message("T", b"x"), timeout_ms=500)).addErrback(failed.append)
+    world.run(producer.send(Message("T", b"x"), timeout_s=0.5)).addErrback(failed.append)
     world.clock.advance(0.49)
     assert not failed
     world.clock.advance(0.01)

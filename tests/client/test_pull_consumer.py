@@ -39,7 +39,7 @@ def test_what_a_pull_may_find(world: World, consumer: Any) -> None:
 
 def test_a_pull_can_wait_for_a_message(world: World, consumer: Any) -> None:
     found: list[Any] = []
-    world.run(consumer.pull(Q, 0, suspend_ms=60_000)).addBoth(found.append)
+    world.run(consumer.pull(Q, 0, suspend_s=60)).addBoth(found.append)
     world.clock.advance(30)
     assert not found
     world.cluster.store(Q, b"new")

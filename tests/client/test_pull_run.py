@@ -328,7 +328,7 @@ def test_each_message_comes_once_and_in_order(server: Loopback, expression: str)
             if len(got) == (count if expression == "*" else count // 2):
                 done.set()
 
-        options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, pull_batch=8)
+        options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_s=0, pull_batch=8)
         consumer = PushConsumer(server.addr, "g", listener, options=options)
         await consumer.subscribe("T", expression)
         async with consumer:

@@ -138,7 +138,7 @@ def test_on_asyncio_nobody_overtakes_and_cancelled_ones_give_their_places_back()
 def test_many_sends_at_once_wait_for_their_turn_and_none_of_them_fails(world: World, name_server: str) -> None:
     """Each is answered a second after it was sent: all together take far longer than one is allowed."""
     world.cluster.add_topic("T")
-    producer = make(world, name_server, sends_in_flight_max=10, send_timeout_ms=1500)
+    producer = make(world, name_server, sends_in_flight_max=10, send_timeout_s=1.5)
     outstanding, most = [0], [0]
 
     def later(passage: Any) -> None:

@@ -66,7 +66,7 @@ def test_the_time_of_a_send_includes_that_of_silent_name_servers(two_brokers: Wo
     for addr in (NAME_SERVER, OTHER_SERVER):
         two_brokers.faults.refuse[addr, ROUTE] = SILENT
     producer = make(two_brokers, (NAME_SERVER, OTHER_SERVER))
-    error, took_s = end_of(two_brokers, producer.send(Message("T", b"x"), timeout_ms=int(timeout_s * 1000)))
+    error, took_s = end_of(two_brokers, producer.send(Message("T", b"x"), timeout_s=timeout_s))
     assert isinstance(error, NameServerUnreachable)
     assert [addr for addr, _ in error.tried] == [NAME_SERVER, OTHER_SERVER]
     assert timeout_s <= took_s <= timeout_s + 0.1
@@ -76,7 +76,7 @@ def test_a_send_that_gives_up_leaves_the_question_to_the_others(two_brokers: Wor
     kept: list[Any] = []
     two_brokers.faults.refuse[None, ROUTE] = kept.append
     producer, found = make(two_brokers), []
-    two_brokers.run(producer.send(Message("T", b"0"), timeout_ms=500)).addErrback(lambda f: found.append(f.type))
+    two_brokers.run(producer.send(Message("T", b"0"), timeout_s=0.5)).addErrback(lambda f: found.append(f.type))
     for n in range(1, 4):
         two_brokers.run(producer.send(Message("T", b"%d" % n))).addCallback(lambda r: found.append(r.msg_id))
     two_brokers.clock.pump([0.1] * 8)
@@ -188,9 +188,9 @@ def test_a_failure_names_the_attempts_that_were_made_alone(two_brokers: World) -
 
 def test_a_time_that_is_given_includes_the_wait_for_a_turn(two_brokers: World) -> None:
     two_brokers.faults.refuse[None, SEND] = SILENT
-    producer = make(two_brokers, sends_in_flight_max=1, send_timeout_ms=30_000)
+    producer = make(two_brokers, sends_in_flight_max=1, send_timeout_s=30)
     two_brokers.run(producer.send(Message("T", b"first"))).addErrback(lambda failure: None)
-    error, took_s = end_of(two_brokers, producer.send(Message("T", b"x"), timeout_ms=500))
+    error, took_s = end_of(two_brokers, producer.send(Message("T", b"x"), timeout_s=0.5))
     assert isinstance(error, RequestTimedOut)
     assert 0.5 <= took_s <= 0.6
     assert producer._in_flight._count == 1

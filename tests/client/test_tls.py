@@ -260,7 +260,7 @@ def test_a_consumer_on_threads_is_encrypted(serve: Any, authority: Any) -> None:
         got.append(message.body)
         came.set()
 
-    options = PushOptions(tls=ClientTls(ca_file=authority.path), consume_from=ConsumeFrom.FIRST, suspend_ms=0)
+    options = PushOptions(tls=ClientTls(ca_file=authority.path), consume_from=ConsumeFrom.FIRST, suspend_s=0)
     consumer = blocking.PushConsumer(server.addr, "g", listen, options=options)
     consumer.subscribe("T")
     with consumer:

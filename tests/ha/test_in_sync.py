@@ -119,7 +119,7 @@ def test_a_suspended_replica_keeps_no_send_waiting_until_clients_give_up() -> No
         world.acknowledge(2, 1100)
         waited += LOOK_SECONDS
     assert [members for members, _ in world.proposals] == [{1, 2}]
-    assert waited + 0.5 <= ProducerOptions().send_timeout_ms / 1000
+    assert waited + 0.5 <= ProducerOptions().send_timeout_s
     world.proposals[0][1].callback(True)
     assert world.set.confirm(1000, 1100)
 

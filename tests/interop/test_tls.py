@@ -92,7 +92,7 @@ def test_our_clients(doors: Doors, kind: Kind, topic: str) -> None:
             return ends if sum(ends) == COUNT else []
 
         ends = eventually("all can be read", ends_of_all)
-        pulled = [consumer.pull(queue, 0, suspend_ms=1000) for queue, end in zip(queues, ends, strict=True) if end]
+        pulled = [consumer.pull(queue, 0, suspend_s=1) for queue, end in zip(queues, ends, strict=True) if end]
     assert sorted(message.body for result in pulled for message in result.messages) == sorted(bodies)
 
 

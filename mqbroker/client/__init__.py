@@ -53,6 +53,7 @@ from mqbroker.client.observers import ConsumeObserver, Consumption, Send, SendKi
 from mqbroker.client.offset_stores import LocalOffsets, MemoryOffsets, OffsetStore
 from mqbroker.client.options import ConsumeFrom, MessageModel, ProducerOptions, PullOptions, PushOptions
 from mqbroker.client.send import Selector
+from mqbroker.client.subscription import Sql
 from mqbroker.client.tls import ClientTls
 from mqbroker.client.transactions import TransactionResult, TransactionState
 from mqbroker.errors import BadTls, ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
@@ -113,6 +114,7 @@ __all__ = [
     "SendObserver",
     "SendResult",
     "SendStatus",
+    "Sql",
     "SuspendQueue",
     "TlsFailed",
     "TopicNotFound",

@@ -30,7 +30,7 @@ from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.stack_traces import thread_stacks
-from mqbroker.client.subscription import ALL
+from mqbroker.client.subscription import ALL, Sql
 from mqbroker.client.transactions import Check, TransactionCore
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
@@ -188,14 +188,30 @@ class PushConsumer(_Client):
         """The queues this member consumes now."""
         return self._core.assigned
 
-    def subscribe(self, topic: str, expression: str = ALL) -> Awaitable[None]:
-        """Consume `topic`: messages with one of the tags in "a || b", or all with "*". Raises Refused on a bad name.
+    def subscribe(self, topic: str, expression: str | Sql = ALL) -> Awaitable[None]:
+        """Consume `topic`: messages with one of the tags in "a || b", or all with "*", or those that `Sql("...")`
+        picks. Raises BadArgument on a bad name, MQError on a bad expression.
 
         Takes effect whether or not it is awaited; awaiting it waits until the brokers know.
         """
         if self._core.add_subscription(topic, expression):
             return self._net.spawn(self._core.apply_subscription(topic))
         return _Done()
+
+    def unsubscribe(self, topic: str) -> Awaitable[None]:
+        """Consume `topic` no more: its queues are given up, with their offsets committed. Nothing happens if it was
+        not subscribed to. Takes effect whether or not it is awaited."""
+        if self._core.remove_subscription(topic):
+            return self._net.spawn(self._core.apply_subscription(topic))
+        return _Done()
+
+    def suspend(self) -> None:
+        """Pull no more until `resume`; what was pulled still goes to the listener."""
+        self._core.suspend()
+
+    def resume(self) -> None:
+        """Pull again after `suspend`."""
+        self._core.resume()
 
     async def start(self) -> None:
         """Join the group; fires when the first balance is done.

@@ -44,7 +44,7 @@ from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.send import Selector
 from mqbroker.client.stack_traces import thread_stacks
-from mqbroker.client.subscription import ALL
+from mqbroker.client.subscription import ALL, Sql
 from mqbroker.client.thread_calls import CheckThreads, ThreadConsumeService
 from mqbroker.client.transactions import (
     TransactionCore,
@@ -463,8 +463,28 @@ class PushConsumer(_Client):
         """The queues this member consumes now."""
         return self._core.assigned
 
-    def subscribe(self, topic: str, expression: str = ALL) -> None:
-        """Consume `topic`: messages with one of the tags in "a || b", or all with "*". Raises Refused on a bad name."""
+    def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
+        """Consume `topic`: messages with one of the tags in "a || b", or all with "*", or those that `Sql("...")`
+        picks. Raises BadArgument on a bad name, MQError on a bad expression."""
+        self._change(
+            lambda: self._core.add_subscription(topic, expression), lambda: self._core.subscribe(topic, expression)
+        )
+
+    def unsubscribe(self, topic: str) -> None:
+        """Consume `topic` no more: its queues are given up, with their offsets committed. Nothing happens if it was
+        not subscribed to."""
+        self._change(lambda: self._core.remove_subscription(topic), lambda: self._core.unsubscribe(topic))
+
+    def suspend(self) -> None:
+        """Pull no more until `resume`; what was pulled still goes to the listener."""
+        self._change(self._core.suspend, lambda: _later(self._core.suspend))
+
+    def resume(self) -> None:
+        """Pull again after `suspend`."""
+        self._change(self._core.resume, lambda: _later(self._core.resume))
+
+    def _change(self, before: Callable[[], object], running: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Change the member, before it is started or while it runs. Raises ClientClosed."""
         with self._gate:
             if self._pid != os.getpid():
                 raise ClientClosed("this push consumer belongs to another process")
@@ -472,9 +492,9 @@ class PushConsumer(_Client):
                 raise ClientClosed("this push consumer was closed")
             thread = self._thread
             if thread is None:
-                self._core.add_subscription(topic, expression)
+                before()
         if thread is not None:
-            thread.run(self._core.subscribe(topic, expression))
+            thread.run(running())
 
     def start(self) -> None:
         """Join the group; returns when the first balance is done.
@@ -515,6 +535,10 @@ class PushConsumer(_Client):
             thread.check_may_block()
             wait_for(self._closing)
             thread.join_if_over()
+
+
+async def _later(call: Callable[[], None]) -> None:
+    call()
 
 
 class _OnThread(RebalanceListener):

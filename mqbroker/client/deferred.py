@@ -211,6 +211,15 @@ class PushConsumer(Named):
         return self._core.assigned
 
     subscribe = call(PushConsumerCore.subscribe, core)
+    unsubscribe = call(PushConsumerCore.unsubscribe, core)
+
+    def suspend(self) -> None:
+        """Pull no more until `resume`; what was pulled still goes to the listener."""
+        self._core.suspend()
+
+    def resume(self) -> None:
+        """Pull again after `suspend`."""
+        self._core.resume()
 
     def start(self) -> Deferred[None]:
         """Join the group; fires when the first balance is done.

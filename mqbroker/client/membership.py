@@ -20,7 +20,7 @@ from mqbroker.client.identity import Identity
 from mqbroker.client.net import Net
 from mqbroker.client.options import MemberOptions, MessageModel, milliseconds
 from mqbroker.client.routes import Route, Routes, java_order, sorted_queues
-from mqbroker.client.subscription import ALL, subscribe_to
+from mqbroker.client.subscription import ALL, Sql, subscribe_to
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.bodies import ConsumerData, GetConsumerListByGroupResponseBody, MessageQueue, SubscriptionData
 from mqbroker.wire.codes import RETRY_PREFIX, RequestCode, ResponseCode
@@ -88,7 +88,7 @@ class Membership:
         self._wake = net.signal()
         self.is_over = False
 
-    def subscribe(self, topic: str, expression: str = ALL) -> None:
+    def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
         """Add or change a subscription. Raises MQError on an invalid one."""
         self.subscriptions[topic] = subscribe_to(topic, expression, int(self._net.now() * 1000))
 

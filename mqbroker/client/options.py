@@ -242,6 +242,9 @@ class MemberOptions(ClientOptions):
     pull_batch: int = attrs.field(default=32, validator=_number(1, 1024))
     queue_messages_max: int = attrs.field(default=1000, validator=_number(1))
     queue_bytes_max: int = attrs.field(default=100 * 1024 * 1024, validator=_number(1))
+    #: What all queues of a topic hold together; None: there is no such limit.
+    topic_messages_max: int | None = attrs.field(default=None, validator=_number(1, may_be_none=True))
+    topic_bytes_max: int | None = attrs.field(default=None, validator=_number(1, may_be_none=True))
     #: A queue is not pulled while more messages than this follow its first unconsumed one.
     queue_span_max: int = attrs.field(default=2000, validator=_number(1))
     suspend_s: float = attrs.field(default=15.0, converter=to_seconds, validator=_seconds(0.0))

@@ -13,7 +13,7 @@ import attrs
 from mqbroker.client.listeners import TELL_EVERY_S
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
 from mqbroker.client.net import Net
-from mqbroker.client.options import PushOptions
+from mqbroker.client.options import MemberOptions
 from mqbroker.client.queue_requests import read_messages
 from mqbroker.errors import MQError, Unreachable
 from mqbroker.wire.admin_bodies import ProcessQueueInfo
@@ -151,6 +151,11 @@ class ProcessQueue:
         """
         return self._would_be_stretched(0)
 
+    def limit(self, messages_max: int, bytes_max: int) -> None:
+        """Be full with so many messages, or bytes."""
+        self._messages_max, self._bytes_max = messages_max, bytes_max
+        self.released()
+
     def would_be_full(self, messages: int, size: int) -> bool:
         """Whether it is full with so many more messages, and bytes."""
         is_full = self.count + messages >= self._messages_max or self.bytes + size >= self._bytes_max
@@ -224,6 +229,9 @@ SLAVE_ID = 1
 _HELD_S = 0.1
 _NOT_HELD_PAUSE_S = 1.0
 
+#: A queue that could be pulled and was not for so long is begun anew.
+_STUCK_S = 120.0
+
 #: pull(queue, offset, broker id to ask first)
 Pull = Callable[["AssignedQueue", int, int], Awaitable[RawPull]]
 
@@ -277,7 +285,7 @@ class AssignedQueue:
         net: Net,
         queue: MessageQueue,
         subscription: SubscriptionData,
-        options: PushOptions,
+        options: MemberOptions,
         *,
         pause_s: float,
         find_start: Callable[[MessageQueue], Awaitable[int]],
@@ -307,6 +315,10 @@ class AssignedQueue:
         #: How long the pull took whose messages are taken, seconds.
         self._took_s = 0.0
         self._stopped = False
+        self._limits = options.queue_messages_max, options.queue_bytes_max
+        self._is_paused = False
+        #: When it last did something, by the clock that is never set; None while it waits.
+        self._active_at: float | None = None
         self._room = net.signal()
         self._task = net.spawn(self._run())
 
@@ -330,6 +342,25 @@ class AssignedQueue:
             last_pull_timestamp=int(self._pulled_at * 1000),
             last_consume_timestamp=int((self._began_at if held is None else held.consumed_at) * 1000),
         )
+
+    def limit(self, messages_max: int, bytes_max: int) -> None:
+        """Hold at most so many messages and bytes."""
+        self._limits = messages_max, bytes_max
+        if self._process_queue is not None:
+            self._process_queue.limit(messages_max, bytes_max)
+
+    def pause(self) -> None:
+        """Pull no more until `resume`; what is on its way still comes."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._room.set()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it does nothing, although it could pull: ProcessQueue.isPullExpired of 4.9.7."""
+        return self._active_at is not None and self._net.steady() - self._active_at > _STUCK_S
 
     def _no_failure(self) -> None:
         if self._has_failed:
@@ -357,6 +388,7 @@ class AssignedQueue:
         if self._pause_s:
             await self._net.sleep(self._pause_s)
         while not self._is_stopped():
+            self._active_at = None if self._process_queue is None else self._net.steady()
             try:
                 await self._step()
             except Exception as error:
@@ -377,8 +409,8 @@ class AssignedQueue:
             self._process_queue = ProcessQueue(
                 self.queue,
                 start,
-                messages_max=self._options.queue_messages_max,
-                bytes_max=self._options.queue_bytes_max,
+                messages_max=self._limits[0],
+                bytes_max=self._limits[1],
                 span_max=self._options.queue_span_max,
                 began=self._began_at,
             )
@@ -392,6 +424,10 @@ class AssignedQueue:
                     self._options.queue_span_max,
                 )
             held.on_room = self._room.set
+            self._active_at = None
+            await self._room.wait()
+        elif self._is_paused:
+            self._active_at = None
             await self._room.wait()
         else:
             self._pulled_at = self._net.now()
@@ -409,8 +445,9 @@ class AssignedQueue:
     def goes_on(self, pulled: RawPull) -> bool:
         """Whether the next pull may follow one that has found messages, before `take` has them."""
         held = self._process_queue
-        if held is None or pulled.broker_id != self._broker_id:
+        if held is None or pulled.broker_id != self._broker_id or self._is_paused:
             return False
+        self._active_at = self._net.steady()
         if held.would_be_full(self._options.pull_batch, len(pulled.body)):
             return False
         now = self._net.now()

@@ -6,11 +6,12 @@ At least once: a message is delivered again if a member died, was slow to leave 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener
-from mqbroker.client.errors import ClientClosed
+from mqbroker.client.errors import ClientClosed, NoBrokerForTopic
 from mqbroker.client.identity import Identity
 from mqbroker.client.listener_calls import LoopConsumeService
 from mqbroker.client.listeners import Throttle
@@ -27,7 +28,8 @@ from mqbroker.client.process_queue import AssignedQueue, PulledBatch, PullFailur
 from mqbroker.client.queue_requests import Offsets, pull_from, pull_request, read_pull_answer
 from mqbroker.client.routes import Routes
 from mqbroker.client.running_info import About, ConsumerStats, positions, running_info
-from mqbroker.client.subscription import ALL
+from mqbroker.client.send import STATUSES, retry_request
+from mqbroker.client.subscription import ALL, Sql
 from mqbroker.errors import MQError, Refused, Unreachable
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from mqbroker.wire.bodies import MessageQueue
@@ -110,7 +112,7 @@ class PushConsumerCore(Owner):
         self._releasing: dict[MessageQueue, AssignedQueue] = {}
         self._pull_failures = PullFailures()
         self._loops: list[Task] = []
-        self._started = self._closed = self._ended = False
+        self._started = self._closed = self._ended = self._is_suspended = False
         self._closing = net.lock()
         self._timestamp_ms = options.consume_from_time or self._now_ms() - _HALF_AN_HOUR_MS
         self._dropped = Throttle(net.steady)
@@ -127,13 +129,14 @@ class PushConsumerCore(Owner):
         """The queues this member consumes now, its retry queues included."""
         return frozenset(self._assigned)
 
-    async def subscribe(self, topic: str, expression: str = ALL) -> None:
-        """Consume `topic`: messages with one of the tags in "a || b", or all with "*". Raises Refused on a bad name."""
+    async def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
+        """Consume `topic`: messages with one of the tags in "a || b", or all with "*", or those that `Sql("...")`
+        picks. Raises BadArgument on a bad name, MQError on a bad expression."""
         self.add_subscription(topic, expression)
         if self._started:
             await self.apply_subscription(topic)
 
-    def add_subscription(self, topic: str, expression: str = ALL) -> bool:
+    def add_subscription(self, topic: str, expression: str | Sql = ALL) -> bool:
         """The immediate part of `subscribe`; True if `apply_subscription` must follow. Raises Refused."""
         self._membership.subscribe(check_topic(topic), expression)
         self._first_pulls.clear()
@@ -142,6 +145,30 @@ class PushConsumerCore(Owner):
     async def apply_subscription(self, topic: str) -> None:
         """Apply an added or changed subscription to a running member."""
         await self._membership.apply(topic)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Consume `topic` no more: its queues are given up, with their offsets committed. Nothing happens if it was
+        not subscribed to."""
+        if self.remove_subscription(topic):
+            await self.apply_subscription(topic)
+
+    def remove_subscription(self, topic: str) -> bool:
+        """The immediate part of `unsubscribe`; True if `apply_subscription` must follow."""
+        if self._membership.subscriptions.pop(check_topic(topic), None) is None:
+            return False
+        return self._started
+
+    def suspend(self) -> None:
+        """Pull no more until `resume`; what was pulled still goes to the listener."""
+        self._is_suspended = True
+        for assigned in self._assigned.values():
+            assigned.pause()
+
+    def resume(self) -> None:
+        """Pull again after `suspend`."""
+        self._is_suspended = False
+        for assigned in self._assigned.values():
+            assigned.resume()
 
     @property
     def is_calling(self) -> bool:
@@ -173,6 +200,7 @@ class PushConsumerCore(Owner):
             self._net.spawn(every(self._net, options.commit_s, self._commit_oneway)),
             self._net.spawn(every(self._net, options.consume_timeout_s / LOOKS_MAX, self._consuming.send_back_overdue)),
             self._net.spawn(every(self._net, options.route_age_s, self._routes.refresh_all)),
+            self._net.spawn(every(self._net, options.rebalance_s, self._renew_stuck)),
         ]
         if self._locks is not None:
             self._loops.append(self._net.spawn(every(self._net, LOCK_EVERY_S, self._lock_all)))
@@ -270,6 +298,7 @@ class PushConsumerCore(Owner):
     def assign(self, queues: Sequence[MessageQueue], is_shared: bool) -> None:
         for queue in queues:
             self._assign(queue, pause_s=self._options.takeover_pause_s if is_shared else 0.0)
+        self._limit()
 
     async def revoke(self, queues: Sequence[MessageQueue]) -> None:
         for queue in queues:
@@ -283,7 +312,33 @@ class PushConsumerCore(Owner):
             assigned.drop()
             if offset is not None:
                 await self._store.commit_oneway(queue, offset)
+        self._limit()
         await self._store.flush()
+
+    def _limit(self) -> None:
+        """Divide the limits of topics among their queues."""
+        options = self._options
+        if options.topic_messages_max is None and options.topic_bytes_max is None:
+            return
+        counts = Counter(queue.topic for queue in self._assigned)
+        for queue, assigned in self._assigned.items():
+            most, size = (
+                limit if of_topic is None else min(limit, max(1, of_topic // counts[queue.topic]))
+                for limit, of_topic in (
+                    (options.queue_messages_max, options.topic_messages_max),
+                    (options.queue_bytes_max, options.topic_bytes_max),
+                )
+            )
+            assigned.limit(most, size)
+
+    async def _renew_stuck(self) -> None:
+        """Begin queues anew that could be pulled and are not."""
+        for queue, assigned in list(self._assigned.items()):
+            if assigned.is_stuck:
+                log.error("%s was not pulled for two minutes, and is begun anew: please report this", queue)
+                assigned.drop()
+                self._consuming.forget_dropped()
+                self._assign(queue)
 
     async def _release(self, locks: QueueLocks, queue: MessageQueue, assigned: AssignedQueue) -> None:
         """Let the listener end with a queue, commit what it has consumed, and unlock it."""
@@ -326,6 +381,8 @@ class PushConsumerCore(Owner):
             failures=self._pull_failures,
             promised=promised,
         )
+        if self._is_suspended:
+            self._assigned[queue].pause()
 
     def _deliver(self, assigned: AssignedQueue, batch: PulledBatch, took_s: float) -> None:
         self._stats.of(assigned.queue.topic).pulled(took_s * 1000, batch.left)
@@ -388,6 +445,8 @@ class PushConsumerCore(Owner):
             )
 
     async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
+        """Have the broker deliver a message again. Where it does not answer, or refuses, the message is sent anew to
+        the group's retry topic, at any broker. Raises the first error if that fails too."""
         header = ConsumerSendMsgBackRequestHeader(
             offset=message.commit_log_offset,
             group=self._group,
@@ -397,10 +456,37 @@ class PushConsumerCore(Owner):
             max_reconsume_times=self._attempts_max,
             bname=message.queue.broker_name,
         )
-        addr = await self._routes.address(message.queue, master_only=True)
-        request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        try:
+            addr = await self._routes.address(message.queue, master_only=True)
+            request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+            answer = await self._net.invoke(addr, request, self._timeout_ms)
+            if answer.code != ResponseCode.SUCCESS:
+                raise Refused(answer.code, answer.remark or "")
+        except MQError as error:
+            try:
+                await self._send_anew(message, delay_level)
+            except MQError as second:
+                log.info("%s was not accepted as a new message either: %s", message.msg_id, second)
+                raise error from None
+            log.info("%s is sent to the retry topic as a new message: %s", message.msg_id, error)
+
+    async def _send_anew(self, message: ReceivedMessage, delay_level: int) -> None:
+        retry_topic = RETRY_PREFIX + self._group
+        route = await self._routes.get(retry_topic)
+        if not route.publish_queues:
+            raise NoBrokerForTopic(retry_topic, "none lets it be written")
+        others = [queue for queue in route.publish_queues if queue.broker_name != message.queue.broker_name]
+        queue = self._net.rng.choice(others or route.publish_queues)
+        times = message.reconsume_times
+        if delay_level < 0 or times >= self._attempts_max:
+            request = retry_request(message, queue, times, times, 3)
+        else:
+            # Brokers count otherwise here: a dead letter is what has come so often already.
+            level = delay_level or 3 + times
+            request = retry_request(message, queue, times + 1, self._attempts_max + 1, level)
+        addr = await self._routes.address(queue, master_only=True)
         answer = await self._net.invoke(addr, request, self._timeout_ms)
-        if answer.code != ResponseCode.SUCCESS:
+        if answer.code not in STATUSES:
             raise Refused(answer.code, answer.remark or "")
 
     def _committable(self) -> dict[MessageQueue, int]:

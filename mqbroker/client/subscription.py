@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+import attrs
+
+from mqbroker.client.errors import BadArgument
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import SubscriptionData
 from mqbroker.wire.names import java_hash
@@ -19,17 +22,43 @@ _seems_sql = re.compile(
 ).search
 
 
-def subscribe_to(topic: str, expression: str, version_ms: int) -> SubscriptionData:
-    """Parse a tag expression as FilterAPI of 4.9.7 does. Raises MQError if it names no tag, or is SQL92: as a tag it
-    would match nothing."""
+@attrs.frozen
+class Sql:
+    """An SQL92 expression on the properties of messages, in place of tags. It is checked here before brokers get it;
+    these must have enablePropertyFilter=true. Raises BadArgument."""
+
+    expression: str = attrs.field()
+
+    def __attrs_post_init__(self) -> None:
+        # Imported where it is used: few need the parser.
+        from mqbroker.filter import EXPRESSION_LENGTH_MAX, compile_expression
+
+        text: object = self.expression
+        if not isinstance(text, str) or len(text) > EXPRESSION_LENGTH_MAX:
+            raise BadArgument("Sql", f"a text of at most {EXPRESSION_LENGTH_MAX} characters", text)
+        try:
+            compile_expression(self.expression)
+        except MQError as error:
+            raise BadArgument(f"Sql({self.expression!r})", "an expression that brokers can read", str(error)) from error
+
+
+def subscribe_to(topic: str, expression: str | Sql, version_ms: int) -> SubscriptionData:
+    """Parse a tag expression as FilterAPI of 4.9.7 does. Raises MQError if it names no tag, or is SQL92 as a plain
+    text: as a tag it would match nothing."""
+    if isinstance(expression, Sql):
+        return SubscriptionData(
+            topic=topic, sub_string=expression.expression, sub_version=version_ms, expression_type="SQL92"
+        )
+    if not isinstance(expression, str):
+        raise BadArgument("expression", "tags as text, or Sql(...)", expression)
     expression = expression.strip()
     if expression in ("", ALL):
         return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version_ms)
     tags = frozenset(tag.strip() for tag in expression.split("||") if tag.strip())
     if any(map(_seems_sql, tags)):
         raise MQError(
-            f"subscription {expression!r} of topic {topic} is an SQL92 expression, which clients of this version do not"
-            " send; name tags ('a || b'), or take all ('*') and look at message.properties"
+            f"subscription {expression!r} of topic {topic} is an SQL92 expression: write Sql({expression!r}),"
+            " or name tags ('a || b')"
         )
     if not tags:
         raise MQError(f"subscription {expression!r} of topic {topic} names no tag; write 'a || b', or '*' for all")

@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 from mqbroker.client import (
+    BadArgument,
     BadListener,
     BadMessage,
     BatchFailed,
@@ -28,6 +29,7 @@ from mqbroker.client import (
     RebalanceListener,
     SendResult,
     SendStatus,
+    Sql,
     SuspendQueue,
     TopicNotFound,
 )
@@ -314,6 +316,33 @@ def test_a_listener_may_get_several_messages(face: Any, cluster: Loopback, produ
             found += batch
     assert sorted(found) == sorted(b"%d" % n for n in range(50))
     assert cluster.parts().offsets.by_queue("g", "T")[0] == 50
+
+
+def test_a_topic_may_be_given_up_and_a_member_suspended(face: Any, cluster: Loopback, producer: Any) -> None:
+    producer.send(Message("T", b"0"), queue=Q)
+    got: SimpleQueue[Any] = SimpleQueue()
+    member = face.make("PushConsumer", "g", got.put, options=attrs.evolve(FROM_FIRST, suspend_s=0.1))
+    member.subscribe("T")
+    with member:
+        assert face.get(got).body == b"0"
+        member._client.suspend()
+        member._client.resume()
+        producer.send(Message("T", b"1"), queue=Q)
+        assert face.get(got).body == b"1"
+        member.unsubscribe("T")
+        for _ in range(2):
+            member.unsubscribe("other")
+        assert not any(queue.topic == "T" for queue in member.assigned)
+        producer.send(Message("T", b"2"), queue=Q)
+        assert got.empty()
+
+
+def test_a_bad_expression_is_refused_before_it_is_sent(face: Any) -> None:
+    member = face.make("PushConsumer", "g", print)
+    member.subscribe("T", Sql("n > 1"))
+    with pytest.raises(BadArgument, match="expression that brokers can read"):
+        member.subscribe("T", Sql("n >"))
+    member.close()
 
 
 def test_each_member_may_get_every_message(face: Any, cluster: Loopback, producer: Any, tmp_path: Path) -> None:

@@ -167,7 +167,8 @@ def test_a_message_that_fails_again_goes_back_under_its_own_topic(one_queue: Wor
 
 
 def test_what_the_broker_does_not_take_back_is_tried_here(one_queue: World, name_server: str) -> None:
-    one_queue.faults.refuse[A, RequestCode.CONSUMER_SEND_MSG_BACK] = (ResponseCode.SYSTEM_ERROR, "no")
+    for code in (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE_V2):
+        one_queue.faults.refuse[A, code] = (ResponseCode.SYSTEM_ERROR, "no")
     one_queue.cluster.store(Q, b"0")
     one_queue.cluster.store(Q, b"1")
     member = Member(one_queue, name_server, listener=lambda m: m.body == b"1" or m.reconsume_times > 0).start()
@@ -283,7 +284,8 @@ def test_a_message_that_the_listener_is_with_for_too_long_goes_back(
 
 def test_an_overdue_message_that_no_broker_takes_back_is_kept(one_queue: World, name_server: str) -> None:
     one_queue.cluster.store(Q, b"0")
-    one_queue.faults.refuse[A, RequestCode.CONSUMER_SEND_MSG_BACK] = (ResponseCode.SYSTEM_ERROR, "no")
+    for code in (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE_V2):
+        one_queue.faults.refuse[A, code] = (ResponseCode.SYSTEM_ERROR, "no")
     listener, waiting = stuck_with(b"0")
     Member(one_queue, name_server, listener=listener, consume_timeout_s=15.0).start()
     one_queue.clock.pump([1] * 60)

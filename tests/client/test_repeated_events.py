@@ -150,7 +150,7 @@ def test_heartbeats_that_fail_again_are_sent_again(
 
 
 def test_a_message_that_is_not_taken_back_again_comes_again_each_time(one_queue: World, name_server: str) -> None:
-    one_queue.faults.refuse[A, BACK] = NO
+    one_queue.faults.refuse[A, BACK] = one_queue.faults.refuse[A, RequestCode.SEND_MESSAGE_V2] = NO
     member = Member(one_queue, name_server, listener=lambda m: m.reconsume_times == 3).start()
     for number in ROUNDS:
         one_queue.cluster.store(Q, b"%d" % number)

@@ -334,7 +334,7 @@ def test_a_status_is_printed_by_name() -> None:
     ],
 )  # fmt: skip
 def test_an_sql_expression_is_no_tag(expression: Any) -> None:
-    with pytest.raises(MQError, match="is an SQL92 expression, which clients of this version do not send; name tags"):
+    with pytest.raises(MQError, match="is an SQL92 expression: write Sql"):
         subscribe_to("T", expression, 1)
 
 

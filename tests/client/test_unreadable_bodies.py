@@ -62,7 +62,8 @@ def test_the_others_of_its_pull_are_consumed_and_it_is_sent_back(
 
 def test_it_stays_in_its_queue_until_the_broker_has_accepted_it_back(one_queue: World, name_server: str) -> None:
     store_three(one_queue, GARBAGE, 1)
-    one_queue.faults.refuse[A, RequestCode.CONSUMER_SEND_MSG_BACK] = (ResponseCode.SYSTEM_BUSY, "busy")
+    for code in (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE_V2):
+        one_queue.faults.refuse[A, code] = (ResponseCode.SYSTEM_BUSY, "busy")
     member = Member(one_queue, name_server, local_retry_s=5.0).start()
     assert member.bodies == [b"before", b"after"]
     for _ in range(3):
@@ -76,7 +77,8 @@ def test_it_stays_in_its_queue_until_the_broker_has_accepted_it_back(one_queue: 
 
 def test_it_is_left_to_the_next_member_when_its_member_closes(one_queue: World, name_server: str) -> None:
     store_three(one_queue, GARBAGE, 1)
-    one_queue.faults.refuse[A, RequestCode.CONSUMER_SEND_MSG_BACK] = (ResponseCode.SYSTEM_BUSY, "busy")
+    for code in (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE_V2):
+        one_queue.faults.refuse[A, code] = (ResponseCode.SYSTEM_BUSY, "busy")
     member = Member(one_queue, name_server, local_retry_s=5.0).start()
     one_queue.result(member.core.close())
     asked = len(one_queue.faults.requests)

@@ -84,8 +84,8 @@ def test_spark_reads_what_was_sent(mq_dev: Cluster) -> None:
 
 
 def test_each_program_is_tested() -> None:
-    # Those of the tutorial, and the table of messages to send, are run with their pages.
-    others = {"delayed.py", "outbox.py", "request_reply.py", "spark_stream.py", "transaction.py"}
+    # Those of the tutorial, the one that is restarted under, and the table of messages to send are run with their pages.
+    others = {"delayed.py", "outbox.py", "request_reply.py", "send_steadily.py", "spark_stream.py", "transaction.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED | set(SERVICES) | others
 
 

@@ -84,7 +84,7 @@ def test_spark_reads_what_was_sent(mq_dev: Cluster) -> None:
 
 
 def test_each_program_is_tested() -> None:
-    # Those of the tutorial, the one that is restarted under, and the table of messages to send are run with their pages.
+    # Others are run with their pages: of the tutorial, the sender to restart under, the table of messages to send.
     others = {"delayed.py", "outbox.py", "request_reply.py", "send_steadily.py", "spark_stream.py", "transaction.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED | set(SERVICES) | others
 

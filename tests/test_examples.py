@@ -83,9 +83,21 @@ def test_spark_reads_what_was_sent(mq_dev: Cluster) -> None:
     assert mq_dev.run(source("spark_stream.py"), timeout=150) == "105 orders\n"
 
 
+@pytest.mark.spark
+def test_spark_writes_a_receipt_for_each_order_once(mq_dev: Cluster) -> None:
+    missing = pytest.importorskip("mqbroker_demo.spark_process").what_is_missing()
+    if missing:
+        pytest.skip(missing)
+    mq_dev.run(source("producer_blocking.py"))
+    assert [mq_dev.run(source("spark_write.py"), timeout=150) for _ in range(2)] == ["105 receipts\n"] * 2
+    counts = mq_dev.run(source("spark_update.py"), timeout=150).splitlines()
+    assert sorted(counts) == ["none 3", "paid 101", "shipped 1"]
+
+
 def test_each_program_is_tested() -> None:
     # Others are run with their pages: of the tutorial, the sender to restart under, the table of messages to send.
-    others = {"delayed.py", "outbox.py", "request_reply.py", "send_steadily.py", "spark_stream.py", "transaction.py"}
+    others = {"delayed.py", "outbox.py", "request_reply.py", "send_steadily.py", "transaction.py"}
+    others |= {"spark_stream.py", "spark_update.py", "spark_write.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED | set(SERVICES) | others
 
 

@@ -14,6 +14,7 @@ import attrs
 
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import RequestHandler
+from mqbroker.client.net import decline as decline
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.admin_bodies import (
@@ -36,12 +37,6 @@ from mqbroker.wire.headers import (
 from mqbroker.wire.record import decode_record
 
 log = logging.getLogger(__name__)
-
-
-async def decline(request: RemotingCommand) -> RemotingCommand | None:
-    """The response of a producer."""
-    remark = f" request type {request.code} not supported"
-    return _answer(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
 
 
 def pull_consumer_answers(group: str) -> RequestHandler:

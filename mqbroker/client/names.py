@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 from mqbroker.client.errors import BadArgument
 from mqbroker.errors import Refused
 from mqbroker.wire import names
 from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import (
+    CID_RMQ_SYS_PREFIX,
+    CLIENT_INNER_PRODUCER_GROUP,
+    DLQ_PREFIX,
+    REPLY_TOPIC_POSTFIX,
+    RETRY_PREFIX,
+    TOOLS_CONSUMER_GROUP,
+    is_system_topic,
+)
+from mqbroker.wire.names import LMQ_PREFIX
 
 
 def check_group(group: str) -> str:
@@ -35,3 +47,42 @@ def check_queue(queue: object, topic: str | None = None) -> None:
     if not is_queue or (topic is not None and queue.topic != topic):  # type: ignore[attr-defined]
         of_topic = "" if topic is None else f" of topic {topic}"
         raise BadArgument("queue", f"a MessageQueue{of_topic} with a queue_id of at least 0", queue)
+
+
+def check_namespace(namespace: object) -> str:
+    """Return `namespace`, which may be empty. Raises BadArgument."""
+    if not isinstance(namespace, str) or (namespace and not _legal_namespace(namespace)):
+        raise BadArgument("namespace", "text of characters from a to z, A to Z, 0 to 9, and |, _, -", namespace)
+    return namespace
+
+
+def within(namespace: str, name: str) -> str:
+    """The topic or group `name` as brokers know it: with the namespace, as Java's clients write it."""
+    prefix, rest = _parts(name)
+    if not namespace or _is_system(name) or rest.startswith(f"{namespace}%"):
+        return name
+    return f"{prefix}{namespace}%{rest}"
+
+
+def bare(name: str, namespace: str | None = None) -> str:
+    """The topic or group `name` without its namespace, or without this one if it is given."""
+    prefix, rest = _parts(name)
+    found, separator, inside = rest.partition("%")
+    if not separator or not found or _is_system(name) or (namespace is not None and found != namespace):
+        return name
+    return prefix + inside
+
+
+def _parts(name: str) -> tuple[str, str]:
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if name.startswith(prefix):
+            return prefix, name[len(prefix) :]
+    return "", name
+
+
+def _is_system(name: str) -> bool:
+    is_group = name.startswith(CID_RMQ_SYS_PREFIX) or name in (TOOLS_CONSUMER_GROUP, CLIENT_INNER_PRODUCER_GROUP)
+    return is_group or is_system_topic(name) or name.endswith(f"_{REPLY_TOPIC_POSTFIX}") or name.startswith(LMQ_PREFIX)
+
+
+_legal_namespace = re.compile(r"[|a-zA-Z0-9_-]+").fullmatch

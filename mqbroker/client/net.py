@@ -15,6 +15,7 @@ import attrs
 
 from mqbroker.client.messages import RawPull
 from mqbroker.errors import MQError
+from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.signature import Credentials
 
@@ -24,6 +25,14 @@ T = TypeVar("T")
 
 #: Handles a request that a broker sends to this client; None sends no response.
 RequestHandler = Callable[[RemotingCommand], Coroutine[Any, Any, RemotingCommand | None]]
+
+
+async def decline(request: RemotingCommand) -> RemotingCommand | None:
+    """The response of a client that does not serve the request."""
+    if request.is_oneway:
+        return None
+    remark = f" request type {request.code} not supported"
+    return RemotingCommand.response(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
 
 
 def signed(command: RemotingCommand, credentials: Credentials | None) -> RemotingCommand:

@@ -13,6 +13,7 @@ import attrs
 
 from mqbroker.client.errors import Forbidden, RetryLater
 from mqbroker.client.messages import ConsumeResult, Message, ReceivedMessage, SendResult
+from mqbroker.client.names import bare
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,18 @@ class ConsumeObserver:
 
     def after_consume(self, consumption: Consumption, outcome: ConsumeResult | BaseException) -> None:
         """Called with the result of the listener, or what it raised; RetryLater is ConsumeResult.RETRY."""
+
+
+class InNamespace(ConsumeObserver):
+    """Gives the listener the topics as the user knows them, without their namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+
+    def before_consume(self, consumption: Consumption) -> None:
+        consumption.messages = [
+            attrs.evolve(each, topic=bare(each.topic, self._namespace)) for each in consumption.messages
+        ]
 
 
 class Observers:

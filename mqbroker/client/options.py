@@ -12,6 +12,7 @@ import attrs
 
 from mqbroker.client.allocation import Allocation, RebalanceListener, allocate_averagely, check_allocation
 from mqbroker.client.errors import BadArgument
+from mqbroker.client.names import check_namespace, check_topic
 from mqbroker.client.observers import ConsumeObserver, SendObserver
 from mqbroker.client.offset_stores import OffsetStore
 from mqbroker.client.tls import ClientTls
@@ -135,6 +136,15 @@ def _observers(kind: type) -> Any:
     return attrs.field(default=(), converter=convert, validator=check)
 
 
+def _namespace(options: object, field: attrs.Attribute[Any], value: object) -> None:
+    check_namespace(value)
+
+
+def _trace_topic(options: object, field: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None:
+        check_topic(value)
+
+
 #: Response codes after which another broker may accept the message, as in DefaultMQProducer of 4.9.7, and a busy
 #: broker's.
 RETRIABLE_CODES = frozenset(
@@ -169,6 +179,10 @@ class ClientOptions:
     credentials: Credentials | None = attrs.field(default=None, validator=_instance(Credentials, may_be_none=True))
     #: Encrypts all connections; None leaves them plain.
     tls: ClientTls | None = attrs.field(default=None, validator=_instance(ClientTls, may_be_none=True))
+    #: A prefix of topics and groups, so that several systems may share brokers; as with Java's clients.
+    namespace: str = attrs.field(default="", validator=_namespace)
+    #: The topic that gets the trace of sends and of consumption, as RMQ_SYS_TRACE_TOPIC; None for no trace.
+    trace_topic: str | None = attrs.field(default=None, validator=_trace_topic)
     #: How long a route is used before it is requested again.
     route_age_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds())
 
@@ -190,7 +204,7 @@ class ProducerOptions(ClientOptions):
     #: Maximum number of `request` calls that wait for their replies; more wait in order.
     requests_in_flight_max: int = attrs.field(default=1000, validator=_number(1))
     #: How long a producer of transactions waits for `check`.
-    check_timeout_s: float = _seconds(60.0)
+    check_timeout_s: float = attrs.field(default=60.0, converter=to_seconds, validator=_seconds())
     compress_over_bytes: int = attrs.field(default=4096, validator=_number(1))
     compress_level: int = attrs.field(default=5, validator=_number(0, 9))
     message_bytes_max: int = attrs.field(default=4 * 1024 * 1024, validator=_number(1))

@@ -14,7 +14,6 @@ import attrs
 
 from mqbroker.client.availability import Availability
 from mqbroker.client.batches import parts_of
-from mqbroker.client.broker_requests import decline
 from mqbroker.client.errors import (
     BadArgument,
     BadMessage,
@@ -28,8 +27,8 @@ from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import IndexRequests
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
-from mqbroker.client.names import check_group
-from mqbroker.client.net import Net, Task, every
+from mqbroker.client.names import bare, check_group, within
+from mqbroker.client.net import Net, Task, decline, every
 from mqbroker.client.observers import Observers, Send, SendKind
 from mqbroker.client.options import ProducerOptions, milliseconds
 from mqbroker.client.replies import Replies
@@ -48,6 +47,7 @@ from mqbroker.client.send import (
     read_send_answer,
     send_request,
 )
+from mqbroker.client.trace import FLUSH_S, Tracer
 from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import MASTER_ID, REPLY_TOPIC_POSTFIX, RequestCode
@@ -121,7 +121,8 @@ class ProducerCore:
     ) -> None:
         """`plain_sends` makes what takes plain sends, where the net has that."""
         self._net = net
-        self._group = check_group(group)
+        self._namespace = options.namespace
+        self._group = within(self._namespace, check_group(group))
         self._options = options
         self._identity = identity
         timeout_ms = milliseconds("send_timeout_s", options.send_timeout_s)
@@ -136,7 +137,7 @@ class ProducerCore:
             net,
             self._routes,
             identity,
-            producer_group=group,
+            producer_group=self._group,
             heartbeat_s=options.heartbeat_s,
             timeout_ms=timeout_ms,
         )
@@ -144,9 +145,11 @@ class ProducerCore:
         self._rotation = Rotation(net.rng)
         self._availability = Availability(net.steady, is_enabled=options.avoid_slow_brokers)
         self._in_flight = SendsInFlight(net, options.sends_in_flight_max, options.sends_in_flight_bytes_max)
-        self._observers = Observers(options.observers, net.steady) if options.observers else None
+        self._tracer = Tracer(net, options.trace_topic, self.send_unseen) if options.trace_topic else None
+        observers = (*options.observers, *filter(None, [self._tracer]))
+        self._observers = Observers(observers, net.steady) if observers else None
         self._plain: PlainSends | None = None
-        if plain_sends is not None and self._observers is None and not options.retry_unstored:
+        if plain_sends and not (self._observers or self._namespace or options.retry_unstored):
             self._plain = plain_sends(
                 self._identity,
                 self._routes,
@@ -169,7 +172,8 @@ class ProducerCore:
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of `topic` go to. Raises TopicNotFound, NameServerUnreachable, NoBrokerForTopic."""
-        return list((await self._writable(topic, self._allowed_s)).publish_queues)
+        route = await self._writable(within(self._namespace, topic), self._allowed_s)
+        return [self._bare(queue) for queue in route.publish_queues]
 
     async def send(
         self,
@@ -253,7 +257,7 @@ class ProducerCore:
 
     async def _be_known(self, topic: str, until: float) -> None:
         """Have the brokers know this producer that replies to a request may come through."""
-        route = await self._writable(topic, max(0.0, until - self._net.steady()))
+        route = await self._writable(within(self._namespace, topic), max(0.0, until - self._net.steady()))
         for cluster in route.clusters:
             reply_topic = f"{cluster}_{REPLY_TOPIC_POSTFIX}"
             if self._routes.known(reply_topic) is None:
@@ -274,10 +278,30 @@ class ProducerCore:
         self, kind: SendKind, messages: list[Message], run: Callable[[list[Message]], Awaitable[T]]
     ) -> T:
         """What `run`, which sends, returns for the messages, after the observers have seen them."""
+        if self._namespace:
+            messages = [attrs.evolve(each, topic=within(self._namespace, each.topic)) for each in messages]
+            run = partial(self._in_namespace, run)
         if self._observers is None:
             return await run(messages)
         send = Send(self._group, self._identity.client_id, kind, messages, self._now_ms())
         return await self._observers.sending(send, run, self._addr_of)
+
+    async def _in_namespace(self, run: Callable[[list[Message]], Awaitable[T]], messages: list[Message]) -> T:
+        """What `run` returns, with queues of topics as the user knows them."""
+        found: Any = await run(messages)
+        results = [found] if isinstance(found, SendResult) else found
+        bared = results and [attrs.evolve(each, queue=self._bare(each.queue)) for each in results]
+        return cast(T, bared[0] if isinstance(found, SendResult) else bared)
+
+    def _bare(self, queue: MessageQueue) -> MessageQueue:
+        if not self._namespace:
+            return queue
+        return MessageQueue(bare(queue.topic, self._namespace), queue.broker_name, queue.queue_id)
+
+    async def send_unseen(self, message: Message) -> SendResult:
+        """Send a message that no observer sees."""
+        with await self._slot(len(message.body)):
+            return await self._send_otherwise(message, None, None, None)
 
     def _addr_of(self, outcome: object) -> str:
         """The address of the broker that was asked last in a send, or empty."""
@@ -286,7 +310,7 @@ class ProducerCore:
         if not isinstance(outcome, list) or not outcome:
             return ""
         queue = outcome[-1].queue
-        route = self._routes.known(queue.topic, create=True)
+        route = self._routes.known(within(self._namespace, queue.topic), create=True)
         return (route and route.master(queue.broker_name)) or ""
 
     def take_plain(self, message: object = None) -> Any:
@@ -361,15 +385,17 @@ class ProducerCore:
         messages = list(messages)
         for message in messages:
             self.checked(message)
-        for message in {message.topic: message for message in messages}.values():
-            chooser(message, queue, key, None)
+        choices = {
+            within(self._namespace, topic): chooser(message, queue, key, None)
+            for topic, message in {message.topic: message for message in messages}.items()
+        }
         until = self._until(timeout_s)
 
         async def run(messages: list[Message]) -> list[SendResult]:
             parts = parts_of(messages, self._options)
             results: list[SendResult | MQError | None] = [None] * len(messages)
             for part in parts:
-                choose = chooser(part.messages[0], queue, key, None)
+                choose = choices[part.messages[0].topic]
                 try:
                     with await self._slot(part.size, until):
                         outgoing = part.outgoing(self._identity.next_ids, self._now_ms())
@@ -404,13 +430,13 @@ class ProducerCore:
 
         Waits while the connection is not writable, or the maximum of sends is in flight.
         """
-        self.checked(message)
+        choose = chooser(self.checked(message), queue, key, selector)
 
         async def run(messages: list[Message]) -> None:
             with await self._slot(len(messages[0].body)):
                 outgoing = await self._prepared(messages[0])
                 until = self._net.steady() + self._allowed_s
-                chosen, addr = await self._where(outgoing.topic, chooser(messages[0], queue, key, selector), until)
+                chosen, addr = await self._where(outgoing.topic, choose, until)
                 await self._net.send_oneway(addr, self._request(outgoing, chosen))
 
         await self._observed(SendKind.ONEWAY, [message], run)
@@ -442,11 +468,15 @@ class ProducerCore:
             self._net.spawn(every(self._net, self._options.heartbeat_s, self.heartbeats.send_to_all)),
             self._net.spawn(every(self._net, self._options.route_age_s, self._routes.refresh_all)),
         ]
+        if self._tracer is not None:
+            self._tasks.append(self._net.spawn(every(self._net, FLUSH_S, self._tracer.flush)))
 
     async def close(self) -> None:
         """Unregister from the brokers and close the connections; sends in flight, and waiting ones, fail."""
         if self._plain is not None:
             self._plain.flush()
+        if self._tracer is not None:
+            await self._tracer.flush()
         self._closed = True
         self._replies.close()
         tasks, self._tasks = self._tasks, []

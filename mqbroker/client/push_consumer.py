@@ -18,22 +18,24 @@ from mqbroker.client.listeners import Throttle
 from mqbroker.client.loop_watch import LoopWatch
 from mqbroker.client.membership import Membership, Owner
 from mqbroker.client.messages import RawPull, ReceivedMessage
-from mqbroker.client.names import check_group, check_topic
+from mqbroker.client.names import bare, check_group, check_topic, within
 from mqbroker.client.net import Net, Task, every
-from mqbroker.client.observers import Observers
+from mqbroker.client.observers import InNamespace, Observers
 from mqbroker.client.offset_stores import LocalOffsets
-from mqbroker.client.options import MessageModel, PushOptions, milliseconds
+from mqbroker.client.options import MessageModel, ProducerOptions, PushOptions, milliseconds
 from mqbroker.client.orderly import LOCK_EVERY_S, LOCK_PAUSE_S, Order, QueueLocks
 from mqbroker.client.process_queue import AssignedQueue, PulledBatch, PullFailures
+from mqbroker.client.producer import ProducerCore
 from mqbroker.client.queue_requests import Offsets, pull_from, pull_request, read_pull_answer
 from mqbroker.client.routes import Routes
 from mqbroker.client.running_info import About, ConsumerStats, positions, running_info
 from mqbroker.client.send import STATUSES, retry_request
 from mqbroker.client.subscription import ALL, Sql
+from mqbroker.client.trace import FLUSH_S, Tracer
 from mqbroker.errors import MQError, Refused, Unreachable
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import RETRY_PREFIX, RequestCode, ResponseCode
+from mqbroker.wire.codes import INNER_TRACE_PRODUCER_PREFIX, RETRY_PREFIX, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
 
@@ -67,7 +69,8 @@ class PushConsumerCore(Owner):
         """`consume` makes what calls the listener."""
         self._net = net
         self._identity = identity
-        self._group = check_group(group)
+        self._namespace = options.namespace
+        self._group = group = within(self._namespace, check_group(group))
         self._about = About(group, name_servers, options, int(net.now() * 1000))
         self._stats = ConsumerStats(net.now)
         self._options = options
@@ -90,7 +93,7 @@ class PushConsumerCore(Owner):
                 suspend_s=options.suspend_queue_s,
                 auto_commit=options.auto_commit,
             )
-        observers = Observers(options.observers, net.steady)
+        observers = self._make_observers(name_servers)
         self._consuming = consume(
             net,
             observers.consuming(listener, group, lambda: identity.client_id),
@@ -119,6 +122,16 @@ class PushConsumerCore(Owner):
         if not self._is_broadcasting:
             self._membership.subscribe(RETRY_PREFIX + group)
 
+    def _make_observers(self, name_servers: tuple[str, ...]) -> Observers:
+        net, options = self._net, self._options
+        self._tracer: Tracer | None = None
+        if options.trace_topic:
+            group = f"{INNER_TRACE_PRODUCER_PREFIX}-{bare(self._group)}"
+            traces = ProducerCore(net, name_servers, group, ProducerOptions(), self._identity)
+            self._tracer = Tracer(net, options.trace_topic, traces.send_unseen)
+        doors = [InNamespace(self._namespace)] if self._namespace else []
+        return Observers([*doors, *options.observers, *filter(None, [self._tracer])], net.steady)
+
     @property
     def client_id(self) -> str:
         """The id of this member, as brokers know it; empty before the start."""
@@ -127,7 +140,12 @@ class PushConsumerCore(Owner):
     @property
     def assigned(self) -> frozenset[MessageQueue]:
         """The queues this member consumes now, its retry queues included."""
-        return frozenset(self._assigned)
+        if not self._namespace:
+            return frozenset(self._assigned)
+        return frozenset(
+            MessageQueue(bare(queue.topic, self._namespace), queue.broker_name, queue.queue_id)
+            for queue in self._assigned
+        )
 
     async def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
         """Consume `topic`: messages with one of the tags in "a || b", or all with "*", or those that `Sql("...")`
@@ -138,13 +156,13 @@ class PushConsumerCore(Owner):
 
     def add_subscription(self, topic: str, expression: str | Sql = ALL) -> bool:
         """The immediate part of `subscribe`; True if `apply_subscription` must follow. Raises Refused."""
-        self._membership.subscribe(check_topic(topic), expression)
+        self._membership.subscribe(within(self._namespace, check_topic(topic)), expression)
         self._first_pulls.clear()
         return self._started
 
     async def apply_subscription(self, topic: str) -> None:
         """Apply an added or changed subscription to a running member."""
-        await self._membership.apply(topic)
+        await self._membership.apply(within(self._namespace, topic))
 
     async def unsubscribe(self, topic: str) -> None:
         """Consume `topic` no more: its queues are given up, with their offsets committed. Nothing happens if it was
@@ -154,7 +172,7 @@ class PushConsumerCore(Owner):
 
     def remove_subscription(self, topic: str) -> bool:
         """The immediate part of `unsubscribe`; True if `apply_subscription` must follow."""
-        if self._membership.subscriptions.pop(check_topic(topic), None) is None:
+        if self._membership.subscriptions.pop(within(self._namespace, check_topic(topic)), None) is None:
             return False
         return self._started
 
@@ -202,6 +220,8 @@ class PushConsumerCore(Owner):
             self._net.spawn(every(self._net, options.route_age_s, self._routes.refresh_all)),
             self._net.spawn(every(self._net, options.rebalance_s, self._renew_stuck)),
         ]
+        if self._tracer is not None:
+            self._loops.append(self._net.spawn(every(self._net, FLUSH_S, self._tracer.flush)))
         if self._locks is not None:
             self._loops.append(self._net.spawn(every(self._net, LOCK_EVERY_S, self._lock_all)))
 
@@ -245,6 +265,8 @@ class PushConsumerCore(Owner):
                 self._options.close_timeout_s,
                 self._consuming.still_running(),
             )
+        if self._tracer is not None:
+            await self._tracer.flush()
         if self._started:
             await self._membership.tell_revoked()
             await self._store.commit_many({} if self._watch.was_away else self._committable())

@@ -14,7 +14,7 @@ import attrs
 
 from mqbroker.client.errors import BadArgument, BadMessage, short
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus, SystemMessage
-from mqbroker.client.names import check_topic
+from mqbroker.client.names import bare, check_topic, within
 from mqbroker.client.observers import SendKind
 from mqbroker.client.producer import ProducerCore
 from mqbroker.errors import MQError
@@ -37,6 +37,14 @@ class TransactionState(Enum):
     COMMIT = SysFlag.TRANSACTION_COMMIT
     ROLLBACK = SysFlag.TRANSACTION_ROLLBACK
     UNKNOWN = SysFlag.TRANSACTION_NOT
+
+
+#: The names of Java's LocalTransactionState.
+_JAVA_NAMES = {
+    TransactionState.COMMIT: "COMMIT_MESSAGE",
+    TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
+    TransactionState.UNKNOWN: "UNKNOW",
+}
 
 
 @attrs.frozen
@@ -82,7 +90,7 @@ class TransactionCore(ProducerCore):
         """`call` calls `check`, by default on the event loop."""
         super().__init__(*args, **kwargs)
         check_functions("check", check)
-        self._topics = check_topics(topics)
+        self._topics = tuple(within(self._namespace, topic) for topic in check_topics(topics))
         self._check = check
         self._call = call or _call
         #: Of the half messages that are being checked, the ids.
@@ -145,8 +153,10 @@ class TransactionCore(ProducerCore):
             transaction_id=sent.msg_id,
             bname=sent.queue.broker_name,
         )
-        route = self._routes.known(sent.queue.topic, create=True)
-        await self._tell(None if route is None else route.master(sent.queue.broker_name), header)
+        route = self._routes.known(within(self._namespace, sent.queue.topic), create=True)
+        addr = None if route is None else route.master(sent.queue.broker_name)
+        await self._tell(addr, header)
+        self._trace_end(sent.queue.topic, sent.msg_id, addr, state)
         return TransactionResult(sent, state)
 
     async def _tell(self, addr: str | None, header: EndTransactionRequestHeader) -> None:
@@ -172,6 +182,7 @@ class TransactionCore(ProducerCore):
         except MQError as error:
             log.info("a broker's question about a transaction cannot be read: %s", error)
             return None
+        message = attrs.evolve(message, topic=bare(message.topic, self._namespace)) if self._namespace else message
         group = message.properties.get(Prop.PRODUCER_GROUP)
         if group != self._group:
             log.info("a broker asks about a transaction of group %s", short(group))
@@ -209,7 +220,15 @@ class TransactionCore(ProducerCore):
             transaction_id=header.transaction_id,
             bname=header.bname,
         )
-        await self._tell(addr or join_address(*message.store_host), end)
+        addr = addr or join_address(*message.store_host)
+        await self._tell(addr, end)
+        self._trace_end(message.topic, message.msg_id, addr, state, is_from_check=True)
+
+    def _trace_end(
+        self, topic: str, msg_id: str, addr: str | None, state: TransactionState, *, is_from_check: bool = False
+    ) -> None:
+        if self._tracer is not None:
+            self._tracer.ended(self._group, topic, msg_id, addr or "", _JAVA_NAMES[state], is_from_check=is_from_check)
 
     async def _checked(self, message: ReceivedMessage) -> Any:
         return await self._call(self._check, message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from mqbroker.client import (
     ConsumeFrom,
     Message,
+    ProducerOptions,
     PushOptions,
     ReceivedMessage,
     TransactionState,
@@ -126,3 +128,36 @@ def test_ours_asks_and_java_replies(
         replies = [producer.request(Message(topic, b"q%d" % n), timeout_s=30) for n in range(3)]
     assert [reply.body for reply in replies] == [b"reply to q0", b"reply to q1", b"reply to q2"]
     peer.wait_events("done")
+
+
+def test_our_trace_is_read_by_the_java_tool(
+    shared_fleet: Fleet, java_namesrv: Namesrv, java_broker: Broker, topic: str
+) -> None:
+    traces = f"{topic}-traces"
+    for name in (topic, traces, f"%RETRY%{topic}-group"):
+        shared_fleet.peer("createtopic", java_namesrv, topic=name, broker=java_broker.addr, queues=1).finish()
+    options = ProducerOptions(trace_topic=traces)
+    with TransactionProducer(java_namesrv.addr, f"{topic}-pg", lambda message: UNKNOWN, options=options) as producer:
+        sent = producer.send(Message(topic, b"traced", tags="tag", keys=["key"]))
+        committed = producer.send_in_transaction(Message(topic, b"half"), lambda message: COMMIT).sent
+    got = threading.Semaphore(0)
+    consumer = PushConsumer(
+        java_namesrv.addr,
+        f"{topic}-group",
+        lambda message: got.release(),
+        options=PushOptions(consume_from=ConsumeFrom.FIRST, trace_topic=traces),
+    )
+    consumer.subscribe(topic)
+    with consumer:
+        assert all(got.acquire(timeout=30) for _ in range(2))
+
+    def shown(msg_id: str) -> str:
+        return shared_fleet.mqadmin("queryMsgTraceById", "-i", msg_id, "-t", traces, "-n", java_namesrv.addr)
+
+    def is_shown(msg_id: str, *parts: str) -> bool:
+        text = shown(msg_id)
+        return all(part in text for part in parts)
+
+    group, consumers = f"{topic}-pg", f"{topic}-group"
+    eventually("the trace of the message", lambda: is_shown(sent.msg_id, "Pub", group, consumers, "success"))
+    eventually("the trace of the half message", lambda: is_shown(committed.msg_id, "Pub", group, consumers, "success"))

@@ -1,0 +1,171 @@
+"""The trace of sends and of consumption, as Java's clients write it, for `mqadmin queryMsgTraceById` and consoles."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+
+import attrs
+
+from mqbroker.client.listeners import Throttle
+from mqbroker.client.messages import ConsumeResult, Message, ReceivedMessage, SendResult, SendStatus
+from mqbroker.client.names import bare
+from mqbroker.client.net import Net
+from mqbroker.client.observers import ConsumeObserver, Consumption, Send, SendKind, SendObserver
+from mqbroker.errors import MQError
+from mqbroker.wire.codes import DEFAULT_TRACE_REGION_ID, KEY_SEPARATOR, Prop
+
+log = logging.getLogger(__name__)
+
+#: Traces leave once in so many seconds, so many at once; while more wait than the maximum, new ones are dropped.
+FLUSH_S = 0.5
+_TOGETHER_MAX = 100
+_WAITING_MAX = 10_000
+#: A message's keys are part of its properties, which have 32,767 bytes at most.
+_KEYS_BYTES_MAX = 16_000
+
+#: The ordinals of Java's MessageType and ConsumeReturnType.
+_NORMAL, _HALF, _COMMIT, _DELAYED = 0, 1, 2, 3
+_SUCCESS, _EXCEPTION, _FAILED = 0, 2, 4
+
+
+@attrs.frozen
+class _Trace:
+    """One entry: its text, and what finds it."""
+
+    text: str
+    keys: tuple[str, ...]
+
+
+class Tracer(SendObserver, ConsumeObserver):
+    """Writes the traces of one client to `topic`; `send` sends a message that is not traced itself."""
+
+    def __init__(self, net: Net, topic: str, send: Callable[[Message], Awaitable[object]]) -> None:
+        self._net = net
+        self._rng: random.Random = net.rng
+        self._topic = topic
+        self._send = send
+        self._waiting: deque[_Trace] = deque()
+        self._dropped = 0
+        self._told = Throttle(net.steady)
+
+    def after_send(self, send: Send, outcome: list[SendResult] | BaseException) -> None:
+        if isinstance(outcome, BaseException):
+            return  # as in Java: nothing is known of it by an id
+        for message, result in zip(send.messages, outcome, strict=False):
+            kind = _HALF if send.kind is SendKind.TRANSACTION else _DELAYED if message.delay_level else _NORMAL
+            self._add(
+                result.msg_id,
+                message.keys,
+                "Pub",
+                send.began_ms,
+                DEFAULT_TRACE_REGION_ID,
+                bare(send.group),
+                bare(message.topic),
+                result.msg_id,
+                message.tags or "",
+                KEY_SEPARATOR.join(message.keys),
+                send.addr,
+                len(message.body),
+                int(send.took_s * 1000),
+                kind,
+                result.offset_msg_id,
+                _flag(result.status is SendStatus.SEND_OK),
+            )
+
+    def ended(self, group: str, topic: str, msg_id: str, addr: str, state: str, *, is_from_check: bool) -> None:
+        """The transaction of a message has ended; `state` is Java's name for that."""
+        self._add(
+            msg_id,
+            (),
+            "EndTransaction",
+            self._now_ms(),
+            DEFAULT_TRACE_REGION_ID,
+            bare(group),
+            bare(topic),
+            msg_id,
+            "",
+            "",
+            addr,
+            _COMMIT,
+            msg_id,
+            state,
+            _flag(is_from_check),
+        )
+
+    def before_consume(self, consumption: Consumption) -> None:
+        request_id = consumption.context[self] = f"{self._rng.getrandbits(128):032X}"
+        for message in _traced(consumption.messages):
+            self._add(
+                message.msg_id,
+                message.keys,
+                "SubBefore",
+                self._now_ms(),
+                message.properties.get(Prop.MSG_REGION, DEFAULT_TRACE_REGION_ID),
+                bare(consumption.group),
+                request_id,
+                message.msg_id,
+                message.reconsume_times,
+                KEY_SEPARATOR.join(message.keys),
+            )
+
+    def after_consume(self, consumption: Consumption, outcome: ConsumeResult | BaseException) -> None:
+        code = _SUCCESS if outcome is ConsumeResult.SUCCESS else _FAILED
+        code = _EXCEPTION if isinstance(outcome, BaseException) else code
+        for message in _traced(consumption.messages):
+            self._add(
+                message.msg_id,
+                message.keys,
+                "SubAfter",
+                consumption.context[self],
+                message.msg_id,
+                int(consumption.took_s * 1000 / len(consumption.messages)),
+                _flag(code == _SUCCESS),
+                KEY_SEPARATOR.join(message.keys),
+                code,
+                self._now_ms(),
+                bare(consumption.group),
+            )
+
+    async def flush(self) -> None:
+        """Send what waits. Failures are logged; their traces are lost."""
+        waiting = self._waiting
+        while waiting:
+            texts: list[str] = []
+            keys: dict[str, None] = {}
+            size = 0
+            while waiting and len(texts) < _TOGETHER_MAX and size < _KEYS_BYTES_MAX:
+                trace = waiting.popleft()
+                texts.append(trace.text)
+                keys.update(dict.fromkeys(trace.keys))
+                size += sum(len(key) + 1 for key in trace.keys)
+            try:
+                await self._send(Message(self._topic, "".join(texts), keys=tuple(keys)))
+            except MQError as error:
+                self._dropped += len(texts)
+                log.debug("%d traces were not sent: %s", len(texts), error)
+                if (more := self._told.more()) is not None:
+                    log.warning("%d traces are lost so far: %s%s", self._dropped, error, more)
+
+    def _add(self, msg_id: str, keys: Iterable[str], *fields: object) -> None:
+        if len(self._waiting) >= _WAITING_MAX:
+            self._dropped += 1
+            if self._dropped % _WAITING_MAX == 1:
+                log.warning("%d traces are lost so far: they come faster than brokers store them", self._dropped)
+            return
+        named = tuple(key for key in (msg_id, *keys) if key)
+        self._waiting.append(_Trace("\x01".join(map(str, fields)) + "\x02", named))
+
+    def _now_ms(self) -> int:
+        return int(self._net.now() * 1000)
+
+
+def _traced(messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
+    """Those that brokers want traced."""
+    return [message for message in messages if message.properties.get(Prop.TRACE_SWITCH) != "false"]
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"

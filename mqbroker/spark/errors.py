@@ -32,29 +32,37 @@ class Loss(Enum):
     CUT_SHORT = "the queue ends before messages that were there; it was truncated, or deleted and created again"
     QUEUE_GONE = "the broker no longer has this queue; the topic was shrunk, or deleted and created again"
     NOT_DENSE = "the broker left messages out, or gave others than were asked for"
+    RECREATED = "the message that was read last is another one now; the topic was deleted and created again"
+    CORRUPT = "the broker's copy of a message is corrupt"
 
 
 #: What may bring the messages back: a query that starts again then reads them.
 _CHECK_FIRST = {
     Loss.CUT_SHORT: "They may be on the former master, or in a backup: look there first. ",
+    Loss.CORRUPT: "A slave may have a good copy. Check the broker's store (`mq store check`). ",
     Loss.NOT_DENSE: "Check that the name server names the right broker, and the broker's store (`mq store check`). ",
 }
 
 
 @attrs.define
 class DataLoss(MQError):
-    """Messages of `queue` that must be read are lost; `details` names the offsets."""
+    """Messages of `queue` that must be read are lost; `details` names the offsets.
+
+    They are those from `first` up to, but without, `resume`, where reading can go on; None if that is not known.
+    """
 
     loss: Loss
     queue: MessageQueue
     details: str
+    first: int | None = None
+    resume: int | None = None
 
     def __str__(self) -> str:
         q = self.queue
         return (
             f"ROCKETMQ_DATA_LOSS.{self.loss.name}: topic {q.topic}, broker {q.broker_name}, queue {q.queue_id}: "
-            f"{self.loss.value} ({self.details}). {_CHECK_FIRST.get(self.loss, '')}To go on without them start a query "
-            "with startingOffsets set, a stream with a new checkpoint too"
+            f"{self.loss.value} ({self.details}). {_CHECK_FIRST.get(self.loss, '')}To go on without them, start "
+            "the query again with failOnDataLoss=false; a stream keeps its checkpoint"
         )
 
 

@@ -14,7 +14,7 @@ the offsets at its first message, and read from the next batch on.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import attrs
@@ -26,6 +26,9 @@ EARLIEST = -2
 LATEST = -1
 
 Positions = dict[MessageQueue, int]
+
+#: Topics have no such character: keys that begin with it are not offsets, but what `progress` keeps beside them.
+NOT_A_TOPIC = "#"
 
 _EXAMPLE = '{"orders":{"broker-a":{"0":23,"1":-2}}}'
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
@@ -49,9 +52,12 @@ def to_json(positions: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[s
 
 
 def from_json(value: Any) -> Positions:
-    """The inverse of `to_json`. Raises ValueError that names the fault."""
+    """The inverse of `to_json`. What a stream records beside its offsets is left out. Raises ValueError that names the
+    fault."""
     found: Positions = {}
     for topic, brokers in _items(value, "the whole"):
+        if topic.startswith(NOT_A_TOPIC):
+            continue
         for broker, queues in _items(brokers, f"topic {topic!r}"):
             for queue_id, offset in _items(queues, f"broker {broker!r} of topic {topic!r}"):
                 if not (queue_id.isascii() and queue_id.isdigit()):
@@ -96,8 +102,19 @@ class OffsetSpec:
         if offset > bound.end:
             raise BadOption(self.option, f"{offset} is beyond the end of {describe(queue)}, which is {bound.end}")
         if offset < bound.first:
-            raise DataLoss(Loss.AGED_OUT, queue, f"{self.option} says {offset}, the first one left is {bound.first}")
+            details = f"{self.option} says {offset}, the first one left is {bound.first}"
+            raise DataLoss(Loss.AGED_OUT, queue, details, offset, bound.first)
         return offset
+
+    def without_lost(self, bounds: Mapping[MessageQueue, Bounds]) -> tuple[OffsetSpec, list[DataLoss]]:
+        """This, with deleted messages left out, and what was left out."""
+        given, losses = dict(self.given), []
+        for queue, offset in self.given.items():
+            if queue in bounds and 0 <= offset < bounds[queue].first:
+                details = f"{self.option} says {offset}, the first one left is {bounds[queue].first}"
+                losses.append(DataLoss(Loss.AGED_OUT, queue, details, offset, bounds[queue].first))
+                given[queue] = EARLIEST
+        return attrs.evolve(self, given=given), losses
 
 
 def parse_offsets(option: str, text: str, default: int, topics: Iterable[str], words: Iterable[str]) -> OffsetSpec:
@@ -126,12 +143,21 @@ def describe(queue: MessageQueue) -> str:
 
 
 @attrs.frozen
+class Mark:
+    """Tells a message from another one at the same offset: where it is in the broker's log, and its time of storing."""
+
+    log_offset: int
+    store_ms: int
+
+
+@attrs.frozen
 class QueueRange:
-    """The range of one Spark partition: from `start` up to, but without, `end`."""
+    """The range of one Spark partition: from `start` up to, but without, `end`; `last` marks its last message."""
 
     queue: MessageQueue
     start: int
     end: int
+    last: Mark | None = None
 
 
 @attrs.frozen
@@ -186,24 +212,34 @@ def advance(start: Positions, seen: TopicBounds) -> Positions:
 
     The queues of brokers that do not respond stay at their positions.
     """
-    _check_stream(start, seen)
+    for loss in find_losses(start, seen):
+        raise loss
+    return farthest(start, seen)
+
+
+def farthest(start: Positions, seen: TopicBounds) -> Positions:
+    """As `advance`, unchecked: queues that do not exist stay at their positions, too."""
     found = dict(start)
     for queue, bound in seen.bounds.items():
         found[queue] = bound.end if queue in start else bound.first
     return found
 
 
-def _check_stream(start: Positions, seen: TopicBounds) -> None:
+def find_losses(start: Positions, seen: TopicBounds) -> Iterator[DataLoss]:
+    """What a stream at `start` has lost. A queue that was cut short resumes at its first message: if it was created
+    again, all of its messages are new."""
     for queue, offset in start.items():
         if seen.is_missing(queue):
-            raise DataLoss(Loss.QUEUE_GONE, queue, f"read up to {offset}")
+            yield DataLoss(Loss.QUEUE_GONE, queue, f"read up to {offset}", offset)
         bound = seen.bounds.get(queue)
         if bound is None:
             continue
         if offset > bound.end:
-            raise DataLoss(Loss.CUT_SHORT, queue, f"read up to {offset}, it ends at {bound.end}")
+            details = f"read up to {offset}, it ends at {bound.end}"
+            yield DataLoss(Loss.CUT_SHORT, queue, details, None, bound.first)
         if offset < bound.first:
-            raise DataLoss(Loss.AGED_OUT, queue, f"read up to {offset}, the first one left is {bound.first}")
+            details = f"read up to {offset}, the first one left is {bound.first}"
+            yield DataLoss(Loss.AGED_OUT, queue, details, offset, bound.first)
 
 
 def cap(start: Positions, end: Positions, target: Positions) -> Positions:

@@ -33,6 +33,8 @@ NAMES = (
     "consumerGroup",
     "pullBatchSize",
     "retryTimeoutMs",
+    "failOnDataLoss",
+    "dataLossTo",
     "accountFile",
     "accessKey",
     "secretKey",
@@ -62,6 +64,8 @@ class SourceOptions:
     group: str
     pull_batch: int
     retry_timeout_ms: int
+    fail_on_data_loss: bool
+    data_loss_to: str | None
     credentials: Credentials | None
     tls: ClientTls | None
 
@@ -74,6 +78,9 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
     options = {known(name): text.strip() for name, text in given.items()}
     topics = _topics(required(options, "topic", "a topic, or several joined by commas"))
     default = LATEST if streaming else EARLIEST
+    fail_on_data_loss = _flag(options, "failOnDataLoss", "true")
+    if options.get("dataLossTo") and fail_on_data_loss:
+        raise BadOption("dataLossTo", "it records what failOnDataLoss=false skips; set that too, or leave this out")
     if streaming and "endingOffsets" in options:
         raise BadOption("endingOffsets", "a stream has no end; use it with spark.read, or leave it out")
     if streaming is False and "maxOffsetsPerTrigger" in options:
@@ -89,6 +96,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
         group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
         pull_batch=number_of(options, "pullBatchSize", 32, 1, 1024),
         retry_timeout_ms=number_of(options, "retryTimeoutMs", 60_000, 0, 24 * 3600 * 1000),
+        fail_on_data_loss=fail_on_data_loss,
+        data_loss_to=_directory(options, "dataLossTo"),
         credentials=credentials_of(options),
         tls=tls_of(options),
     )
@@ -174,8 +183,18 @@ def tls_of(options: Mapping[str, str]) -> ClientTls | None:
         raise BadOption("tls", str(error)) from None
 
 
-def _flag(options: Mapping[str, str], name: str) -> bool:
-    text = options.get(name, "false").lower()
+def _directory(options: Mapping[str, str], name: str) -> str | None:
+    text = options.get(name, "").removeprefix("file://")
+    if "://" in text or (text and not text.startswith("/")):
+        why = (
+            "is not the whole path of a directory; right is one that the driver and all workers see, such as /data/lost"
+        )
+        raise BadOption(name, f"{text[:200]!r} {why}")
+    return text or None
+
+
+def _flag(options: Mapping[str, str], name: str, default: str = "false") -> bool:
+    text = options.get(name, default).lower()
     if text not in ("true", "false"):
         raise BadOption(name, f"{text[:80]!r} is neither true nor false")
     return text == "true"

@@ -30,6 +30,8 @@ WINDOW_BYTES = 4 * 1024 * 1024
 #: The first window is small, as the size of messages is unknown.
 FIRST_PULLS = 16
 
+OFFSET_MAX = 2**63 - 1
+
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.02, 1.0
 #: Response codes of a broker that is starting, stopping or overloaded.
 _PASSING = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
@@ -202,7 +204,7 @@ def _piece(want: Want, answer: RawPull) -> _Piece:
     queue, at, count = want
     if not at < answer.next_offset <= at + count:
         details = f"asked for {count} from {at}, the answer goes on at {answer.next_offset}"
-        raise DataLoss(Loss.NOT_DENSE, queue, details)
+        raise DataLoss(Loss.NOT_DENSE, queue, details, at, at + 1)
     return _Piece(answer.next_offset, answer.body)
 
 
@@ -210,12 +212,13 @@ def _nothing(want: Want, answer: RawPull) -> DataLoss:
     """The reason of an empty response; raises if waiting cannot help."""
     queue, at, _ = want
     if answer.min_offset > at:
-        raise DataLoss(Loss.AGED_OUT, queue, f"{at} is asked for, the first one left is {answer.min_offset}")
+        details = f"{at} is asked for, the first one left is {answer.min_offset}"
+        raise DataLoss(Loss.AGED_OUT, queue, details, at, answer.min_offset)
     if answer.max_offset <= at:
         # A slave, or a broker that is starting, may still get the messages.
-        return DataLoss(Loss.CUT_SHORT, queue, f"{at} is asked for, it ends at {answer.max_offset}")
+        return DataLoss(Loss.CUT_SHORT, queue, f"{at} is asked for, it ends at {answer.max_offset}", at, OFFSET_MAX)
     details = f"{at} is not given, though {answer.min_offset} to {answer.max_offset} are there: {answer.status.name}"
-    return DataLoss(Loss.NOT_DENSE, queue, details)
+    return DataLoss(Loss.NOT_DENSE, queue, details, at, max(at + 1, answer.next_offset))
 
 
 def _passing(error: MQError, want: Want) -> NotReadable:

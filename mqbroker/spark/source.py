@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
+import attrs
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -23,22 +25,24 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from mqbroker.errors import MQError
-from mqbroker.spark.errors import PySparkTooOld
+from mqbroker.spark.errors import DataLoss, Loss, PySparkTooOld
+from mqbroker.spark.losses import LossLog, fetch_marks, read_batches, refuse_loss
 from mqbroker.spark.offsets import (
+    Mark,
     Positions,
     QueueRange,
     TopicBounds,
-    advance,
     cap,
     describe,
-    from_json,
+    farthest,
+    find_losses,
     limit_rows,
     plan_batch,
-    plan_stream,
     to_json,
 )
 from mqbroker.spark.options import SourceOptions, parse_options
-from mqbroker.spark.reading import RetryDeadline, fetch_all_bounds, fetch_bounds, read_chunks
+from mqbroker.spark.progress import StreamOffset, plan
+from mqbroker.spark.reading import RetryDeadline, fetch_all_bounds, fetch_bounds
 from mqbroker.spark.schema import choose_columns, default_ddl
 from mqbroker.spark.sink import BatchWriter, StreamWriter, refuse_overwriting
 from mqbroker.spark.sink_options import parse_sink_options
@@ -102,7 +106,12 @@ class BatchReader(DataSourceReader):
         """One for each queue with messages to read. Raises BadOption, DataLoss, or the client's errors."""
         options = self._options
         seen = _bounds_at_start(options)
-        ranges = plan_batch(options.starting.resolve(seen.bounds), options.ending.resolve(seen.bounds))
+        starting = options.starting
+        if not options.fail_on_data_loss:
+            starting, losses = starting.without_lost(seen.bounds)
+            for loss in losses:
+                LossLog(options.data_loss_to)(loss)
+        ranges = plan_batch(starting.resolve(seen.bounds), options.ending.resolve(seen.bounds))
         return [InputPartition(found) for found in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -117,33 +126,82 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._columns = _columns(schema)
         self._initial: Positions | None = None
+        self._initial_marks: Mapping[MessageQueue, Mark] = {}
         self._anchored = False
         self._target: Positions | None = None
         self._seen: Positions | None = None
         self._silent: list[MessageQueue] = []
+        #: Queues whose last message was compared since this process began to read them.
+        self._compared: set[MessageQueue] = set()
+        self._gone: set[MessageQueue] = set()
 
     def initialOffset(self) -> dict[str, Any]:
         """The start of a query without a checkpoint. Spark calls it twice, and must get the same."""
         if self._initial is None:
             seen = _bounds_at_start(self._options)
-            self._initial = self._options.starting.resolve(seen.bounds)
-        return to_json(self._initial)
+            starting = self._options.starting
+            if not self._options.fail_on_data_loss:
+                starting, losses = starting.without_lost(seen.bounds)
+                self._skip(losses)
+            initial = starting.resolve(seen.bounds)
+            self._initial_marks = self._marks_before(initial)
+            self._initial = initial
+        return StreamOffset(self._initial, self._initial_marks).to_json()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """The end of the next batch. Raises DataLoss."""
         if start is None:
             raise PySparkTooOld("one that does not say where the query stands")
-        here = from_json(start)
-        if here == self._initial and not self._anchored:
+        here = StreamOffset.from_json(start)
+        if here.positions == self._initial and not self._anchored:
             return start
         seen = fetch_bounds(_client(self._options), self._options.topics, _deadline(self._options))
         self._warn_silent(seen.silent())
-        self._seen = end = advance(here, seen)
+        losses = self._find_losses(here, seen)
+        self._skip(losses)
+        begin = here.start_after(losses)
+        self._seen = end = farthest(begin.positions, seen)
         if self._target is not None:
-            end = cap(here, end, self._target)
+            end = cap(begin.positions, end, self._target)
         if isinstance(limit, ReadMaxRows):
-            end = limit_rows(here, end, limit.max_rows)
-        return start if end == here else to_json(end)
+            end = limit_rows(begin.positions, end, limit.max_rows)
+        if end == here.positions and not begin.resumed:
+            return start
+        moved = {queue: offset for queue, offset in end.items() if offset != begin.positions.get(queue)}
+        return attrs.evolve(begin, positions=end, last=dict(begin.last) | self._marks_before(moved)).to_json()
+
+    def _find_losses(self, here: StreamOffset, seen: TopicBounds) -> list[DataLoss]:
+        losses = {loss.queue: loss for loss in find_losses(here.positions, seen)}
+        doubtful = {
+            queue: here.positions[queue]
+            for queue, bound in seen.bounds.items()
+            if queue in here.last
+            and queue not in losses
+            and bound.first < here.positions[queue] <= bound.end
+            and (bound.end > here.positions[queue] or queue not in self._compared)
+        }
+        marks = self._marks_before(doubtful)
+        self._compared |= marks.keys()
+        for queue, mark in marks.items():
+            if mark != here.last[queue]:
+                details = (
+                    f"read up to {here.positions[queue]}; the message before was {here.last[queue]}, and is {mark}"
+                )
+                losses[queue] = DataLoss(Loss.RECREATED, queue, details, None, seen.bounds[queue].first)
+        return list(losses.values())
+
+    def _skip(self, losses: list[DataLoss]) -> None:
+        """Raises the first loss if the query must not go on."""
+        for loss in losses:
+            if self._options.fail_on_data_loss:
+                raise loss
+            if loss.loss is Loss.QUEUE_GONE and loss.queue in self._gone:
+                continue
+            LossLog(self._options.data_loss_to)(loss)
+        self._gone = {loss.queue for loss in losses if loss.loss is Loss.QUEUE_GONE}
+
+    def _marks_before(self, positions: Positions) -> dict[MessageQueue, Mark]:
+        return fetch_marks(_client(self._options), positions)
 
     def _warn_silent(self, queues: list[MessageQueue]) -> None:
         """Triggers come many times a second: log changes only."""
@@ -169,7 +227,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """One for each queue that advances between the two offsets."""
         # The plan is in Spark's log already: also that of a first batch that is repeated after a restart.
         self._anchored = True
-        return [InputPartition(found) for found in plan_stream(from_json(start), from_json(end), self._initial)]
+        ranges = plan(StreamOffset.from_json(start), StreamOffset.from_json(end), self._initial)
+        return [InputPartition(found) for found in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(self._options, self._columns, self._schema, partition.value)
@@ -211,10 +270,16 @@ def _read(
     from mqbroker.spark.decode import decode_chunk
 
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    chunks = read_chunks(_client(options), todo, options.pull_batch, _deadline(options))
-    try:
-        for chunk in chunks:
-            yield from decode_chunk(chunk, columns, arrow_schema)
-    finally:
-        # Spark may stop early, as with limit(); pulls in flight are abandoned now, not at garbage collection.
-        chunks.close()
+    on_loss = refuse_loss if options.fail_on_data_loss else LossLog(options.data_loss_to)
+    # Spark may stop early, as with limit(); pulls in flight are abandoned now, not at garbage collection.
+    with closing(
+        read_batches(
+            _client(options),
+            todo,
+            options.pull_batch,
+            _deadline(options),
+            lambda chunk: decode_chunk(chunk, columns, arrow_schema),
+            on_loss,
+        )
+    ) as batches:
+        yield from batches

@@ -1,5 +1,6 @@
 """A broker's queues in memory: what the readers ask of a client, with limits and faults to order."""
 
+import zlib
 from collections.abc import Callable, Sequence
 
 from mqbroker.client.errors import TopicNotFound
@@ -72,7 +73,16 @@ class FakeLog:
     def add(self, queue: MessageQueue, count: int, body: bytes = b"body") -> None:
         """Append `count` messages."""
         found = self.records.setdefault(queue, [])
-        found += [encode_record(record(queue, n, body)) for n in range(len(found), len(found) + count)]
+        crc = zlib.crc32(body) & 0x7FFFFFFF
+        places = range(len(found), len(found) + count)
+        found += [encode_record(record(queue, n, body, body_crc=crc)) for n in places]
+
+    def make_again(self, queue: MessageQueue, count: int) -> None:
+        """Delete the queue and append `count` other messages to a new one."""
+        self.records[queue] = [
+            encode_record(record(queue, n, store_timestamp=1_800_000_000_000 + n, physical_offset=1_000_000 + n))
+            for n in range(count)
+        ]
 
     def queues(self, topic: str) -> list[MessageQueue]:
         found = sorted(queue for queue in self.records if queue.topic == topic)

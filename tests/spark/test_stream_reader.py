@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,7 +127,8 @@ def test_the_start_stays_the_same_while_messages_come_in(log: FakeLog, make: Mak
     reader = make()
     first = reader.initialOffset()
     log.add(A0, 5)
-    assert reader.initialOffset() == first == {"orders": {"a": {"0": 10, "1": 4}}}
+    assert reader.initialOffset() == first
+    assert first["orders"] == {"a": {"0": 10, "1": 4}}
 
 
 @pytest.mark.parametrize("die_before", ["read", "commit"])
@@ -214,6 +216,159 @@ def test_messages_deleted_before_they_were_read_fail_the_query(log: FakeLog, mak
     log.first[A0] = 3
     with pytest.raises(DataLoss, match="AGED_OUT"):
         engine.run(reader)
+
+
+A2 = MessageQueue("orders", "a", 2)
+
+
+def going_on(make: Make, folder: Path | None = None) -> StreamReader:
+    return make(startingoffsets="earliest", failondataloss="false", **({"datalossto": str(folder)} if folder else {}))
+
+
+def lost(folder: Path) -> list[dict[str, Any]]:
+    return sorted((json.loads(path.read_text()) for path in folder.glob("*.json")), key=lambda row: row["queueId"])
+
+
+def test_a_query_can_go_on_after_retention_has_passed_it_by_an_option_at_its_restart(
+    log: FakeLog, make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine()
+    engine.run(make(startingoffsets="earliest"))
+    log.first[A0] = 3
+    with pytest.raises(DataLoss, match=r"AGED_OUT.*start the query again with failOnDataLoss=false; a stream keeps"):
+        engine.run(make(startingoffsets="earliest"))
+    engine.drain(going_on(make, tmp_path / "lost"))
+    assert engine.rows() == rows(range(3, 10), range(4))
+    assert len(caplog.messages) == 1
+    assert "skipped: topic orders, broker a, queue 0, from 0 to 3, 3 messages: AGED_OUT" in caplog.messages[0]
+    (row,) = lost(tmp_path / "lost")
+    del row["details"], row["noticedAt"]
+    assert row == {
+        "topic": "orders", "brokerName": "a", "queueId": 0, "fromOffset": 0, "toOffset": 3, "count": 3,
+        "kind": "AGED_OUT",
+    }  # fmt: skip
+    assert json.loads(engine.offsets[-1])["#skipped"] == {"orders": {"a": {"0": 3}}}
+
+
+@pytest.mark.parametrize("die_before", ["read", "commit"])
+def test_a_batch_that_skipped_is_repeated_as_it_was(log: FakeLog, make: Make, die_before: str) -> None:
+    engine = Engine()
+    engine.run(going_on(make))
+    log.first[A0] = 3
+    engine.run(going_on(make), die_before=die_before)
+    log.add(A0, 2)
+    engine.drain(going_on(make))
+    assert engine.rows() == rows(range(3, 12), range(4))
+
+
+def test_messages_deleted_between_the_plan_and_the_read_are_skipped(log: FakeLog, make: Make, tmp_path: Path) -> None:
+    engine = Engine()
+    engine.run(going_on(make))
+    engine.run(going_on(make), die_before="read")
+    log.first[A0] = 6
+    engine.drain(going_on(make, tmp_path))
+    assert engine.rows() == rows(range(6, 10), range(4))
+    assert [(row["fromOffset"], row["toOffset"]) for row in lost(tmp_path)] == [(0, 6)]
+
+
+def test_a_topic_made_again_is_read_from_its_first_message(log: FakeLog, make: Make, tmp_path: Path) -> None:
+    engine, reader = Engine(), going_on(make, tmp_path)
+    engine.drain(reader)
+    log.make_again(A0, 6)
+    engine.drain(reader)
+    assert engine.sink[2] == [("0", n) for n in range(6)]
+    assert [(row["kind"], row["fromOffset"], row["count"]) for row in lost(tmp_path)] == [("CUT_SHORT", None, None)]
+
+
+@pytest.mark.parametrize("count", [11, 25])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_topic_made_again_that_has_passed_the_old_offsets_is_noticed(
+    log: FakeLog, make: Make, count: int, is_restarted: bool
+) -> None:
+    engine, reader = Engine(), going_on(make)
+    engine.drain(reader)
+    log.make_again(A0, count)
+    with pytest.raises(DataLoss, match=r"RECREATED.*read up to 10; the message before was"):
+        engine.run(make(startingoffsets="earliest"))
+    engine.drain(going_on(make) if is_restarted else reader)
+    assert engine.sink[2] == [("0", n) for n in range(count)]
+
+
+def test_a_topic_made_again_just_as_long_is_noticed_at_a_restart(log: FakeLog, make: Make) -> None:
+    engine = Engine()
+    engine.drain(going_on(make))
+    log.make_again(A0, 10)
+    engine.drain(going_on(make))
+    assert engine.sink[2] == [("0", n) for n in range(10)]
+
+
+def test_a_topic_made_again_between_the_plan_and_the_read_is_noticed(log: FakeLog, make: Make) -> None:
+    engine = Engine()
+    engine.run(going_on(make))
+    engine.run(going_on(make), die_before="read")
+    log.make_again(A0, 10)
+    with pytest.raises(DataLoss, match="RECREATED"):
+        engine.run(make(startingoffsets="earliest"))
+
+
+def test_a_checkpoint_of_an_earlier_version_goes_on(log: FakeLog, make: Make) -> None:
+    engine = Engine()
+    engine.offsets, engine.committed = ['{"orders": {"a": {"0": 4, "1": 4}}}'], 1
+    engine.drain(make())
+    assert engine.rows() == rows(range(4, 10), range(0))
+
+
+def test_queues_that_vanished_keep_their_place_and_are_told_once(
+    log: FakeLog, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, reader = Engine(), going_on(make)
+    engine.drain(reader)
+    away = log.records.pop(A1)
+    log.add(A0, 1)
+    engine.drain(reader)
+    log.add(A0, 1)
+    engine.drain(reader)
+    assert sum("QUEUE_GONE" in message for message in caplog.messages) == 1
+    log.records[A1] = away
+    log.add(A1, 1)
+    engine.drain(reader)
+    assert engine.rows() == rows(range(12), range(5))
+
+
+def test_exactly_the_message_that_does_not_decode_is_skipped(log: FakeLog, make: Make, tmp_path: Path) -> None:
+    log.add(A2, 1000)
+    for bad in (0, 500, 501, 999):
+        data = bytearray(log.records[A2][bad])
+        data[data.index(b"body")] ^= 1
+        log.records[A2][bad] = bytes(data)
+    engine = Engine()
+    with pytest.raises(DataLoss, match=r"CORRUPT: topic orders, broker a, queue 2.*offset 0 does not have its CRC"):
+        engine.drain(make(startingoffsets="earliest"))
+    engine.drain(going_on(make, tmp_path))
+    good = [n for n in range(1000) if n not in (0, 500, 501, 999)]
+    assert engine.rows() == rows(range(10), range(4)) + [("2", n) for n in good]
+    assert sorted((row["fromOffset"], row["toOffset"]) for row in lost(tmp_path)) == [
+        (0, 1), (500, 501), (501, 502), (999, 1000),
+    ]  # fmt: skip
+
+
+def test_a_batch_goes_on_at_what_is_left(log: FakeLog, tmp_path: Path) -> None:
+    log.first[A0] = 3
+    given = {
+        "nameserver": "here:1", "topic": "orders", "failondataloss": "false", "datalossto": str(tmp_path),
+        "startingoffsets": '{"orders":{"a":{"0":1}}}', "retrytimeoutms": "0",
+    }  # fmt: skip
+    reader = RocketMQDataSource(given).reader(SCHEMA)
+    assert [partition.value.start for partition in reader.partitions()] == [3, 0]
+    assert [(row["fromOffset"], row["toOffset"]) for row in lost(tmp_path)] == [(1, 3)]
+
+
+def test_a_directory_for_losses_that_cannot_be_written_fails_the_query(log: FakeLog, make: Make) -> None:
+    engine = Engine()
+    engine.run(going_on(make))
+    log.first[A0] = 3
+    with pytest.raises(BadOption, match="option dataLossTo: /dev/null/lost: Not a directory"):
+        engine.run(going_on(make, Path("/dev/null/lost")))
 
 
 def test_the_progress_shows_the_ends(make: Make) -> None:

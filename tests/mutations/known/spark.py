@@ -24,8 +24,8 @@ MISTAKES = [
     Mutation(
         "call the first message that is left deleted",
         "spark/offsets.py",
-        '        if offset < bound.first:\n            raise DataLoss(Loss.AGED_OUT, queue, f"read up to',
-        '        if offset <= bound.first:\n            raise DataLoss(Loss.AGED_OUT, queue, f"read up to',
+        '        if offset < bound.first:\n            details = f"read up to',
+        '        if offset <= bound.first:\n            details = f"read up to',
         (_PLANNING, _STREAM),
     ),
     Mutation(
@@ -48,6 +48,27 @@ MISTAKES = [
         "{queue: 1 + rest * (waiting - 1) // more for",
         "{queue: rows * waiting // total for",
         (f"{_PLANNING}::test_a_limit_holds_and_starves_no_queue",),
+    ),
+    Mutation(
+        "begin a repeated batch that skipped messages where the batch before it ended",
+        "spark/progress.py",
+        "plan_stream(start.positions | end.resumed, ",
+        "plan_stream(start.positions, ",
+        (f"{_STREAM}::test_a_batch_that_skipped_is_repeated_as_it_was",),
+    ),
+    Mutation(
+        "compare the last message of a queue only while messages arrive",
+        "spark/source.py",
+        "            and (bound.end > here.positions[queue] or queue not in self._compared)\n",
+        "            and bound.end > here.positions[queue]\n",
+        (f"{_STREAM}::test_a_topic_made_again_just_as_long_is_noticed_at_a_restart",),
+    ),
+    Mutation(
+        "skip the rest of a chunk with a corrupt message",
+        "spark/losses.py",
+        "        if loss.first is None and end - at > 1 and ",
+        "        if loss.first is None and end - at > 9 and ",
+        (f"{_STREAM}::test_exactly_the_message_that_does_not_decode_is_skipped",),
     ),
     Mutation(
         "count the wait for a broker from its first absence on",

@@ -1,0 +1,89 @@
+"""Where a stream stands: its positions, and what tells whether messages were lost since. No I/O.
+
+The JSON of `offsets` has these keys beside the topics, with objects of topic, broker and queue as the offsets have:
+
+``#last``
+    The last message before each position, as [commitLogOffset, storeTimestamp in ms]. If another message is there
+    later, the topic was created again, though offsets alone do not show it.
+``#from``
+    Where a batch starts in queues that lost messages: not where the previous one ended. A repeated batch starts there.
+``#skipped``
+    Number of messages skipped since the query was new.
+
+The checkpoints of earlier versions lack them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+
+from mqbroker.spark.errors import DataLoss
+from mqbroker.spark.offsets import Mark, Positions, QueueRange, from_json, plan_stream, to_json
+from mqbroker.wire.bodies import MessageQueue
+
+LAST, FROM, SKIPPED = "#last", "#from", "#skipped"
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class StreamOffset:
+    """`positions` of a stream, with `last`, `resumed` (``#from``) and `skipped` of its queues."""
+
+    positions: Positions
+    last: Mapping[MessageQueue, Mark] = attrs.field(factory=dict)
+    resumed: Positions = attrs.field(factory=dict)
+    skipped: Positions = attrs.field(factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The offset for Spark: equal offsets are equal texts."""
+        found: dict[str, Any] = {}
+        if self.last:
+            found[LAST] = _nested(self.last, lambda mark: [mark.log_offset, mark.store_ms])
+        if self.resumed:
+            found[FROM] = to_json(self.resumed)
+        if self.skipped:
+            found[SKIPPED] = to_json(self.skipped)
+        return found | to_json(self.positions)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> StreamOffset:
+        """The inverse of `to_json`; also of what earlier versions wrote."""
+        last = {queue: Mark(*pair) for queue, pair in _flat(value.get(LAST, {})).items()}
+        return StreamOffset(from_json(value), last, from_json(value.get(FROM, {})), from_json(value.get(SKIPPED, {})))
+
+    def start_after(self, losses: list[DataLoss]) -> StreamOffset:
+        """Where the next batch starts: here, but beyond what was lost."""
+        resumed = {loss.queue: loss.resume for loss in losses if loss.resume is not None}
+        skipped = dict(self.skipped)
+        for loss in losses:
+            if loss.first is not None and loss.resume is not None:
+                skipped[loss.queue] = skipped.get(loss.queue, 0) + max(0, loss.resume - loss.first)
+        last = {queue: mark for queue, mark in self.last.items() if queue not in resumed}
+        return StreamOffset(self.positions | resumed, last, resumed, skipped)
+
+
+def plan(start: StreamOffset, end: StreamOffset, initial: Positions | None) -> list[QueueRange]:
+    """The ranges between two offsets, as `plan_stream`, each with its last message if that is known."""
+    ranges = plan_stream(start.positions | end.resumed, end.positions, initial)
+    return [attrs.evolve(each, last=end.last.get(each.queue)) for each in ranges]
+
+
+def _nested(values: Mapping[MessageQueue, T], encode: Callable[[T], Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for queue in sorted(values):
+        brokers = found.setdefault(queue.topic, {})
+        brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = encode(values[queue])
+    return found
+
+
+def _flat(value: Mapping[str, Any]) -> dict[MessageQueue, Any]:
+    return {
+        MessageQueue(topic, broker, int(queue_id)): each
+        for topic, brokers in value.items()
+        for broker, queues in brokers.items()
+        for queue_id, each in queues.items()
+    }

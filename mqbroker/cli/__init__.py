@@ -23,13 +23,13 @@ def cli() -> None:
     """Run, try and use RocketMQ 4.9 brokers.
 
     \b
-    mq dev                     a name server and a broker, here and now
-    mq sub greetings -g me     in a second terminal
-    mq pub greetings "hello"   in a third
-    mq demo                    all of it under load: two brokers, one killed, and Spark
-    mq store check DIR         whether a broker's directory is whole, without the broker
-    mq brokers                 which brokers there are, and what they take and give
-    mq ha status               how far slaves are behind their masters
+    mq dev                     run a name server and a broker here
+    mq sub greetings -g me     receive messages, in a second terminal
+    mq pub greetings "hello"   send one, in a third
+    mq demo                    a test under load: two brokers, one killed, and Spark
+    mq store check DIR         check a broker's directory, without the broker
+    mq brokers                 list brokers and their message rates
+    mq ha status               show how far slaves are behind their masters
     """
 
 

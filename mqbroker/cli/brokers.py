@@ -61,14 +61,14 @@ class BrokerRow:
 
 
 @click.command()
-@click.option("--shards", "each", is_flag=True, help="Each shard of a broker on a line of its own.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per broker and line.")
+@click.option("--shards", "each", is_flag=True, help="Show each shard of a broker on its own line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, one for each broker.")
 @server_options
 def brokers(each: bool, as_json: bool, servers: Servers) -> None:
-    """List the brokers that the name servers know: where they are, and what they take and give.
+    """List the brokers that the name servers know, with their addresses and message rates.
 
-    The shards of a broker are one line, with the sums of those that answer. Exits with 1 if shards are missing or a
-    broker refuses messages, and with 3 if a broker does not answer.
+    The shards of a broker are shown as one line, with the sums of those that respond. Exits with 1 if shards are
+    missing or a broker refuses messages, and with 3 if a broker does not respond.
     """
     with told():
         found = asked(servers, rows_of)

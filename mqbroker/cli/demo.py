@@ -19,16 +19,16 @@ LINES_MAX = 40_000
     type=click.IntRange(1),
     default=LINES_MAX,
     show_default=True,
-    help="Publish whole files up to this many lines; the others are left out.",
+    help="Publish whole files, up to this many lines in total; skip the rest.",
 )
-@click.option("--no-spark", is_flag=True, help="Leave out the count by Spark.")
-@click.option("--keep", is_flag=True, help="Keep the work directory: settings, logs, messages.")
+@click.option("--no-spark", is_flag=True, help="Skip the count by Spark.")
+@click.option("--keep", is_flag=True, help="Keep the work directory, with settings, logs and messages.")
 def demo(directory: Path | None, max_lines: int, no_spark: bool, keep: bool) -> None:
     """Publish the lines of the text files under DIRECTORY, consume them, and count their words.
 
-    A name server and two brokers run as processes of their own; one broker is killed half-way and started again. Two
-    consumers share the messages, and a Spark streaming query counts lines and words by file. At the end all of it is
-    compared with a plain count of the files: equal, or exit code 1. DIRECTORY is this project's own text by default.
+    A name server and two brokers run in separate processes; one broker is killed half-way and restarted. Two consumers
+    share the messages, and a Spark streaming query counts lines and words by file. At the end all counts are compared
+    with a direct count of the files; exits with 1 if they differ. By default, DIRECTORY is this project's own text.
     """
     with told():
         from rich.console import Console

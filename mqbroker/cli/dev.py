@@ -24,18 +24,18 @@ PORT = click.IntRange(0, 65535)
 
 
 @click.command()
-@click.option("--port", type=PORT, default=9876, show_default=True, help="The name server's port; 0 takes a free one.")
+@click.option("--port", type=PORT, default=9876, show_default=True, help="The name server's port; 0 picks a free one.")
 @click.option(
-    "--broker-port", type=PORT, default=10911, show_default=True, help="The broker's port; 0 takes a free one."
+    "--broker-port", type=PORT, default=10911, show_default=True, help="The broker's port; 0 picks a free one."
 )
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     default=DATA,
     show_default=True,
-    help="The directory that keeps the messages.",
+    help="The directory to store messages in.",
 )
-@click.option("--memory", is_flag=True, help="Keep nothing: a directory in memory, which goes away at the end.")
+@click.option("--memory", is_flag=True, help="Store messages in a directory in memory, which is removed at the end.")
 def dev(port: int, broker_port: int, data: Path, memory: bool) -> None:
     """Run a name server and a broker in one process, on 127.0.0.1 only, until Ctrl-C.
 

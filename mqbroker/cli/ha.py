@@ -67,7 +67,7 @@ class Member:
 
 @click.group()
 def ha() -> None:
-    """Masters and slaves."""
+    """Show replication, and change masters and members."""
 
 
 ha.add_command(rebuild)
@@ -77,14 +77,14 @@ ha.add_command(remove)
 
 @ha.command()
 @click.argument("name")
-@click.option("--id", "broker_id", type=click.IntRange(1), help="The slave's brokerId, if there are several.")
-@click.option("--sync", is_flag=True, help="Become a SYNC_MASTER, which waits for slaves; else an ASYNC_MASTER.")
+@click.option("--id", "broker_id", type=click.IntRange(1), help="The slave's brokerId, if there are several slaves.")
+@click.option("--sync", is_flag=True, help="Make it a SYNC_MASTER, which waits for slaves, instead of an ASYNC_MASTER.")
 @server_options
 def promote(name: str, broker_id: int | None, sync: bool, servers: Servers) -> None:
-    """Make a slave of the brokers called NAME their master: stop the former master before.
+    """Promote a slave of the broker NAME to master. Stop the former master first.
 
-    The slave stops, and starts again as master at the same address; its settings file is changed. Of a broker with
-    shards all of them are.
+    The slave restarts as master at the same address, and its settings file is changed. For a broker with shards, all
+    shards are promoted.
     """
     role = "SYNC_MASTER" if sync else "ASYNC_MASTER"
 
@@ -173,14 +173,14 @@ async def wait_for_master(net: Net, name_servers: Sequence[str], slave: Member) 
 
 @ha.command()
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per broker and line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, one for each broker.")
 @server_options
 def status(name: str | None, as_json: bool, servers: Servers) -> None:
-    """Show the brokers called NAME, or all: the end of each log, and how far slaves are behind.
+    """Show the brokers named NAME, or all brokers: the end of each log, and how far slaves are behind.
 
-    Exits with 1 if something is wrong - a group acknowledges nothing or has no master, a broker of it is down, a slave
-    does not follow or does not count, a replica is not in sync - and with 3 if a broker does not answer; one line on
-    standard error says what it is.
+    Exits with 1 if something is wrong: a group acknowledges nothing or has no master, one of its brokers is down, a
+    slave does not follow or does not count, or a replica is not in sync. Exits with 3 if a broker does not respond. A
+    line on standard error says what is wrong.
     """
     with told():
         members = asked(servers, lambda net, name_servers: members_of(net, name_servers, name))

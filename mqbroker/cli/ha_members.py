@@ -28,13 +28,14 @@ TIMEOUT_MS = 15_000
 
 @click.command()
 @click.argument("name")
-@click.option("--to", required=True, type=click.IntRange(1), metavar="ID", help="The brokerId of the next master.")
+@click.option("--to", required=True, type=click.IntRange(1), metavar="ID", help="The brokerId of the new master.")
 @server_options
 def switch(name: str, to: int, servers: Servers) -> None:
-    """Make another broker of the group NAME its master, for a planned stop of the one that is it now.
+    """Make another broker of the group NAME its master, before a planned stop of the current master.
 
-    The other must be in sync and whole. No send fails meanwhile: sends are held, for less than a second in most
-    cases, and the former master hands on what clients still send to it. Of a broker with shards all are switched.
+    The new master must be in sync and its store complete. No send fails during the switch: sends are held, usually for
+    less than a second, and the former master forwards what clients still send to it. For a broker with shards, all
+    shards are switched.
     """
     with told():
         for line in asked(servers, lambda net, name_servers: switch_master(net, name_servers, name, to)):
@@ -53,12 +54,12 @@ async def switch_master(net: Net, name_servers: Sequence[str], name: str, to: in
 
 @click.command()
 @click.argument("name")
-@click.option("--id", "broker_id", type=click.IntRange(1), help="The brokerId of the member; else NAME is it.")
+@click.option("--id", "broker_id", type=click.IntRange(1), help="The member's brokerId; without it, NAME is the id.")
 @server_options
 def remove(name: str, broker_id: int | None, servers: Servers) -> None:
-    """Take a broker that will not come back out of the group NAME; `mq ha remove ID` where there is one group.
+    """Remove a broker that will not come back from the group NAME. With only one group: `mq ha remove ID`.
 
-    It must not run, and must not be in sync: start another one in its place before.
+    The broker must not be running or in sync: start a replacement first.
     """
     if broker_id is None and not (name.isdecimal() and name.isascii() and len(name) < 10):
         raise click.UsageError("which broker? --id names it")

@@ -21,16 +21,16 @@ from mqbroker.cli.servers import Servers, server_options
     "--config",
     required=True,
     type=click.Path(exists=True, dir_okay=False),
-    help="The settings of one of the group's brokers: they name the group, and how etcd is asked.",
+    help="The settings file of one of the group's brokers. It names the group and etcd's endpoints.",
 )
-@click.option("--keep", type=click.IntRange(1), metavar="ID", help="Keep this broker's log, whatever others have.")
-@click.option("--yes", is_flag=True, help="Do not ask before writing.")
+@click.option("--keep", type=click.IntRange(1), metavar="ID", help="Keep this broker's log, whatever the others have.")
+@click.option("--yes", is_flag=True, help="Write without asking for confirmation.")
 @server_options
 def rebuild(config: str, keep: int | None, yes: bool, servers: Servers) -> None:
-    """Rewrite the state of a group where etcd has lost it, or was restored from an old backup, and nobody is elected.
+    """Rewrite a group's state in etcd if no master is elected because etcd lost it or was restored from an old backup.
 
-    Shows what each broker that runs has, and who will be in sync. Start all brokers before, so that none is missing. No
-    log is changed.
+    Shows what each running broker has, and which brokers will be in sync. Start all brokers first, so that none is
+    missing. No log is changed.
     """
     from mqbroker.broker.broker_group import etcd_access
     from mqbroker.cli.group_copies import copies_of, copy_lines, new_state, read_keys, write_state

@@ -47,14 +47,14 @@ group_option = click.option(
     "--group",
     callback=_checked(check_group, f"{{value!r}} cannot be a group: {_RIGHT.format(GROUP_LENGTH_MAX)}"),
     required=True,
-    help="Members of one group share the messages.",
+    help="The consumer group; its members share the messages.",
 )
 tags_option = click.option(
     "--tags",
     callback=_checked(_check_tags, "{value!r} names no tag: right is 'paid', 'paid || refund', or '*'"),
     default="*",
     show_default=True,
-    help="Only messages with one of these tags, such as 'paid || refund'.",
+    help="Receive only messages with one of these tags, such as 'paid || refund'.",
 )
 name_server_option = click.option(
     "-n",
@@ -65,5 +65,5 @@ name_server_option = click.option(
     default=DEFAULT_NAME_SERVER,
     show_default=True,
     show_envvar=True,
-    help="The name server, or several joined by ';'.",
+    help="The name server, or several separated by ';'.",
 )

@@ -30,13 +30,13 @@ READ_BYTES = 64 * 1024
 @click.command()
 @topic_argument
 @click.argument("text", required=False)
-@click.option("--tag", help="The messages' tag, by which consumers choose.")
-@click.option("--key", "keys", multiple=True, help="A key by which the messages are found; may be given several times.")
+@click.option("--tag", help="The messages' tag, by which consumers can filter.")
+@click.option("--key", "keys", multiple=True, help="A key by which messages can be found; may be repeated.")
 @server_options
 def pub(topic: str, text: str | None, tag: str | None, keys: tuple[str, ...], servers: Servers) -> None:
-    """Send TEXT to TOPIC, or with - each line of the standard input as one message.
+    """Send TEXT to TOPIC; if TEXT is -, send each line of standard input as a message.
 
-    Prints a line for each message stored: its id, broker, queue and offset.
+    Prints a line for each stored message: its id, broker, queue and offset.
     """
     if text is None and sys.stdin.isatty():
         raise click.UsageError("nothing to send: give a TEXT, or - for the lines of the standard input")

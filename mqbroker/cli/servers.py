@@ -42,15 +42,15 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=_FILE,
         envvar="MQ_ACCOUNT_FILE",
         show_envvar=True,
-        help="A YAML file with accessKey and secretKey, where brokers want an account; else MQ_ACCESS_KEY and"
-        " MQ_SECRET_KEY of the environment count.",
+        help="A YAML file with accessKey and secretKey, for brokers that require an account. Without it, the"
+        " environment variables MQ_ACCESS_KEY and MQ_SECRET_KEY are used.",
     )
     @click.option(
         "--tls",
         is_flag=True,
         envvar="MQ_TLS",
         show_envvar=True,
-        help="Encrypt connections, to servers whose certificates are trusted; the other TLS options do so too.",
+        help="Encrypt connections and verify servers' certificates; implied by the other TLS options.",
     )
     @click.option(
         "--tls-ca",
@@ -58,7 +58,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=_FILE,
         envvar="MQ_TLS_CA",
         show_envvar=True,
-        help="The authorities that may sign servers' certificates (PEM), in place of the system's.",
+        help="CA certificates to verify servers with (PEM), instead of the system's.",
     )
     @click.option(
         "--tls-cert",
@@ -66,7 +66,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=_FILE,
         envvar="MQ_TLS_CERT",
         show_envvar=True,
-        help="The certificate (PEM) to show to servers that want one.",
+        help="The client certificate (PEM), for servers that require one.",
     )
     @click.option(
         "--tls-key",
@@ -74,7 +74,8 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=_FILE,
         envvar="MQ_TLS_KEY",
         show_envvar=True,
-        help="Its key, where it is not in the same file; its password is MQ_TLS_KEY_PASSWORD of the environment.",
+        help="The certificate's private key, if it is not in the same file. Its password is taken from the environment"
+        " variable MQ_TLS_KEY_PASSWORD.",
     )
     @click.option(
         "--tls-server-name",
@@ -82,11 +83,9 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="NAME",
         envvar="MQ_TLS_SERVER_NAME",
         show_envvar=True,
-        help="What servers' certificates must be for, in place of the addresses that they are reached by.",
+        help="The name that servers' certificates must be for, instead of their addresses.",
     )
-    @click.option(
-        "--tls-insecure", "insecure", is_flag=True, help="Encrypt, and take any server for the right one. For trials."
-    )
+    @click.option("--tls-insecure", "insecure", is_flag=True, help="Encrypt without verifying servers. For tests only.")
     @wraps(command)
     def with_servers(namesrv: str, account_file: str | None, tls: bool, **rest: Any) -> Any:
         given = {name: rest.pop(name) for name in ("ca_file", "cert_file", "key_file", "server_name", "insecure")}

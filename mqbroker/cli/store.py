@@ -18,19 +18,20 @@ CONFIG = click.option(
     "-c",
     "--config",
     type=click.Path(exists=True, dir_okay=False),
-    help="The broker's settings: file sizes, delay levels, the directory of the log. Without them sizes are found out.",
+    help="The broker's settings file, for file sizes, delay levels and the commit log's directory. Without it,"
+    " sizes are detected.",
 )
 COMMIT_LOG = click.option(
-    "--commitlog", type=click.Path(exists=True, file_okay=False), help="The directory of the log, where not in DIR."
+    "--commitlog", type=click.Path(exists=True, file_okay=False), help="The commit log's directory, if not in DIR."
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group()
 def store() -> None:
-    """Check, mend and print store directories, those of Java brokers too.
+    """Check, repair and print store directories, including those of Java brokers.
 
-    DIR is the storePathRootDir: the directory that holds commitlog/ and consumequeue/. Only `repair --write` changes
+    DIR is the broker's storePathRootDir, which contains commitlog/ and consumequeue/. Only `repair --write` changes
     anything in it.
     """
 
@@ -39,13 +40,13 @@ def store() -> None:
 @DIRECTORY
 @CONFIG
 @COMMIT_LOG
-@click.option("--live", is_flag=True, help="Check though a broker has it open; what is being written may look torn.")
+@click.option("--live", is_flag=True, help="Check a store that a broker has open; a write in progress may look torn.")
 @JSON
 def check(directory: str, config: str | None, commitlog: str | None, live: bool, as_json: bool) -> None:
-    """Read the whole store and report what is wrong with it: exit code 0 where nothing is, else 1.
+    """Read the whole store and report what is wrong. Exits with 0 if nothing is, else with 1.
 
-    The log is read record by record, and compared with consume queues and index both ways. Nothing is written, locked
-    or created.
+    Every record of the log is read and compared with consume queues and index, in both directions. Nothing is
+    written, locked or created.
     """
     with told():
         from mqbroker.cli.progress import ProgressLine
@@ -77,14 +78,14 @@ def check(directory: str, config: str | None, commitlog: str | None, live: bool,
 @DIRECTORY
 @CONFIG
 @COMMIT_LOG
-@click.option("--write", is_flag=True, help="Do it. Without this it is only said what would be done.")
+@click.option("--write", is_flag=True, help="Do the repair. Without this option it is only described.")
 @click.option(
     "--fence",
     is_flag=True,
-    help="Overwrite damaged stretches of the log with records that stand for nothing, and put fillers in place of "
-    "missing segments, so that Java brokers keep what follows.",
+    help="Overwrite damaged parts of the log with empty records, and create filler files for missing segments, so "
+    "that Java brokers keep what follows.",
 )
-@click.option("--move-foreign", is_flag=True, help="Move files that are none of a store's out of the way.")
+@click.option("--move-foreign", is_flag=True, help="Move files that do not belong to a store out of the way.")
 @JSON
 def repair(
     directory: str,
@@ -95,11 +96,11 @@ def repair(
     move_foreign: bool,
     as_json: bool,
 ) -> None:
-    """Say what would mend the store, and with --write do it.
+    """Show what would repair the store, and do it with --write.
 
-    Consume queues and index are built anew from the log, and a torn end of the log is cut off. Nothing whole is lost:
-    what is replaced is moved or copied to a new directory repair-DATE-TIME in DIR first. Exit code 1 where there is
-    something to do, or something cannot be done.
+    Consume queues and index are rebuilt from the log, and an incomplete record at the log's end is cut off. No complete
+    record is lost: what is replaced is first moved or copied to a new directory repair-DATE-TIME in DIR. Exits with 1
+    if something is left to do, or cannot be done.
     """
     with told():
         from mqbroker.cli.store_output import run_repair
@@ -114,17 +115,17 @@ def repair(
 @DIRECTORY
 @CONFIG
 @COMMIT_LOG
-@click.option("--topic", help="Only of this topic.")
-@click.option("--queue", "queue_id", type=click.IntRange(0), help="Only of the queue with this number.")
+@click.option("--topic", help="Only messages of this topic.")
+@click.option("--queue", "queue_id", type=click.IntRange(0), help="Only messages of the queue with this number.")
 @click.option(
     "--from",
     "start",
     type=click.IntRange(0),
-    help="From this offset on: of the queue with --topic and --queue, else of the log.",
+    help="Start at this offset: a queue offset with --topic and --queue, else an offset in the log.",
 )
-@click.option("--to", "end", type=click.IntRange(0), help="Up to this offset, which is not part of it.")
-@click.option("--key", help="Only with this key or unique key.")
-@click.option("--max", "count", type=click.IntRange(1), help="So many at most.")
+@click.option("--to", "end", type=click.IntRange(0), help="Stop before this offset.")
+@click.option("--key", help="Only messages with this key or unique key.")
+@click.option("--max", "count", type=click.IntRange(1), help="Print at most this many.")
 @click.option("--queues", "what", flag_value="queues", help="List the consume queues with their offsets instead.")
 @click.option("--index", "what", flag_value="index", help="List the index files with their headers instead.")
 @click.option("--checkpoint", "what", flag_value="checkpoint", help="Show the checkpoint instead.")
@@ -142,10 +143,10 @@ def dump(  # noqa: PLR0913 - an option each
     what: str | None,
     as_json: bool,
 ) -> None:
-    """Print messages, one a line, in the order of the log.
+    """Print messages, one per line, in the order of the log.
 
-    Columns, between tabs: offset in the log, topic, queue, queue offset, store time, size of the record, tags, keys,
-    and how the body begins.
+    Columns, separated by tabs: offset in the log, topic, queue, queue offset, store time, size of the record, tags,
+    keys, and the beginning of the body.
     """
     with told():
         from mqbroker.cli import store_output

@@ -19,14 +19,14 @@ from mqbroker.cli.servers import Servers, server_options
     type=click.Choice(["first", "last"]),
     default="last",
     show_default=True,
-    help="Where a group that is new begins. Brokers of 4.9 let it begin with the first where that is still recent.",
+    help="Where a new group begins. If a queue's first message is still recent, brokers of 4.9 always begin with it.",
 )
-@click.option("--count", type=click.IntRange(1), help="End after this many messages.")
+@click.option("--count", type=click.IntRange(1), help="Exit after this many messages.")
 @server_options
 def sub(topic: str, group: str, tags: str, consume_from: str, count: int | None, servers: Servers) -> None:
     """Print the messages of TOPIC as a member of GROUP, until Ctrl-C.
 
-    Into a pipe goes the body of each, one a line.
+    If standard output is not a terminal, only bodies are printed, one per line.
     """
     with told():
         from mqbroker.cli.subscriber import print_messages

@@ -72,10 +72,10 @@ class TlsSettings:
     mode: TlsMode = text(TlsMode.PERMISSIVE, one_of(TlsMode, str.lower), key="tls.server.mode")
     #: A file of further TLS settings, which override those given otherwise.
     config_file: str = text(DEFAULT_FILE, parse_optional_path, key="tls.config.file")
-    #: Generate a certificate at the start, for trials; clients then accept any server. Set it to false with files of
-    #: your own.
+    #: Generate a certificate at the start, for tests only: clients cannot verify it. Set it to false to use your own
+    #: files.
     test_mode: bool = boolean(True, key="tls.test.mode.enable")
-    #: Whether clients present a certificate.
+    #: Whether clients must, may or need not present a certificate.
     server_need_client_auth: ClientAuth = text(
         ClientAuth.NONE, one_of(ClientAuth, str.lower), key="tls.server.need.client.auth"
     )
@@ -87,7 +87,7 @@ class TlsSettings:
     server_cert_path: str = text("", parse_optional_path, key="tls.server.certPath")
     #: Verify the certificates that clients present.
     server_auth_client: bool = boolean(False, key="tls.server.authClient")
-    #: The authorities that clients' certificates are verified by (PEM); empty for the system's.
+    #: CA certificates to verify clients with (PEM); empty for the system's.
     server_trust_cert_path: str = text("", parse_optional_path, key="tls.server.trustCertPath")
     #: The private key for this daemon's own connections (PEM).
     client_key_path: str = text("", parse_optional_path, key="tls.client.keyPath")
@@ -97,9 +97,9 @@ class TlsSettings:
     client_cert_path: str = text("", parse_optional_path, key="tls.client.certPath")
     #: Verify the certificates of the servers that this daemon connects to.
     client_auth_server: bool = boolean(False, key="tls.client.authServer")
-    #: The authorities that those certificates are verified by (PEM); empty for the system's.
+    #: CA certificates to verify those servers with (PEM); empty for the system's.
     client_trust_cert_path: str = text("", parse_optional_path, key="tls.client.trustCertPath")
-    #: Encrypt this daemon's own connections. Without it they are encrypted if the server's mode is enforcing.
+    #: Encrypt this daemon's own connections. If it is not set, they are encrypted if the server's mode is enforcing.
     enable: bool = boolean(False, key="tls.enable")
 
     @property
@@ -168,27 +168,27 @@ class LogLevel(StrEnum):
 class NettySettings:
     """Server side of the protocol. Buffer sizes of 0 mean the operating system's default."""
 
-    #: The TCP port for clients; 0 takes a free one. 10911 for a broker, 9876 for a name server.
+    #: The TCP port for clients; 0 picks a free one. 10911 for a broker, 9876 for a name server.
     listen_port: int = whole(8888, 0, 65535, important=True)
     #: The address of this machine to listen on; empty for all of them.
     bind_address: str = text("", parse_bind_address, important=True)
-    #: Bytes of a frame. A longer one closes its connection.
+    #: Maximum size of a frame in bytes. A connection that sends a longer one is closed.
     frame_max_length: int = whole(16 * MIB, 1024, 1024 * MIB)
     #: Seconds without a byte from a client after which its connection is closed.
     server_channel_max_idle_time_seconds: int = whole(120, 1)
-    #: Connections at a time. Beyond it, the one that was silent for longest is closed.
+    #: Maximum number of connections. When it is reached, the connection that was idle for longest is closed.
     connections_max: int = whole(20_000, 1)
-    #: Connections from one address at a time.
+    #: Maximum number of connections from one address.
     connections_per_address_max: int = whole(12_000, 1)
-    #: Bytes of responses that a client has not read, after which its connection is closed.
+    #: Bytes of responses that a client may leave unread; beyond it, its connection is closed.
     unsent_bytes_max: int = whole(64 * MIB, 64 * 1024)
     server_oneway_semaphore_value: int = whole(256, 1)
     server_async_semaphore_value: int = whole(64, 1)
-    #: Bytes of a socket's send buffer; 0 for the system's default.
+    #: Size of a socket's send buffer in bytes; 0 for the system's default.
     server_socket_snd_buf_size: int = whole(0)
-    #: Bytes of a socket's receive buffer; 0 for the system's default.
+    #: Size of a socket's receive buffer in bytes; 0 for the system's default.
     server_socket_rcv_buf_size: int = whole(0)
-    #: Connections that wait to be accepted.
+    #: Maximum number of connections that wait to be accepted.
     server_socket_backlog: int = whole(1024, 1)
 
 
@@ -199,9 +199,9 @@ class ClientSettings:
     #: Encrypt the broker's connections to its name servers. Default: as tls.enable, or true with the mode enforcing.
     use_tls: bool = boolean(False, key="useTLS")
     client_oneway_semaphore_value: int = whole(65535, 1)
-    #: Requests of the broker to a name server that wait for their responses at a time.
+    #: Maximum number of requests to a name server that wait for a response.
     client_async_semaphore_value: int = whole(65535, 1)
-    #: Milliseconds for a connection to a name server.
+    #: Timeout of connecting to a name server, in milliseconds.
     connect_timeout_ms: int = whole(3000, 1, key="connectTimeoutMillis")
     #: Seconds without traffic after which such a connection is closed.
     client_channel_max_idle_time_seconds: int = whole(120, 1)
@@ -211,18 +211,18 @@ class ClientSettings:
 class NamesrvSettings:
     """The name server. `namesrv_addr` is another environment's, see `cluster_test`."""
 
-    #: The file of keys and values that mqadmin updateKvConfig stores.
+    #: The file for the keys and values that mqadmin updateKvConfig sets.
     kv_config_path: str = text(parse=parse_path, important=True)
     #: The file that settings changed by a request are written to.
     config_store_path: str = text(parse=parse_path)
-    #: Give clients the queues of ordered topics with their routes.
+    #: Include the queues of ordered topics in the routes that clients get.
     order_message_enable: bool = boolean(False)
-    #: Ask other name servers about topics that no broker here has, for tests; see the name server's page.
+    #: For tests: ask other name servers about topics that no broker here has; see the name server's page.
     cluster_test: bool = boolean(False)
-    #: The name of those other name servers' environment in the log.
+    #: What the log calls the environment of those other name servers.
     product_env_name: str = text("center", parse_name)
-    #: Addresses of name servers, separated by semicolons. A broker registers with all of them; a name server asks
-    #: them with clusterTest.
+    #: Addresses of name servers, separated by semicolons. A broker registers with all of them; a name server uses
+    #: them only with clusterTest.
     namesrv_addr: tuple[str, ...] = text((), parse_addresses)
     #: The minimum level of log lines.
     log_level: LogLevel = text(LogLevel.INFO, one_of(LogLevel, str.lower))
@@ -244,21 +244,21 @@ class StoreSettings:
     store_path_commit_log: str = text(
         attrs.Factory(_commit_log_in_root, takes_self=True), parse_log_path, important=True
     )
-    #: Bytes of a file of the commit log. It must not change after the store was created.
+    #: Size of a commit log file in bytes. Do not change it once the store exists.
     mapped_file_size_commit_log: int = whole(1024 * MIB, 4096)
-    #: Bytes of a file of a consume queue; rounded up to whole entries of 20 bytes.
+    #: Size of a consume queue file in bytes; rounded up to whole entries of 20 bytes.
     mapped_file_size_consume_queue: int = whole(6_000_000, 20)
     #: Store tags code, store time and filter bits of each message in consumequeue_ext.
     enable_consume_queue_ext: bool = boolean(False)
-    #: Bytes of a file of consumequeue_ext.
+    #: Size of a file of consumequeue_ext in bytes.
     mapped_file_size_consume_queue_ext: int = whole(48 * MIB, 1024)
     #: Serve light message queues, whose names begin with %LMQ%.
     enable_lmq: bool = boolean(False)
-    #: Put messages into the queues that their property INNER_MULTI_DISPATCH names, too.
+    #: Also put messages into the queues that their property INNER_MULTI_DISPATCH names.
     enable_multi_dispatch: bool = boolean(False)
-    #: Light message queues. A message that would create more is refused.
+    #: Maximum number of light message queues. A message that would create more is refused.
     max_lmq_consume_queue_num: int = whole(20_000)
-    #: Bytes of a message's body. A larger message is refused with MESSAGE_ILLEGAL.
+    #: Maximum size of a message's body in bytes. A larger message is refused with MESSAGE_ILLEGAL.
     max_message_size: int = whole(4 * MIB, 1)
     #: SYNC_FLUSH: a send is acknowledged when it is on the disk. ASYNC_FLUSH: when it is in the page cache, so that a
     #: power failure may lose the last flushIntervalCommitLog.
@@ -272,81 +272,81 @@ class StoreSettings:
     flush_interval_consume_queue_ms: int = whole(1000, 1, unit="ms")
     flush_consume_queue_least_pages: int = whole(2)
     flush_consume_queue_thorough_interval_ms: int = whole(60_000, unit="ms")
-    #: Append to memory outside of the log's files first. A killed broker loses what is there. For ASYNC_FLUSH on a
-    #: master.
+    #: Append to a pool of buffers in memory first, and write to the log's files later. A killed broker loses what was
+    #: not written yet. Only for a master with ASYNC_FLUSH.
     transient_store_pool_enable: bool = boolean(False, important=True)
-    #: Buffers of that pool, each of the size of a file of the commit log.
+    #: Number of buffers in that pool, each of the size of a commit log file.
     transient_store_pool_size: int = whole(5, 1, 1000)
-    #: Refuse messages while no buffer is free, in place of appending to the file.
+    #: Refuse messages while no buffer is free, instead of appending to the file.
     fast_fail_if_no_buffer_in_store_pool: bool = boolean(False)
     #: How often the pool's buffers are written to the log's files.
     commit_interval_commit_log_ms: int = whole(200, 1, unit="ms", important=True)
-    #: Pages of 4 KiB that must wait before they are written earlier than that.
+    #: Write earlier than that once this many pages of 4 KiB are waiting.
     commit_commit_log_least_pages: int = whole(4)
-    #: The time after which fewer pages are written, too.
+    #: The time after which even fewer pages are written.
     commit_commit_log_thorough_interval_ms: int = whole(200, unit="ms")
     #: Lock the newest file of the log in memory, if the limit (ulimit -l) allows it.
     warm_maped_file_enable: bool = boolean(False)
-    #: How long a send waits for its sync, and for slaves; then it is answered with FLUSH_DISK_TIMEOUT or
+    #: How long a send waits for its sync and for slaves. Then the response is FLUSH_DISK_TIMEOUT or
     #: FLUSH_SLAVE_TIMEOUT.
     sync_flush_timeout_ms: int = whole(5000, 1, unit="ms")
-    #: Sync the log by the kernel's own queue (Linux AIO) in place of a thread.
+    #: Sync the log through the kernel (Linux AIO) instead of a thread.
     kernel_sync_enable: bool = boolean(True)
-    #: Refuse messages while one waits for its sync for so much longer than flushIntervalCommitLog: a disk that hangs.
+    #: Refuse messages while a message has waited for its sync for this much longer than flushIntervalCommitLog, because
+    #: the disk hangs.
     unsynced_age_max_ms: int = whole(10_000, 1000, unit="ms")
     check_crc_on_recover: bool = boolean(True, key="checkCRCOnRecover")
-    #: Index messages by their keys. Without it a query by key finds nothing.
+    #: Index messages by their keys. If false, a query by key finds nothing.
     message_index_enable: bool = boolean(True, important=True)
-    #: Hash slots of an index file.
+    #: Number of hash slots in an index file.
     max_hash_slot_num: int = whole(5_000_000, 1, 100_000_000)
-    #: Entries of an index file.
+    #: Maximum number of entries in an index file.
     max_index_num: int = whole(20_000_000, 2, 100_000_000)
-    #: Messages that a query by key returns at most.
+    #: Maximum number of messages that a query by key returns.
     max_msgs_num_batch: int = whole(64, 1)
-    #: Messages that a query by key returns where the client does not say how many.
+    #: Number of messages that a query by key returns if the client does not set a maximum.
     default_query_max_num: int = whole(32, 1)
-    #: Bytes that a pull returns of messages in memory.
+    #: Maximum bytes of messages that a pull returns from memory.
     max_transfer_bytes_on_message_in_memory: int = whole(256 * 1024, 1, important=True)
-    #: Messages in memory that a pull returns.
+    #: Maximum number of messages that a pull returns from memory.
     max_transfer_count_on_message_in_memory: int = whole(32, 1, important=True)
-    #: Bytes that a pull returns of messages on disk.
+    #: Maximum bytes of messages that a pull returns from disk.
     max_transfer_bytes_on_message_in_disk: int = whole(64 * 1024, 1, important=True)
-    #: Messages on disk that a pull returns.
+    #: Maximum number of messages that a pull returns from disk.
     max_transfer_count_on_message_in_disk: int = whole(8, 1, important=True)
-    #: Percent of the machine's memory: messages further from the newest one count as on disk.
+    #: Percentage of the machine's memory. Messages further than that from the end of the log count as on disk.
     access_message_in_memory_max_ratio: int = whole(40, 0, 100, important=True)
-    #: Hours that messages are kept, counted from the last write of their log file.
+    #: Hours that messages are kept, counted from the last write to their commit log file.
     file_reserved_time_hours: int = whole(72, 0, 24 * 366 * 100, unit="hours", important=True)
     #: Hours of the day, in local time, at which expired files are deleted, such as 04 or 04;16.
     delete_when_hours: tuple[int, ...] = text((4,), parse_hours, shown=show_hours, unit="hours", important=True)
-    #: Percent of a disk: if more is used, expired files are deleted at any hour.
+    #: Percentage of disk use above which expired files are deleted at any hour.
     disk_max_used_space_ratio: int = whole(75, clamp=(10, 95))
-    #: Percent of a disk: if more is used, the oldest files are deleted whatever their age. 100 turns it off.
+    #: Percentage of disk use above which the oldest files are deleted, whatever their age. 100 turns it off.
     disk_space_clean_forcibly_ratio: int = whole(85, 1, 100)
-    #: Percent of a disk: if more is used, messages are refused as well. 100 turns it off.
+    #: Percentage of disk use above which messages are refused as well. 100 turns it off.
     disk_space_warning_level_ratio: int = whole(90, 1, 100)
-    #: Free bytes of a disk below which messages are refused and the oldest files deleted; 0 turns it off.
+    #: Free disk space in bytes below which messages are refused and the oldest files are deleted; 0 turns it off.
     disk_free_bytes_min: int = long(64 * MIB)
-    #: How often disks are checked and expired files looked for.
+    #: How often disks and expired files are checked.
     clean_resource_interval_ms: int = whole(10_000, 1, unit="ms")
-    #: Pause between the deletions of two files of the log.
+    #: Pause between deletions of commit log files.
     delete_commit_log_files_interval_ms: int = whole(100, unit="ms")
-    #: Pause between the deletions of two files of consume queues.
+    #: Pause between deletions of consume queue files.
     delete_consume_queue_files_interval_ms: int = whole(100, unit="ms")
-    #: How long to wait before the deletion of a file is tried again.
+    #: How long to wait before retrying to delete a file.
     redelete_hanged_file_interval_ms: int = whole(120_000, unit="ms")
-    #: Whether files that are not expired are deleted when a disk is full.
+    #: Whether files that have not expired are deleted when a disk is full.
     clean_file_forcibly_enable: bool = boolean(True, important=True)
-    #: The delay of each level, from level 1 on.
+    #: The delays of the levels, starting with level 1.
     message_delay_level: str = text("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", parse_delays)
-    #: How often the progress of delayed messages is saved. What was delivered since then is looked up at the next
-    #: start.
+    #: How often the progress of delayed messages is saved. After a crash, the start looks up what was delivered since.
     flush_delay_offset_interval_ms: int = long(1000, 1, unit="ms")
-    #: Count delayed messages in the statistics of queues.
+    #: Include delayed messages in the statistics of queues.
     enable_schedule_message_stats: bool = boolean(True)
-    #: ASYNC_MASTER; SYNC_MASTER, whose sends wait until a slave has their messages; or SLAVE.
+    #: ASYNC_MASTER; SYNC_MASTER, where sends wait until a slave has the message; or SLAVE.
     broker_role: BrokerRole = choice(BrokerRole.ASYNC_MASTER)
-    #: Refused if true: consumers would wait for messages that a slave has.
+    #: Refused if true, because consumers would wait for messages that a slave has.
     duplication_enable: bool = boolean(False)
     #: How many stores have the machine's memory in common.
     memory_shares: int = 1
@@ -361,124 +361,125 @@ class StoreSettings:
 class BrokerSettings:
     """The broker, with the settings of its components."""
 
-    #: The name of the broker in routes. A master and its slaves have the same. Default: the host name.
+    #: The name of the broker in routes. A master and its slaves share it. Default: the host name.
     broker_name: str = text(parse=parse_name, important=True)
-    #: The address or name that clients are told. Default: the address by which this machine reaches others.
+    #: The address or host name given to clients. Default: the address by which this machine reaches others.
     broker_ip1: str = text(parse=parse_own_host, key="brokerIP1", important=True)
-    #: The address or name that slaves are told. Default: as brokerIP1.
+    #: The address or host name given to slaves. Default: as brokerIP1.
     broker_ip2: str = text(parse=parse_own_host, key="brokerIP2")
     store: StoreSettings
-    #: Addresses of name servers, separated by semicolons. A broker registers with all of them; a name server asks
-    #: them with clusterTest.
+    #: Addresses of name servers, separated by semicolons. A broker registers with all of them; a name server uses
+    #: them only with clusterTest.
     namesrv_addr: tuple[str, ...] = text((), parse_addresses, important=True)
     #: The cluster that the broker belongs to.
     broker_cluster_name: str = text("DefaultCluster", parse_name, important=True)
-    #: 0 for a master; above 0, and different, for each slave and for each broker of a group that elects its master.
+    #: 0 for a master. Slaves, and all brokers of a group that elects its master, each have a different id above 0.
     broker_id: int = long(0, important=True)
-    #: Processes that the broker consists of, one for a core. Each has its own name, ports and store.
+    #: Number of processes that the broker consists of, usually one per core. Each has its own name, ports and store.
     shards: int = whole(1, 1, 64, important=True)
-    #: Start although there are messages of more shards, which nobody serves then.
+    #: Start even if the store has messages of more shards, which are then not served.
     unserved_shards_enable: bool = boolean(False)
-    #: The sum of 4 (read) and 2 (write). 4 drains a broker: it accepts no more sends.
+    #: The sum of 4 (read) and 2 (write). 4 drains the broker: it accepts no more sends.
     broker_permission: int = whole(6, 0, 7)
-    #: The directory that has conf/plain_acl.yml.
+    #: The directory that contains conf/plain_acl.yml.
     rocketmq_home: str = text("", parse_optional_path)
-    #: Serve only requests that are signed by an account, and each account only what it may do.
+    #: Serve only requests that are signed by an account with the permission for them.
     acl_enable: bool = boolean(False, important=True)
     #: The file of accounts, relative to rocketmqHome.
     acl_plain_file: str = text("conf/plain_acl.yml", parse_relative_path, key="rocketmq.acl.plain.file")
-    #: Listen on the port two below listenPort as well, for Java clients with vipChannelEnabled.
+    #: Also listen on the port listenPort - 2, for Java clients with vipChannelEnabled.
     vip_port_enable: bool = boolean(True)
-    #: The port for slaves. Default: listenPort + 1. On a group's member it must not be 0.
+    #: The port for slaves. Default: listenPort + 1. In a group that elects its master it must not be 0.
     ha_listen_port: int = whole(BROKER_PORT + 1, 0, 65535)
-    #: How often master and slave send something on an idle connection.
+    #: How often master and slave send a heartbeat on an idle connection.
     ha_send_heartbeat_interval_ms: int = long(5000, 1, unit="ms")
-    #: Silence after which a connection between master and slave is closed.
+    #: Time without traffic after which a connection between master and slave is closed.
     ha_housekeeping_interval_ms: int = long(20_000, 1, unit="ms")
-    #: Bytes of the log that a slave is sent at once.
+    #: Maximum bytes of the log that are sent to a slave at once.
     ha_transfer_batch_size: int = whole(32 * 1024, 1, 16 * MIB)
-    #: Bytes that a slave may be behind before it no longer counts as present for sends.
+    #: Bytes that a slave may be behind and still count as available for sends.
     ha_slave_fallbehind_max: int = whole(256 * MIB, 1, 2**31 - 1)
-    #: Addresses of slaves that need no secret, in the syntax of globalWhiteRemoteAddresses.
+    #: Addresses of slaves that do not need the secret, in the syntax of globalWhiteRemoteAddresses.
     ha_white_remote_addresses: str = text("")
-    #: The file whose first line, of 16 bytes at least, is the secret that master and slaves share.
+    #: The file whose first line is the secret that master and slaves share; at least 16 bytes.
     ha_secret_file: str = text("", parse_optional_path)
-    #: Where a slave finds its master's replication port. Empty: by the name servers.
+    #: The address of the master's replication port, for a slave. Empty: found through the name servers.
     ha_master_address: str = text("", parse_optional_address, important=True)
-    #: On a slave whose log is not the beginning of its master's: put the store aside and copy the master's again.
+    #: On a slave whose log differs from its master's: move its store aside and copy the master's again.
     ha_resync_enable: bool = boolean(False)
-    #: Brokers that must have a message under SYNC_MASTER, the master included.
+    #: With SYNC_MASTER, the number of brokers that must have a message, including the master.
     in_sync_replicas: int = whole(2, 2, 64)
-    #: URLs of etcd's members, separated by semicolons. With them the brokers of one name elect their master.
+    #: URLs of etcd's members, separated by semicolons. If set, the brokers of one name elect their master.
     etcd_endpoints: tuple[str, ...] = text((), parse_urls, important=True)
-    #: Seconds after which a master that etcd does not hear of is replaced.
+    #: Seconds without contact to etcd after which a master is replaced.
     etcd_lease_ttl_seconds: int = whole(3, 2, 60)
-    #: The account at etcd.
+    #: The user name at etcd.
     etcd_username: str = text("")
-    #: The file whose first line is that account's password.
+    #: The file whose first line is that user's password.
     etcd_password_file: str = text("", parse_optional_path)
-    #: The authorities that etcd's certificates are verified by (PEM).
+    #: CA certificates to verify etcd with (PEM).
     etcd_ca_file: str = text("", parse_optional_path)
     #: The certificate that the broker presents to etcd (PEM).
     etcd_cert_file: str = text("", parse_optional_path)
     #: The private key of that certificate (PEM).
     etcd_key_file: str = text("", parse_optional_path)
-    #: In a group: brokers that must be in sync; with fewer, messages are refused and not stored.
+    #: In a group, the minimum number of brokers in sync. With fewer, messages are refused and not stored.
     min_in_sync_replicas: int = whole(2, 1, 64)
-    #: What happens to messages for which too few brokers are in sync: REFUSE them, or APPEND them and answer
+    #: What to do with messages while too few brokers are in sync: REFUSE them, or APPEND them and respond with
     #: SLAVE_NOT_AVAILABLE. AUTO refuses in a group that elects its master, and appends otherwise.
     sends_below_in_sync: BelowInSync = text(BelowInSync.AUTO, one_of(BelowInSync))
-    #: Show consumers only what enough brokers have. A group's master always does.
+    #: Return to consumers only messages that enough brokers have. A group's master always does so.
     confirmed_reads_enable: bool = boolean(False)
-    #: Brokers of a group that elects its master.
+    #: Number of brokers in a group that elects its master.
     replication_factor: int = whole(3, 1, 64)
-    #: How long a replica may be behind before it leaves the in-sync set.
+    #: How long a replica may be behind before it is removed from the in-sync set.
     ha_max_time_slave_not_catchup_ms: int = long(2000, 500, unit="ms")
-    #: After 10 seconds without a master, elect a replica that is not in sync or not whole. What it lacks is lost.
+    #: After 10 seconds without a master, elect a replica that is not in sync or whose store is incomplete. The messages
+    #: that it lacks are lost.
     unclean_election_enable: bool = boolean(False)
-    #: On a slave, correct the offsets of pulls that it does not have. Without it consumers wait for the master.
+    #: On a slave, correct pull offsets that it does not have. If false, consumers wait for the master.
     offset_check_in_slave: bool = boolean(False)
-    #: Queues of a topic that a send creates, unless the producer asks for fewer.
+    #: Number of queues of a topic that is created by a send, unless the producer asks for fewer.
     default_topic_queue_nums: int = whole(8, 1, 10_000)
-    #: A send to an unknown topic creates it. In production set it to false.
+    #: Create an unknown topic at the first send to it. In production, set it to false.
     auto_create_topic_enable: bool = boolean(True, important=True)
-    #: Topics. A new one beyond it is refused.
+    #: Maximum number of topics. Creating more is refused.
     topics_max: int = whole(200_000, 1)
-    #: Consumer groups. A new one beyond it is refused.
+    #: Maximum number of consumer groups. Creating more is refused.
     groups_max: int = whole(100_000, 1)
-    #: Committed offsets of queues, over all groups. A new one beyond it is not stored.
+    #: Maximum number of committed offsets of queues, over all groups. Offsets of further queues are not stored.
     offsets_max: int = whole(2_000_000, 1)
-    #: Consumers, and as many producers, counted once for each of their groups.
+    #: Maximum number of consumers, and of producers. A client counts once for each of its groups.
     clients_max: int = whole(100_000, 1)
-    #: Pulls that wait for messages. Others are answered PULL_NOT_FOUND at once.
+    #: Maximum number of pulls that wait for messages. The response to others is PULL_NOT_FOUND at once.
     held_pulls_max: int = whole(200_000)
-    #: Have a topic of the cluster's name.
+    #: Create a topic with the cluster's name.
     cluster_topic_enable: bool = boolean(True)
-    #: Have a topic of the broker's name.
+    #: Create a topic with the broker's name.
     broker_topic_enable: bool = boolean(True)
-    #: A consumer of an unknown group creates it.
+    #: Create an unknown consumer group when a consumer uses it.
     auto_create_subscription_group: bool = boolean(True, important=True)
-    #: The topic of message traces.
+    #: The topic for message traces.
     msg_trace_topic_name: str = text("RMQ_SYS_TRACE_TOPIC", parse_name, important=True)
     #: Create that topic at the start.
     trace_topic_enable: bool = boolean(False, important=True)
-    #: Told to clients in send responses: whether they may trace messages.
+    #: Whether clients may trace messages, as send responses tell them.
     trace_on: bool = boolean(True)
-    #: Stored with messages as their region, for message traces.
+    #: The region that is stored with each message, for message traces.
     region_id: str = text("DefaultRegion")
-    #: Store replies in <cluster>_REPLY_TOPIC as well.
+    #: Also store replies in <cluster>_REPLY_TOPIC.
     store_reply_message_enable: bool = boolean(True)
     #: Refuse half messages of transactions.
     reject_transaction_message: bool = boolean(False, important=True)
-    #: Age of a half message after which its producers are asked about it.
+    #: Age of a half message after which its producers are first asked about it.
     transaction_time_out_ms: int = long(6000, unit="ms", important=True)
-    #: Checks of a half message after which it is given up.
+    #: Number of checks after which a half message is moved to TRANS_CHECK_MAX_TIME_TOPIC.
     transaction_check_max: int = whole(15, important=True)
     #: How often half messages are checked.
     transaction_check_interval_ms: int = long(60_000, 1, unit="ms", important=True)
-    #: Refuse requests that waited for longer than waitTimeMillsIn... allow.
+    #: Refuse requests that waited for longer than the waitTimeMillsIn... settings allow.
     broker_fast_failure_enable: bool = boolean(True)
-    #: Milliseconds that a send may have waited before it is handled; then SYSTEM_BUSY.
+    #: Milliseconds that a send may wait before it is handled; after that it is refused with SYSTEM_BUSY.
     wait_time_ms_in_send_queue: int = long(200, 1, key="waitTimeMillsInSendQueue")
     #: The same for pulls.
     wait_time_ms_in_pull_queue: int = long(5000, 1, key="waitTimeMillsInPullQueue")
@@ -486,16 +487,16 @@ class BrokerSettings:
     wait_time_ms_in_heartbeat_queue: int = long(31_000, 1, key="waitTimeMillsInHeartbeatQueue")
     #: The same for ends of transactions.
     wait_time_ms_in_transaction_queue: int = long(3000, 1, key="waitTimeMillsInTransactionQueue")
-    #: Milliseconds that appends may take before sends are refused with SYSTEM_BUSY.
+    #: Milliseconds that an append may take before sends are refused with SYSTEM_BUSY.
     os_page_cache_busy_time_out_ms: int = long(1000, 1, key="osPageCacheBusyTimeOutMills")
-    #: Disable the consumption of groups that are too far behind.
+    #: Disable consumption for groups that are too far behind.
     disable_consume_if_consumer_read_slowly: bool = boolean(False)
-    #: Bytes of the log that count as too far behind.
+    #: Bytes of the log by which a group is too far behind.
     consumer_fallbehind_threshold: int = long(16 * 1024 * MIB)
-    #: Hold pulls that find nothing for as long as their consumers ask for. Without it they are held for
+    #: Hold pulls that find no message for as long as the consumer asks for. If false, they are held for
     #: shortPollingTimeMills.
     long_polling_enable: bool = boolean(True)
-    #: Milliseconds that such a pull is held without long polling.
+    #: Milliseconds that a pull is held without long polling.
     short_polling_time_ms: int = long(1000, 1, key="shortPollingTimeMills")
     #: Tell consumers that are far behind to pull from a slave.
     slave_read_enable: bool = boolean(False)
@@ -505,29 +506,29 @@ class BrokerSettings:
     filter_support_retry: bool = boolean(False)
     #: Compute which groups' expressions match when a message is stored. Needs enableConsumeQueueExt.
     enable_calc_filter_bit_map: bool = boolean(False)
-    #: How long the expressions of a group are kept after its last consumer has left.
+    #: How long a group's expressions are kept after its last consumer has left.
     filter_data_clean_time_span_ms: int = long(24 * 3600 * 1000, unit="ms")
-    #: Groups with an expression that are expected for each topic; the size of bit maps follows from it.
+    #: Expected number of groups with an expression per topic; it determines the size of bit maps.
     expect_consumer_num_use_filter: int = whole(32, 1, 10_000)
-    #: Percent of messages that such a bit map may let pass wrongly.
+    #: Maximum percentage of false positives of such a bit map.
     max_error_rate_of_bloom_filter: int = whole(20, 1, 99)
     #: Tell the members of a group when one joins or leaves, so that they rebalance at once.
     notify_consumer_ids_changed_enable: bool = boolean(True)
-    #: How often committed offsets are written to disk. After a crash consumers repeat as much.
+    #: How often committed offsets are written to disk. After a crash, consumers get the messages of that time again.
     flush_consumer_offset_interval_ms: int = whole(5000, 1, unit="ms")
-    #: Count latencies for each queue, in place of each topic.
+    #: Record latencies per queue instead of per topic.
     enable_detail_stat: bool = boolean(True)
-    #: Delete the statistics of a topic or group with it.
+    #: Delete the statistics of a topic or group when it is deleted.
     auto_delete_unused_stats: bool = boolean(False)
-    #: Milliseconds since 1970 before which sends are refused.
+    #: The time before which sends are refused, in milliseconds since 1970.
     start_accept_send_request_timestamp_ms: int = long(0, key="startAcceptSendRequestTimeStamp")
     #: How often the broker registers with its name servers. Other values are clamped to the range.
     register_name_server_period_ms: int = whole(30_000, unit="ms", clamp=(10_000, 60_000))
-    #: Milliseconds for a registration.
+    #: Timeout of a registration, in milliseconds.
     register_broker_timeout_ms: int = whole(6000, 1, key="registerBrokerTimeoutMills")
-    #: Compress registrations.
+    #: Compress registrations at name servers.
     compressed_register: bool = boolean(False)
-    #: Register each period whatever the name server has; false asks first whether that is needed.
+    #: Register every period. If false, ask the name server first whether it is needed.
     force_register: bool = boolean(True)
     #: The minimum level of log lines.
     log_level: LogLevel = text(LogLevel.INFO, one_of(LogLevel, str.lower))

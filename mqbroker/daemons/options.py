@@ -35,12 +35,12 @@ class DaemonOptions(usage.Options):
     optFlags = [
         ["printConfigItem", "p", "Print all settings and exit"],
         ["printImportantConfig", "m", "Print the important settings and exit"],
-        ["check", None, "Check the settings, with the certificates and accounts they name, and exit"],
+        ["check", None, "Check the settings, and the certificates and accounts they name, and exit"],
     ]
     optParameters = [
-        ["config", "c", None, "File of settings, in the syntax and with the keys of the Java system"],
-        ["ports-file", None, None, "Write the ports as JSON to this file once they serve"],
-        ["log-format", None, "text", "text, or json for one JSON object on each line"],
+        ["config", "c", None, "The settings file, with the syntax and keys of the Java system"],
+        ["ports-file", None, None, "Write the ports to this file as JSON once they are open"],
+        ["log-format", None, "text", "text, or json for one JSON object per line"],
     ]
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class DaemonOptions(usage.Options):
         raise SystemExit(0)
 
     def opt_option(self, text: str) -> None:
-        """Set one setting: key=value; may be repeated, and counts more than file and environment"""
+        """Set one setting, as key=value; overrides file and environment; may be repeated"""
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise usage.UsageError(f"-o {text}: write key=value")
@@ -131,8 +131,8 @@ class ConsoleOptions(DaemonOptions):
     _OWN_FILES = ("ports-file", "log-file", "pid-file")
 
     optParameters = [
-        ["log-level", None, None, "debug, info, warn or error, in place of the setting logLevel"],
-        ["log-file", None, None, "Write the log to this file, not to standard error; SIGUSR1 opens it anew"],
+        ["log-level", None, None, "debug, info, warn or error; overrides the setting logLevel"],
+        ["log-file", None, None, "Write the log to this file instead of standard error; SIGUSR1 reopens it"],
         ["pid-file", None, None, "Write the process id to this file"],
     ]
 

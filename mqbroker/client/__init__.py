@@ -36,6 +36,7 @@ from mqbroker.client.errors import (
     UnexpectedResponse,
     WouldDeadlock,
 )
+from mqbroker.client.iteration import Delivery, by_iteration
 from mqbroker.client.messages import (
     ConsumeResult,
     FirstConsumed,
@@ -81,6 +82,7 @@ __all__ = [
     "ConsumeResult",
     "Consumption",
     "Credentials",
+    "Delivery",
     "FirstConsumed",
     "Forbidden",
     "Listener",
@@ -125,5 +127,6 @@ __all__ = [
     "WouldDeadlock",
     "allocate_averagely",
     "allocate_by_circle",
+    "by_iteration",
     "nearest_delay_level",
 ]

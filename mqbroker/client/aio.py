@@ -20,6 +20,7 @@ from mqbroker.client.broker_requests import MemberRequests, pull_consumer_answer
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.faces import Named, core, offsets, started, transactions
 from mqbroker.client.identity import Identity
+from mqbroker.client.iteration import Iterated, by_iteration
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import check_group
@@ -153,19 +154,22 @@ class TransactionProducer(Producer):
     send_in_transaction = call(TransactionCore.send_in_transaction, transactions)
 
 
-class PushConsumer(_Client):
+class PushConsumer(Iterated, _Client):
     """A member of `group`: `listener` is called with each ReceivedMessage, on the loop's thread.
 
     The listener is a coroutine function, or a function that does not block; up to `options.concurrency` run at once. It
     takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any exception
     the message comes again later; RetryLater says when. Whatever else it returns counts as RETRY, with a warning.
+
+    Without a listener the program takes messages by `async for message in consumer`, and settles each by its `ack()`,
+    `nack()` or `dead_letter()`.
     """
 
     def __init__(
         self,
         name_servers: str | Iterable[str],
         group: str,
-        listener: Listener,
+        listener: Listener = by_iteration,
         *,
         options: PushOptions | None = None,
         rng: random.Random | None = None,

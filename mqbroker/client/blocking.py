@@ -16,6 +16,7 @@ import logging
 import os
 import random
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -33,9 +34,19 @@ from mqbroker.client.broker_requests import MemberRequests
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.faces import Named, core, offsets
 from mqbroker.client.identity import Identity
+from mqbroker.client.iteration import Delivery, IterationService, by_iteration
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.loop_thread import LoopThread, wait_for
-from mqbroker.client.messages import ConsumeResult, Message, RawPull, ReceivedMessage, SendResult, SendStatus
+from mqbroker.client.messages import (
+    ConsumeResult,
+    FirstConsumed,
+    Message,
+    OrderlyResult,
+    RawPull,
+    ReceivedMessage,
+    SendResult,
+    SendStatus,
+)
 from mqbroker.client.names import check_group
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, options_of, parse_name_servers
 from mqbroker.client.producer import ProducerCore
@@ -58,6 +69,9 @@ from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 
 log = logging.getLogger(__name__)
+
+#: Messages that one look at the loop takes for an iteration.
+_HANDED_OUT_MAX = 32
 
 __all__ = ["Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
@@ -424,13 +438,16 @@ class PushConsumer(_Client):
     It takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any
     exception the message comes again later; RetryLater says when. Whatever else it returns counts as RETRY, with a
     warning. It belongs to the process that started it, and is closed at the interpreter's exit at the latest.
+
+    Without a listener the program takes messages by `for message in consumer`, and settles each by its `ack()`,
+    `nack()` or `dead_letter()`.
     """
 
     def __init__(
         self,
         name_servers: str | Iterable[str],
         group: str,
-        listener: Callable[[ReceivedMessage], ConsumeResult | bool | None],
+        listener: Callable[[Any], ConsumeResult | OrderlyResult | FirstConsumed | bool | None] = by_iteration,
         *,
         options: PushOptions | None = None,
     ) -> None:
@@ -443,6 +460,8 @@ class PushConsumer(_Client):
             options = attrs.evolve(options, rebalance_listener=_OnThread(options.rebalance_listener))
         self._core = PushConsumerCore(net, servers, group, listener, options, identity, ThreadConsumeService)
         self._thread: LoopThread | None = None
+        #: Messages that the loop has handed out, for whom iterates.
+        self._handed_out: deque[Delivery] = deque()
         # Reentrant, as a signal's handler may close this.
         self._gate = threading.RLock()
         self._was_closed = False
@@ -474,6 +493,27 @@ class PushConsumer(_Client):
         """Consume `topic` no more: its queues are given up, with their offsets committed. Nothing happens if it was
         not subscribed to."""
         self._change(lambda: self._core.remove_subscription(topic), lambda: self._core.unsubscribe(topic))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delivery:
+        while not self._was_closed and self._pid == os.getpid():
+            try:
+                return self._handed_out.popleft()
+            except IndexError:
+                pass
+            thread = self._thread
+            if thread is None:
+                raise ClientClosed("a push consumer is iterated over after its start")
+            try:
+                found = thread.run(self._core.next_messages(_HANDED_OUT_MAX))
+            except ClientClosed:
+                break
+            if not found:
+                break
+            self._handed_out.extend(found)
+        raise StopIteration
 
     def suspend(self) -> None:
         """Pull no more until `resume`; what was pulled still goes to the listener."""
@@ -507,6 +547,8 @@ class PushConsumer(_Client):
                 raise ClientClosed("a push consumer is started once, in the process that made it")
             self._core.check_startable()
             thread = self._thread = loop_thread.hold()
+            if isinstance(self._core.consuming, IterationService):
+                self._core.consuming.call_soon = functools.partial(_call_soon, thread)
         atexit.register(self.close)
         try:
             thread.run(self._core.start())
@@ -535,6 +577,11 @@ class PushConsumer(_Client):
             thread.check_may_block()
             wait_for(self._closing)
             thread.join_if_over()
+
+
+def _call_soon(thread: LoopThread, call: Callable[[], None]) -> None:
+    with suppress(ClientClosed):  # what is settled after the end comes again
+        thread.call(call, Future())
 
 
 async def _later(call: Callable[[], None]) -> None:

@@ -27,6 +27,7 @@ from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.faces import Named, core, offsets, started, transactions
 from mqbroker.client.identity import Identity
+from mqbroker.client.iteration import Iterated, by_iteration
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.names import check_group
@@ -173,12 +174,15 @@ class TransactionProducer(Producer):
     send_in_transaction = call(TransactionCore.send_in_transaction, transactions)
 
 
-class PushConsumer(Named):
+class PushConsumer(Iterated, Named):
     """A member of `group`: `listener` is called with each ReceivedMessage, on the reactor's thread.
 
     The listener is a function, a coroutine function, or returns a Deferred; up to `options.concurrency` run at once. It
     takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any exception
     the message comes again later; RetryLater says when. Whatever else it returns counts as RETRY, with a warning.
+
+    Without a listener the program takes messages by `async for message in consumer`, and settles each by its `ack()`,
+    `nack()` or `dead_letter()`.
     """
 
     def __init__(
@@ -186,7 +190,7 @@ class PushConsumer(Named):
         reactor: Any,
         name_servers: str | Iterable[str],
         group: str,
-        listener: Listener,
+        listener: Listener = by_iteration,
         *,
         options: PushOptions | None = None,
         rng: random.Random | None = None,

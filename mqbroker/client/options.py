@@ -283,6 +283,8 @@ class PushOptions(MemberOptions):
     """Options of a push consumer."""
 
     concurrency: int = attrs.field(default=20, validator=_number(1))
+    #: Messages that a program that iterates has not settled; it gets no more before.
+    unacked_max: int = attrs.field(default=1000, validator=_number(1))
     #: The listener gets lists of up to so many messages of a queue; None: one message.
     batch_max: int | None = attrs.field(default=None, validator=_number(1, 1024, may_be_none=True))
     #: The messages of a queue go to the listener in their order, one call after the other; the queue is locked at its

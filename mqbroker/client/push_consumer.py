@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener
-from mqbroker.client.errors import ClientClosed, NoBrokerForTopic
+from mqbroker.client.errors import BadArgument, BadListener, ClientClosed, NoBrokerForTopic
 from mqbroker.client.identity import Identity
+from mqbroker.client.iteration import Delivery, IterationService, by_iteration
 from mqbroker.client.listener_calls import LoopConsumeService
 from mqbroker.client.listeners import Throttle
 from mqbroker.client.loop_watch import LoopWatch
@@ -94,20 +95,25 @@ class PushConsumerCore(Owner):
                 auto_commit=options.auto_commit,
             )
         observers = self._make_observers(name_servers)
-        self._consuming = consume(
+        most = options.concurrency
+        if listener is by_iteration:
+            consume, most = IterationService, options.unacked_max
+            if options.orderly or options.batch_max is not None:
+                raise BadArgument("PushOptions.orderly and batch_max", "left out without a listener", options)
+        self.consuming = consume(
             net,
-            observers.consuming(listener, group, lambda: identity.client_id),
+            listener if listener is by_iteration else observers.consuming(listener, group, lambda: identity.client_id),
             self._drop if self._is_broadcasting else self._send_back,
             self._stats,
-            concurrency=options.concurrency,
+            concurrency=most,
             local_retry_s=options.local_retry_s,
             batch_max=options.batch_max,
             order=self._order,
         )
-        self._watch = LoopWatch(net, group, self._consuming.listener_name, options.heartbeat_s, self._come_back)
-        self._consuming.watch = self._watch
+        self._watch = LoopWatch(net, group, self.consuming.listener_name, options.heartbeat_s, self._come_back)
+        self.consuming.watch = self._watch
         if self._is_broadcasting:
-            self._consuming.fate = "dropped"
+            self.consuming.fate = "dropped"
         #: A pull of each assigned queue, which the next ones differ from by the offset.
         self._first_pulls: dict[MessageQueue, RemotingCommand] = {}
         self._assigned: dict[MessageQueue, AssignedQueue] = {}
@@ -191,7 +197,16 @@ class PushConsumerCore(Owner):
     @property
     def is_calling(self) -> bool:
         """Whether the caller runs inside a call of the listener."""
-        return self._consuming.is_calling
+        return self.consuming.is_calling
+
+    async def next_messages(self, count: int) -> list[Delivery]:
+        """Up to `count` messages, at least one, of a member without a listener; none when it is closed. Raises
+        ClientClosed before the start, and BadListener where a listener gets the messages."""
+        if not isinstance(self.consuming, IterationService):
+            raise BadListener("the messages of this consumer go to its listener", "Make it without one to iterate")
+        if not self._started and not self._closed:
+            raise ClientClosed("a push consumer is iterated over after its start")
+        return self.consuming.ready(count) or await self.consuming.next(count)
 
     def check_startable(self) -> None:
         """Raises ClientClosed if it was started or closed, NoSubscription if it has no subscription."""
@@ -216,7 +231,7 @@ class PushConsumerCore(Owner):
             self._net.spawn(self._membership.keep_balanced(settled)),
             self._net.spawn(every(self._net, options.heartbeat_s, self._membership.heartbeats.send_to_all)),
             self._net.spawn(every(self._net, options.commit_s, self._commit_oneway)),
-            self._net.spawn(every(self._net, options.consume_timeout_s / LOOKS_MAX, self._consuming.send_back_overdue)),
+            self._net.spawn(every(self._net, options.consume_timeout_s / LOOKS_MAX, self.consuming.send_back_overdue)),
             self._net.spawn(every(self._net, options.route_age_s, self._routes.refresh_all)),
             self._net.spawn(every(self._net, options.rebalance_s, self._renew_stuck)),
         ]
@@ -245,7 +260,7 @@ class PushConsumerCore(Owner):
 
     def stop_calling(self) -> None:
         """Call the listener with no further message. May be called on any thread."""
-        self._consuming.stop()
+        self.consuming.stop()
 
     def _stop(self) -> None:
         """Stop pulling and calling the listener."""
@@ -254,16 +269,16 @@ class PushConsumerCore(Owner):
             loop.cancel()
         for assigned in self._assigned.values():
             assigned.stop()
-        self._consuming.stop()
+        self.consuming.stop()
 
     async def _leave(self) -> None:
         self._stop()
-        if not await self._consuming.close(self._options.close_timeout_s):
+        if not await self.consuming.close(self._options.close_timeout_s):
             log.warning(
                 "listeners of %s still run after %g s, and their messages will come again: %s",
                 self._group,
                 self._options.close_timeout_s,
-                self._consuming.still_running(),
+                self.consuming.still_running(),
             )
         if self._tracer is not None:
             await self._tracer.flush()
@@ -296,7 +311,7 @@ class PushConsumerCore(Owner):
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
         """Call the listener for an administrator's `message`; no offset moves. Raises Refused."""
-        return await self._consuming.consume_directly(message)
+        return await self.consuming.consume_directly(message)
 
     def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Reset queues of `topic` that this member has to `offsets`. Raises Refused.
@@ -309,7 +324,7 @@ class PushConsumerCore(Owner):
         moved = [queue for queue in self._assigned if queue.topic == topic and queue in offsets]
         for queue in moved:
             self._assigned[queue].drop()
-        self._consuming.forget_dropped()
+        self.consuming.forget_dropped()
         for queue in moved:
             log.info("%s goes on at offset %d of %s", self._group, offsets[queue], queue)
             self._assign(queue, promised=offsets[queue])
@@ -359,17 +374,17 @@ class PushConsumerCore(Owner):
             if assigned.is_stuck:
                 log.error("%s was not pulled for two minutes, and is begun anew: please report this", queue)
                 assigned.drop()
-                self._consuming.forget_dropped()
+                self.consuming.forget_dropped()
                 self._assign(queue)
 
     async def _release(self, locks: QueueLocks, queue: MessageQueue, assigned: AssignedQueue) -> None:
         """Let the listener end with a queue, commit what it has consumed, and unlock it."""
         assigned.stop()
-        self._consuming.finish(assigned)
-        await self._consuming.ended(queue, None)
+        self.consuming.finish(assigned)
+        await self.consuming.ended(queue, None)
         offset = assigned.committable
         assigned.drop()
-        self._consuming.forget_dropped()
+        self.consuming.forget_dropped()
         try:
             if offset is not None and not self._watch.was_away:
                 await self._store.commit(queue, offset)
@@ -387,7 +402,7 @@ class PushConsumerCore(Owner):
             if assigned is not None and assigned.committable is not None and not self._closed:
                 log.warning("%s has lost the lock of %s, and takes it anew", self._group, queue)
                 assigned.drop()
-                self._consuming.forget_dropped()
+                self.consuming.forget_dropped()
                 self._assign(queue)
 
     def _assign(self, queue: MessageQueue, *, pause_s: float = 0.0, promised: int | None = None) -> None:
@@ -408,11 +423,11 @@ class PushConsumerCore(Owner):
 
     def _deliver(self, assigned: AssignedQueue, batch: PulledBatch, took_s: float) -> None:
         self._stats.of(assigned.queue.topic).pulled(took_s * 1000, batch.left)
-        self._consuming.put(assigned, batch)
+        self.consuming.put(assigned, batch)
 
     async def _find_start(self, queue: MessageQueue) -> int:
         if self._order is not None:  # what the listener has of it came before
-            while queue in self._releasing or not await self._consuming.ended(queue, LOCK_PAUSE_S):
+            while queue in self._releasing or not await self.consuming.ended(queue, LOCK_PAUSE_S):
                 await self._net.sleep(LOCK_PAUSE_S)
         while self._locks is not None and not self._locks.holds(queue):
             await self._locks.lock([queue])
@@ -428,7 +443,7 @@ class PushConsumerCore(Owner):
             await self._store.commit(queue, offset)
         except MQError as error:
             log.warning("offset %d of %s not committed yet: %s", offset, queue, error)
-        if not await self._consuming.ended(queue, RESET_WAIT_S):
+        if not await self.consuming.ended(queue, RESET_WAIT_S):
             log.warning("%s continues while the listener still holds messages from before its reset", queue)
         return offset
 
@@ -528,7 +543,7 @@ class PushConsumerCore(Owner):
         self._first_pulls.clear()
         if self._locks is not None:
             self._locks.forget()
-        self._consuming.forget_dropped()
+        self.consuming.forget_dropped()
         await self._membership.lose()
 
     async def _commit_oneway(self) -> None:

@@ -31,6 +31,10 @@ class Face:
     def wait(self, call: Any, *args: Any, **fields: Any) -> None:
         raise NotImplementedError
 
+    def awaitable(self, coroutine: Any) -> Any:
+        """What `wait` waits for."""
+        return coroutine
+
     def get(self, queue: Any) -> None:
         """What comes next into a SimpleQueue."""
         raise NotImplementedError
@@ -90,6 +94,9 @@ class OnTwisted(Face):
 
     def turn(self) -> None:
         self.cluster.settle()
+
+    def awaitable(self, coroutine: Any) -> Any:
+        return Deferred.fromCoroutine(coroutine)
 
     def _turn_until(self, condition: Any) -> None:
         for _ in range(TURNS_MAX):

@@ -345,6 +345,53 @@ def test_a_bad_expression_is_refused_before_it_is_sent(face: Any) -> None:
     member.close()
 
 
+def taking(face: Any, member: Any) -> Any:
+    """What takes the next message of a consumer that is iterated over."""
+    if face.module.__name__ == "mqbroker.client.blocking":
+        return lambda: next(member._client)
+    return lambda: face.wait(lambda: face.awaitable(member._client.__anext__()))
+
+
+def test_messages_may_be_taken_by_iteration(face: Any, cluster: Loopback, producer: Any) -> None:
+    for n in range(10):
+        producer.send(Message("T", b"%d" % n, keys=["k"]), queue=Q)
+    member = face.make("PushConsumer", "g", options=attrs.evolve(FROM_FIRST, unacked_max=4))
+    member.subscribe("T")
+    member.start()
+    take = taking(face, member)
+    found = [take() for _ in range(4)]
+    assert [(each.body, each.keys, each.queue) for each in found] == [(b"%d" % n, ("k",), Q) for n in range(4)]
+    for each in reversed(found):
+        each.ack()
+        each.ack()
+    rest = [take() for _ in range(4)]
+    assert [each.body for each in rest] == [b"4", b"5", b"6", b"7"]
+    rest[0].nack(3)
+    rest[1].dead_letter("broken")
+    rest[2].ack()
+    with pytest.raises(ValueError, match="delay_level"):
+        rest[3].nack(-1)
+    assert [take().body for _ in range(2)] == [b"8", b"9"]
+    member.close()
+    with pytest.raises((StopIteration, StopAsyncIteration)):
+        take()
+    rest[3].ack()
+    assert cluster.parts().offsets.by_queue("g", "T")[0] == 7
+
+
+def test_a_consumer_with_a_listener_is_not_iterated_over(face: Any) -> None:
+    member = face.make("PushConsumer", "g", print)
+    member.subscribe("T")
+    with member, pytest.raises(BadListener, match="without one to iterate"):
+        taking(face, member)()
+    waiting = face.make("PushConsumer", "g")
+    with pytest.raises(ClientClosed):
+        taking(face, waiting)()
+    waiting.close()
+    with pytest.raises(BadArgument, match="left out without a listener"):
+        face.make("PushConsumer", "g", options=PushOptions(orderly=True))
+
+
 def test_each_member_may_get_every_message(face: Any, cluster: Loopback, producer: Any, tmp_path: Path) -> None:
     producer.send(Message("T", b"x"))
     got: SimpleQueue[Any] = SimpleQueue()

@@ -36,7 +36,7 @@ def test_what_goes_back_as_a_new_message_comes_again_and_becomes_a_dead_letter(
     member = blocking.PushConsumer(java_namesrv.addr, group, listener, options=options)
     member.subscribe(queues4)
     core: PushConsumerCore = member._core
-    core._consuming._send_back = core._send_anew
+    core.consuming._send_back = core._send_anew
     with member, blocking.Producer(java_namesrv.addr, "fallback") as producer:
         producer.send(Message(queues4, b"bad", tags="x"))
         eventually("it comes twice", lambda: tries == [(queues4, 0), (queues4, 1)], patience_s=40)

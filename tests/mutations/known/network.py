@@ -728,7 +728,7 @@ MISTAKES = [
     Mutation(
         "unlock a queue while the listener has a message of it",
         "client/push_consumer.py",
-        "        await self._consuming.ended(queue, None)\n",
+        "        await self.consuming.ended(queue, None)\n",
         "",
         ("tests/client/test_orderly.py",),
     ),

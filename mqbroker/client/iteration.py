@@ -1,0 +1,199 @@
+"""Iteration: messages of a push consumer without a listener are handed out one by one, and held until they are settled.
+
+A message counts as consumed when it is acknowledged, on any thread and in any order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import attrs
+
+from mqbroker.client.consume_service import ConsumeService, ListenerCall
+from mqbroker.client.errors import RetryLater
+from mqbroker.client.messages import ReceivedMessage
+from mqbroker.client.net import Signal
+from mqbroker.client.process_queue import Portion
+from mqbroker.errors import Refused
+from mqbroker.wire.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from mqbroker.client.push_consumer import PushConsumerCore
+
+    _Message = ReceivedMessage
+else:
+    _Message = object
+
+
+def by_iteration(message: object) -> NoReturn:
+    """In place of a listener: the program iterates over the consumer."""
+    raise Refused(ResponseCode.SYSTEM_ERROR, "this consumer has no listener: its program iterates over the messages")
+
+
+class Delivery(_Message):
+    """A message with all of its fields, to be settled by one of the methods. They may be called on any thread, return
+    at once, and do nothing where it is settled already, or its queue belongs to another member."""
+
+    __slots__ = ("_settle", "message")
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, message: ReceivedMessage, settle: Callable[[int | None], None]) -> None:
+            self.message = message
+            self._settle = settle
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.message, name)
+
+        def __repr__(self) -> str:
+            return f"Delivery({self.message!r})"
+
+    else:
+        message: ReceivedMessage
+        _settle: Callable[[int | None], None]
+
+    def ack(self) -> None:
+        """The message is consumed."""
+        self._settle(None)
+
+    def nack(self, delay_level: int = 0) -> None:
+        """The message is to come again: after a delay that the broker chooses, or of a level from 1 to 18. Raises
+        ValueError on another one."""
+        if delay_level < 0:
+            raise ValueError("nack: delay_level must be 0 to 18; dead_letter() gives a message up")
+        self._settle(RetryLater(delay_level).delay_level)
+
+    def dead_letter(self, reason: str = "") -> None:
+        """The message goes to the dead letters of the group; `reason` is logged."""
+        log.warning("message %s of %s is given up to the dead letters: %s", self.msg_id, self.queue, reason)
+        self._settle(-1)
+
+
+@attrs.define(eq=False)
+class _Held(ListenerCall):
+    index: int = 0
+
+
+class IterationService(ConsumeService):
+    """Hands out messages to a program that asks for them; at most `concurrency` are not settled. Closing waits for
+    those that are being sent back, and not for those that are held: they come again."""
+
+    #: Has what settles a message called on the event loop.
+    call_soon: Callable[[Callable[[], None]], object] = staticmethod(lambda call: call())
+    _asking: list[Signal]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._asking = []
+        #: Messages that are being sent back.
+        self._settling = 0
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._settling
+
+    @property
+    def is_calling(self) -> bool:
+        return False
+
+    def _start_some(self) -> None:
+        for signal in self._asking:
+            signal.set()
+
+    async def _call_directly(self, message: ReceivedMessage) -> Any:
+        by_iteration(message)
+
+    async def next(self, count: int) -> list[Delivery]:
+        """Up to `count` messages, at least one; none when it is over."""
+        while True:
+            if self.watch is not None and self.watch.was_away:
+                await self.watch.ensure_member()
+            found = self.ready(count)
+            if found or self.is_over:
+                return found
+            signal = self._net.signal()
+            self._asking.append(signal)
+            try:
+                await signal.wait()
+            finally:
+                self._asking.remove(signal)
+
+    def ready(self, count: int) -> list[Delivery]:
+        """Up to `count` messages that wait, as far as not too many are held."""
+        found: list[Delivery] = []
+        waiting = self._waiting
+        while waiting and len(found) < count and len(self._runs) < self._concurrency:
+            portion = waiting[0]
+            if portion.owner.dropped:
+                waiting.popleft()
+                continue
+            indexes, messages = portion.take(1)
+            if portion.next >= portion.end:
+                waiting.popleft()
+            if messages:
+                held = _Held(messages[0], portion=portion, index=indexes[0])
+                self._runs[held] = None
+                made: Any = Delivery
+                found.append(made(messages[0], partial(self._settle_soon, held, portion, self._net.steady())))
+        return found
+
+    def _settle_soon(self, held: _Held, portion: Portion, since: float, delay_level: int | None) -> None:
+        self.call_soon(lambda: self._settle(held, portion, since, delay_level))
+
+    def _settle(self, held: _Held, portion: Portion, since: float, delay_level: int | None) -> None:
+        message = held.message
+        if held not in self._runs or message is None:
+            return
+        del self._runs[held]
+        took_s = self._net.steady() - since
+        if not portion.owner.dropped and not held.is_sent_back:
+            self._count(portion.owner, took_s, int(delay_level is None), int(delay_level is not None))
+            if delay_level is None:
+                portion.batch.done(held.index, self._net.now())
+            else:
+                self._settling += 1
+                self._net.spawn(self._retry(portion, message, held.index, delay_level), self._settled)
+        self._tell_ended()
+        self._start_some()
+
+    def _settled(self) -> None:
+        self._settling -= 1
+        self._tell_idle()
+
+    async def send_back_overdue(self) -> None:
+        await super().send_back_overdue()
+        self._let_go_of(lambda run: run.is_sent_back)
+
+    def forget_dropped(self) -> None:
+        super().forget_dropped()
+        self._let_go_of(lambda run: run.portion is not None and run.portion.owner.dropped)
+
+    def _let_go_of(self, is_over: Callable[[ListenerCall], bool]) -> None:
+        for run in [run for run in self._runs if is_over(run)]:
+            del self._runs[run]
+        self._tell_ended()
+        self._start_some()
+
+    def stop(self) -> None:
+        super().stop()
+        self._start_some()
+
+
+class Iterated:
+    """A consumer of asyncio or Twisted that is iterated over: `async for message in consumer`."""
+
+    _core: PushConsumerCore
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        found = await self._core.next_messages(1)
+        if not found:
+            raise StopAsyncIteration
+        return found[0]

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,3 +120,10 @@ def test_the_readme_shows_one_of_them() -> None:
     lines = source("hello_asyncio.py").rstrip("\n").split("\n")
     shown = "\n".join(f"    {line}".rstrip() for line in lines)
     assert f".. code-block:: python\n\n{shown}\n\n" in (ROOT / "README.rst").read_text()
+
+
+def test_the_tests_of_a_service_pass(tmp_path: Path) -> None:
+    (tmp_path / "test_receipts.py").write_text(source("test_receipts.py"))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_receipts.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert re.search(r"2 passed", done.stdout), done.stdout + done.stderr

@@ -8,7 +8,7 @@ import random
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -114,6 +114,10 @@ class AioNet(LoopNet):
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of the client failed", exc_info=task.exception())
+
+    def _call_from_thread(self, call: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(call)
 
     async def _all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
         results: list[Any] = await asyncio.gather(*waiting, return_exceptions=True)

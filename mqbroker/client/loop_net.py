@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
@@ -28,8 +28,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 3.0
+#: Servers of this process that are reached without a socket, by address (`client/testing.py`).
+IN_MEMORY: dict[str, InMemoryServer] = {}
 #: Requests of a peer that may wait for their answers on one connection; more are dropped.
 UNANSWERED_MAX = 64
+
+
+class InMemoryServer(Protocol):
+    """What answers at an address without a socket."""
+
+    def connect(self, connection: Connection, call_soon: Callable[[Callable[[], object]], object]) -> None:
+        """Open the connection, whose loop is told of what comes by `call_soon`."""
 
 
 @attrs.define(eq=False)
@@ -87,6 +96,10 @@ class LoopNet(ABC):
     @abstractmethod
     async def _connect(self, addr: str) -> Connection:
         """A new connection. Raises Unreachable or TlsFailed, BadTls if files cannot be used, and if `addr` is none."""
+
+    @abstractmethod
+    def _call_from_thread(self, call: Callable[[], object]) -> object:
+        """Have the loop call it soon; may be called on any thread."""
 
     @abstractmethod
     async def _all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
@@ -214,7 +227,11 @@ class LoopNet(ABC):
     async def _attempt(self, addr: str, waiting: _Waiting) -> None:
         outcome: Connection | MQError = ConnectionClosed("the client is closed")
         try:
-            connection = await self._connect(addr)
+            if (server := IN_MEMORY.get(addr)) is not None:
+                connection = self._new_connection(addr)
+                server.connect(connection, self._call_from_thread)
+            else:
+                connection = await self._connect(addr)
             if self._closed:
                 connection.close()
             else:

@@ -32,6 +32,7 @@ from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
 from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.remoting.tcp import Buffers
 from mqbroker.remoting.tls import ServerTls, TlsWatch
+from mqbroker.store.disk import IDisk
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import IWorker, ThreadWorker
@@ -116,16 +117,18 @@ def make_namesrv(
     connector: Connector | None = None,
     files_max: int = sys.maxsize,
     steady: Callable[[], float] | None = None,
+    disk: IDisk | None = None,
 ) -> Namesrv:
-    """Make a name server; `worker` writes its file, a thread of its own by default. With `files_max` open files no
-    connection is accepted. `steady` returns seconds of a clock that is never set, by default the reactor's.
+    """Make a name server; `worker` writes its file to `disk`: by default a thread of its own, and the real disk. With
+    `files_max` open files no connection is accepted. `steady` returns seconds of a clock that is never set, by default
+    the reactor's.
 
     Raises StoreDamaged if kvConfig.json cannot be read, BadTls if certificates cannot be used. Starting fails with
     Twisted's CannotListenError.
     """
     pool = ThreadPool(0, 1, "disk")
     worker = worker or ThreadWorker(deferToThreadPool, reactor, pool)
-    kv_file = JsonFile(settings.kv_config_path, worker, OsDisk())
+    kv_file = JsonFile(settings.kv_config_path, worker, disk or OsDisk())
     kv = KvConfig(kv_file.load(KvWrapper.from_json))
     routes: RouteTable[IConnection] = RouteTable()
     table = HandlerTable()

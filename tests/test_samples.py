@@ -14,10 +14,11 @@ import click
 import pytest
 
 from mqbroker.cli import cli
-from mqbroker.config import load_broker_settings
+from mqbroker.config import load_broker_settings, load_namesrv_settings
 from mqbroker.daemons.broker import BrokerConsoleOptions
 from mqbroker.daemons.namesrv import NamesrvConsoleOptions
 from tests.samples import cluster
+from tests.sessions import steps
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("docs/**/*.rst")), ROOT / "README.rst", ROOT / "CONTRIBUTING.rst"]
@@ -169,16 +170,20 @@ def test_commands_in_samples_exist_with_their_options() -> None:
 
 def test_settings_in_samples_load_without_a_warning(tmp_path: Path) -> None:
     is_settings = re.compile(r"(#.*\n|[a-z]\w*=.*\n|\n)+").fullmatch
-    # A file of accounts may follow in the same block.
-    found = [attrs.evolve(sample, text=sample.text.partition("\n\n#")[0]) for sample in samples()]
-    found = [sample for sample in found if is_settings(sample.text + "\n")]
-    assert len(found) >= 8
-    for sample in found:
-        path = tmp_path / "broker.conf"
-        path.write_text(sample.text)
+    # Files that pages have their reader save, and lines of such.
+    files = [step for page in PAGES for step in steps(page) if step.file.endswith(".conf")]
+    found = [(step.place, step.text, step.file.endswith("namesrv.conf")) for step in files]
+    found += [(sample.place, sample.text, False) for sample in samples() if is_settings(sample.text + "\n")]
+    assert len(found) >= 20
+    for place, text, is_of_name_server in found:
+        path = tmp_path / "daemon.conf"
+        path.write_text(text)
         warnings: list[str] = []
-        load_broker_settings(str(path), [("namesrvAddr", "127.0.0.1:9876")], environ={}, warn=warnings.append)
-        assert warnings == [], sample.place
+        if is_of_name_server:
+            load_namesrv_settings(str(path), warn=warnings.append)
+        else:
+            load_broker_settings(str(path), [("namesrvAddr", "127.0.0.1:9876")], environ={}, warn=warnings.append)
+        assert warnings == [], place
 
 
 @pytest.mark.parametrize("line", ["mq topics", "mq pub --nowhere", "mqbroker --nowhere", "tox -e nowhere"])

@@ -110,7 +110,7 @@ def test_compose_runs_both_with_ports_volumes_and_time_to_stop() -> None:
 
 #: The volume, in a mount namespace; then the command, as the first process of another namespace of processes.
 CONTAINER = (
-    "mount -t tmpfs tmpfs /var/lib && install -d -o 10911 -g 10911 /var/lib/mqbroker && ip link set lo up "
+    "mount -t tmpfs tmpfs /var/lib && install -d -o $OWNER -g $OWNER /var/lib/mqbroker && ip link set lo up "
     "&& exec unshare --pid --fork --mount-proc --kill-child=KILL "
     # It may read all, so that it can be an environment below root's home.
     "setpriv --reuid=10911 --regid=10911 --clear-groups --no-new-privs "
@@ -130,7 +130,13 @@ class Container:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 [*SPACES, CONTAINER, "sh", str(Path(sys.executable).parent / program), *arguments],
-                env={"PATH": os.environ["PATH"], "PYTHONPATH": SOURCE, "HOME": last("VOLUME"), **environment},
+                env={
+                    "PATH": os.environ["PATH"],
+                    "PYTHONPATH": SOURCE,
+                    "HOME": last("VOLUME"),
+                    "OWNER": "10911",
+                    **environment,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -148,11 +154,8 @@ class Container:
 
 @pytest.fixture
 def permitted() -> None:
-    need("a container of namespaces", [*SPACES, CONTAINER, "sh", "true"])
-    need(
-        "another user's Python",
-        [*SPACES, CONTAINER, "sh", sys.executable, "-c", f"open({str(CONTRIB / 'broker.conf')!r})"],
-    )
+    command = [sys.executable, "-c", f"open({str(CONTRIB / 'broker.conf')!r})"]
+    need("a container of namespaces", ["env", "OWNER=10911", *SPACES, CONTAINER, "sh", *command])
 
 
 @pytest.fixture
@@ -178,6 +181,15 @@ def test_check_accepts_the_settings_of_the_image(container: Any) -> None:
         checked = container([*command, "--check"], **environment)
         assert checked.process.wait(60) == 0, checked.printed
         assert checked.printed.endswith("the settings are good\n")
+
+
+@pytest.mark.daemons
+def test_a_volume_of_another_owner_is_named(container: Any) -> None:
+    broker = container(json.loads(last("CMD")), **broker_environment(), OWNER="0")
+    assert broker.process.wait(60) == 1
+    assert re.search(rf"^mqbroker: {last('VOLUME')}\S*: Permission denied", broker.printed, re.MULTILINE), (
+        broker.printed
+    )
 
 
 @pytest.mark.daemons

@@ -17,7 +17,15 @@ FOLDER = Path(__file__).parent.parent.parent / "docs" / "howto"
 @pytest.mark.daemons
 @pytest.mark.parametrize(
     ("page", "typed"),
-    [("run", 10), ("logs", 10), ("change-settings", 6), ("back-up", 15), ("full-disk", 13), ("master-and-slave", 52)],
+    [
+        ("run", 10),
+        ("logs", 10),
+        ("change-settings", 6),
+        ("back-up", 15),
+        ("access", 14),
+        ("full-disk", 13),
+        ("master-and-slave", 52),
+    ],
 )
 def test_a_how_to_for_daemons(tmp_path: Path, page: str, typed: int) -> None:
     environment = reader_environment(tmp_path, PYTHONPATH=SOURCE)

@@ -273,6 +273,9 @@ class Routes:
         data = await self._ask(topic)
         if data is not None:
             return route_of(topic, data)
+        if not create and await self._knows_no_broker():
+            why = "they do not know it, nor any broker"
+            raise TopicNotFound(topic, self._name_servers, why, Creates.NO_BROKER)
         if not create:
             raise TopicNotFound(topic, self._name_servers, "they do not know it")
         data = await self._ask(AUTO_CREATE_TOPIC)

@@ -33,6 +33,7 @@ NAMES = (
     "consumerGroup",
     "pullBatchSize",
     "retryTimeoutMs",
+    "expectBrokers",
     "failOnDataLoss",
     "dataLossTo",
     "accountFile",
@@ -64,6 +65,7 @@ class SourceOptions:
     group: str
     pull_batch: int
     retry_timeout_ms: int
+    expect_brokers: frozenset[str]
     fail_on_data_loss: bool
     data_loss_to: str | None
     credentials: Credentials | None
@@ -96,6 +98,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
         group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
         pull_batch=number_of(options, "pullBatchSize", 32, 1, 1024),
         retry_timeout_ms=number_of(options, "retryTimeoutMs", 60_000, 0, 24 * 3600 * 1000),
+        expect_brokers=_names(options, "expectBrokers"),
         fail_on_data_loss=fail_on_data_loss,
         data_loss_to=_directory(options, "dataLossTo"),
         credentials=credentials_of(options),
@@ -181,6 +184,13 @@ def tls_of(options: Mapping[str, str]) -> ClientTls | None:
         return ClientTls(insecure=insecure, **{name: text or None for name, text in texts.items()})
     except BadTls as error:
         raise BadOption("tls", str(error)) from None
+
+
+def _names(options: Mapping[str, str], name: str) -> frozenset[str]:
+    found = frozenset(part.strip() for part in options.get(name, "").split(",")) if options.get(name) else frozenset()
+    if "" in found:
+        raise BadOption(name, f"{options[name]!r} has an empty name; right is a name, or several joined by commas")
+    return found
 
 
 def _directory(options: Mapping[str, str], name: str) -> str | None:

@@ -8,12 +8,12 @@ themselves are parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from typing import Protocol
 
 import attrs
 
-from mqbroker.client.errors import TopicNotFound, is_about_account
+from mqbroker.client.errors import Creates, TopicNotFound, is_about_account
 from mqbroker.client.messages import PullStatus, RawPull
 from mqbroker.errors import MQError, Refused
 from mqbroker.spark.errors import DataLoss, Loss, NotReadable
@@ -256,17 +256,55 @@ def fetch_bounds(
     return TopicBounds(frozenset(queues), bounds)
 
 
-def fetch_all_bounds(source: QueueSource, topics: Sequence[str], deadline: RetryDeadline) -> TopicBounds:
-    """As `fetch_bounds`, until every listed queue has responded. Raises NotReadable if that takes too long.
+@attrs.frozen
+class Expected:
+    """Brokers and queues that must be there before a query is planned. A name server forgets a broker that restarts,
+    and with it all of the broker's queues."""
 
-    A topic that does not exist raises TopicNotFound at once.
+    brokers: Set[str] = frozenset()
+    queues: Set[MessageQueue] = frozenset()
+
+    def is_of(self, topic: str) -> bool:
+        return bool(self.brokers) or any(queue.topic == topic for queue in self.queues)
+
+    def missing(self, seen: TopicBounds) -> str | None:
+        """What is not listed, in words. A queue that is missing on a broker that has the topic does not exist."""
+        listed = {(queue.topic, queue.broker_name) for queue in seen.queues}
+        named = {queue.broker_name for queue in self.queues if (queue.topic, queue.broker_name) not in listed}
+        absent = sorted(named | (self.brokers - {broker for _, broker in listed}))
+        if not absent:
+            return None
+        there = ", ".join(sorted({broker for _, broker in listed})) or "none"
+        return f"expected brokers are not registered with the name servers: {', '.join(absent)}; these are: {there}"
+
+
+def fetch_all_bounds(
+    source: QueueSource,
+    topics: Sequence[str],
+    deadline: RetryDeadline,
+    name_server_deadline: RetryDeadline,
+    expected: Expected | None = None,
+) -> TopicBounds:
+    """As `fetch_bounds`, until every listed queue has responded, and all that is expected is listed. Raises NotReadable
+    if that takes too long, NameServerUnreachable after `name_server_deadline`.
+
+    A topic that does not exist raises TopicNotFound at once, unless there is no broker, or one is expected.
     """
+    expected = expected or Expected()
     while True:
-        seen = fetch_bounds(source, topics, deadline, wait_for_topics=False)
-        missing = seen.silent()
-        if not missing:
+        try:
+            seen = fetch_bounds(source, topics, name_server_deadline, wait_for_topics=False)
+        except TopicNotFound as error:
+            if error.creates is not Creates.NO_BROKER and not expected.is_of(error.topic):
+                raise
+            deadline.wait(error)
+            continue
+        why = expected.missing(seen)
+        if why is None and not seen.silent():
             return seen
-        deadline.wait(NotReadable(f"the broker of {describe(missing[0])} does not answer, or refuses"))
+        if why is None:
+            why = f"the broker of {describe(seen.silent()[0])} does not answer, or refuses"
+        deadline.wait(NotReadable(why))
 
 
 def _queues(source: QueueSource, topic: str, deadline: RetryDeadline, wait_for_topics: bool) -> list[MessageQueue]:

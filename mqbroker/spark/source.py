@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -42,7 +43,7 @@ from mqbroker.spark.offsets import (
 )
 from mqbroker.spark.options import SourceOptions, parse_options
 from mqbroker.spark.progress import StreamOffset, plan
-from mqbroker.spark.reading import RetryDeadline, fetch_all_bounds, fetch_bounds
+from mqbroker.spark.reading import Expected, RetryDeadline, fetch_all_bounds, fetch_bounds
 from mqbroker.spark.schema import choose_columns, default_ddl
 from mqbroker.spark.sink import BatchWriter, StreamWriter, refuse_overwriting
 from mqbroker.spark.sink_options import parse_sink_options
@@ -51,7 +52,7 @@ from mqbroker.wire.bodies import MessageQueue
 log = logging.getLogger(__name__)
 
 #: At a start a user waits, and the address may be wrong.
-_START_TIMEOUT_S = 10.0
+_NAME_SERVER_TIMEOUT_S = 2.0
 
 
 class RocketMQDataSource(DataSource):
@@ -249,8 +250,13 @@ def _deadline(options: SourceOptions) -> RetryDeadline:
 
 
 def _bounds_at_start(options: SourceOptions) -> TopicBounds:
-    deadline = RetryDeadline(min(options.retry_timeout_ms / 1000, _START_TIMEOUT_S), time.monotonic, time.sleep)
-    return fetch_all_bounds(_client(options), options.topics, deadline)
+    soon = RetryDeadline(min(options.retry_timeout_ms / 1000, _NAME_SERVER_TIMEOUT_S), time.monotonic, time.sleep)
+    named = options.starting.given.keys() | options.ending.given.keys()
+    expected = Expected(options.expect_brokers, named)
+    seen = fetch_all_bounds(_client(options), options.topics, _deadline(options), soon, expected)
+    counts = Counter(f"{queue.topic} on {queue.broker_name}" for queue in seen.queues)
+    log.info("queues at the start: %s", "; ".join(f"{where}: {count}" for where, count in sorted(counts.items())))
+    return seen
 
 
 def _client(options: SourceOptions) -> Any:

@@ -104,3 +104,15 @@ def test_a_close_after_such_a_time_commits_nothing(one_queue: World, name_server
     block(one_queue, 200)
     one_queue.result(member.core.close())
     assert one_queue.cluster.offsets["g", Q] == 7
+
+
+def test_such_a_member_commits_nothing_before_it_is_back(one_queue: World, name_server: str) -> None:
+    one_queue.cluster.store(Q, b"0")
+    member = Member(one_queue, name_server).start()
+    one_queue.clock.pump([0.5] * 4)
+    for seconds, offset in ((10, 1), (200, 7), (200, 7)):
+        one_queue.cluster.offsets["g", Q] = 7
+        block(one_queue, seconds)
+        one_queue.result(member.core._commit_oneway())
+        assert one_queue.cluster.offsets["g", Q] == offset
+    one_queue.result(member.core.close())

@@ -18,8 +18,9 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import MemberRequests, pull_consumer_answers
 from mqbroker.client.consume_service import Listener
-from mqbroker.client.faces import Named, core, offsets, started, transactions
+from mqbroker.client.faces import Named, core, offsets, queries, started, transactions
 from mqbroker.client.identity import Identity
+from mqbroker.client.index_requests import Queries
 from mqbroker.client.iteration import Iterated, by_iteration
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.messages import ReceivedMessage
@@ -121,6 +122,10 @@ class Producer(_Client):
     send_oneway = call(ProducerCore.send_oneway, started)
     request = call(ProducerCore.request, started)
     queues = call(ProducerCore.queues, started)
+    create_topic = call(Queries.create_topic, queries)
+    message = call(Queries.message, queries)
+    messages_by_key = call(Queries.messages_by_key, queries)
+    first_store_time = call(Queries.first_store_time, queries)
     close = call(ProducerCore.close, core)
 
 
@@ -247,6 +252,10 @@ class PullConsumer(_Client):
 
     start = call(PullConsumerCore.start, core)
     queues = call(PullConsumerCore.queues, core)
+    create_topic = call(Queries.create_topic, queries)
+    message = call(Queries.message, queries)
+    messages_by_key = call(Queries.messages_by_key, queries)
+    first_store_time = call(Queries.first_store_time, queries)
     pull = call(PullConsumerCore.pull, core)
     fetch_raw = call(PullConsumerCore.fetch_raw, core)
     fetch_many = call(PullConsumerCore.fetch_many, core)

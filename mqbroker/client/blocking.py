@@ -32,8 +32,9 @@ from mqbroker.client.aio_net import AioNet
 from mqbroker.client.allocation import RebalanceListener
 from mqbroker.client.broker_requests import MemberRequests
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.faces import Named, core, offsets
+from mqbroker.client.faces import Named, core, offsets, queries
 from mqbroker.client.identity import Identity
+from mqbroker.client.index_requests import Queries
 from mqbroker.client.iteration import Delivery, IterationService, by_iteration
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.loop_thread import LoopThread, wait_for
@@ -204,6 +205,10 @@ class Producer(_PerProcess[aio.Producer, ProducerOptions]):
     send_oneway = call(ProducerCore.send_oneway, core)
     request = call(ProducerCore.request, core)
     queues = call(ProducerCore.queues, core)
+    create_topic = call(Queries.create_topic, queries)
+    message = call(Queries.message, queries)
+    messages_by_key = call(Queries.messages_by_key, queries)
+    first_store_time = call(Queries.first_store_time, queries)
 
     def send(
         self,
@@ -411,6 +416,10 @@ class PullConsumer(_PerProcess[aio.PullConsumer, PullOptions]):
         return aio.PullConsumer(self._name_servers, self._group, options=self._options)
 
     queues = call(PullConsumerCore.queues, core)
+    create_topic = call(Queries.create_topic, queries)
+    message = call(Queries.message, queries)
+    messages_by_key = call(Queries.messages_by_key, queries)
+    first_store_time = call(Queries.first_store_time, queries)
     pull = call(PullConsumerCore.pull, core)
     fetch_raw = call(PullConsumerCore.fetch_raw, core)
     fetch_many = call(PullConsumerCore.fetch_many, core)

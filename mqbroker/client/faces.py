@@ -16,6 +16,8 @@ from mqbroker.client.transactions import TransactionCore
 core = attrgetter("_core")
 #: The offset requests of a pull consumer's core.
 offsets = attrgetter("_core.offsets")
+#: The questions of any client's core.
+queries = attrgetter("_core.queries")
 
 
 def started(client: Any) -> ProducerCore:

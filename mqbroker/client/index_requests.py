@@ -1,17 +1,34 @@
-"""Look-ups of unique keys in the brokers' index, and how far that has come."""
+"""Questions to brokers about messages and topics: look-ups in their index and how far that has come, and what Java's
+clients inherit from MQAdmin."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
 
-from mqbroker.client.errors import NoBrokerForTopic, TopicNotFound, UnexpectedResponse
+import attrs
+
+from mqbroker.client.errors import BadArgument, NoBrokerForTopic, TopicNotFound, UnexpectedResponse
+from mqbroker.client.messages import ReceivedMessage
+from mqbroker.client.names import bare, check_queue, check_topic, within
 from mqbroker.client.net import Net
-from mqbroker.client.routes import Routes
+from mqbroker.client.options import check_number, check_timestamp, to_timestamp
+from mqbroker.client.routes import ROUTE_QUEUES_MAX, Routes
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.bodies import KVTable, MessageQueue
-from mqbroker.wire.codes import UNIQUE_MSG_QUERY_FLAG, Prop, RequestCode, ResponseCode
+from mqbroker.wire.codes import AUTO_CREATE_TOPIC, UNIQUE_MSG_QUERY_FLAG, Perm, Prop, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.headers import QueryMessageRequestHeader
+from mqbroker.wire.headers import (
+    CreateTopicRequestHeader,
+    GetEarliestMsgStoretimeRequestHeader,
+    GetEarliestMsgStoretimeResponseHeader,
+    QueryMessageRequestHeader,
+    ViewMessageRequestHeader,
+    decode_header,
+)
+from mqbroker.wire.ids import parse_offset_message_id
+from mqbroker.wire.names import join_address
 from mqbroker.wire.record import decode_records
 
 #: A response has as many messages at most, as Java's defaultQueryMaxNum says. Keys of other messages may have the same
@@ -20,6 +37,7 @@ _FOUND_MAX = 32
 #: Requests that are sent at once.
 _TOGETHER_MAX = 64
 _LATEST_MS = 2**63 - 1
+_YEAR_9999_MS = 253_370_764_800_000
 
 
 class IndexRequests:
@@ -71,12 +89,162 @@ class IndexRequests:
         return {name: _position(topic, answer) for name, answer in zip(brokers, answers, strict=True)}
 
 
-def _request(topic: str, key: str) -> RemotingCommand:
+class Queries:
+    """What any client may ask. Topics are as the user knows them, without `namespace`."""
+
+    def __init__(self, net: Net, routes: Routes, timeout_ms: int, namespace: str = "") -> None:
+        self._net = net
+        self._routes = routes
+        self._timeout_ms = timeout_ms
+        self._namespace = namespace
+
+    async def create_topic(self, topic: str, queues: int = 4, *, like: str = AUTO_CREATE_TOPIC) -> None:
+        """Create a topic on all brokers that have the topic `like`, by default those that create topics by themselves;
+        where it exists, set its number of queues.
+
+        Raises TopicNotFound if there are no such brokers, Refused or Unreachable if one of them does not create it.
+        """
+        check_topic(topic)
+        check_number("queues", queues, 1, ROUTE_QUEUES_MAX)
+        header = CreateTopicRequestHeader(
+            topic=within(self._namespace, topic),
+            default_topic=check_topic(like),
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=Perm.READ | Perm.WRITE,
+            topic_filter_type="SINGLE_TAG",
+            topic_sys_flag=0,
+            order=False,
+        )
+        route = await self._routes.get(like)
+        addresses = [addr for name in route.brokers if (addr := route.master(name)) is not None]
+        if not addresses:
+            raise NoBrokerForTopic(like, "no master of it is up", True)
+        request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        for answer in await self._net.invoke_many([(addr, request) for addr in addresses], self._timeout_ms):
+            _checked(answer)
+
+    async def message(self, topic: str, msg_id: str) -> ReceivedMessage | None:
+        """The message of `topic` with this id, its producer's (`msg_id`) or its broker's (`offset_msg_id`).
+
+        None if there is none. Raises TopicNotFound, Refused, Unreachable, and BadArgument.
+        """
+        if not isinstance(cast(Any, msg_id), str) or not msg_id:
+            raise BadArgument("msg_id", "text", msg_id)
+        found = await self._by_key(topic, msg_id, is_unique=True)
+        if found:
+            return found[0]
+        try:
+            store_host, offset = parse_offset_message_id(msg_id)
+        except MQError:
+            return None
+        address = join_address(*store_host)
+        route = await self._routes.get(within(self._namespace, check_topic(topic)))
+        # Only brokers of the topic are asked: an id that is a producer's holds the address of that.
+        for name, addresses in route.brokers.items():
+            if address in addresses.values():
+                request = RemotingCommand.request(
+                    RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=offset)
+                )
+                answer = await self._net.invoke(address, request, self._timeout_ms)
+                if answer.code != ResponseCode.SUCCESS:
+                    return None
+                message = self._read(answer.body, name)[0]
+                return message if message.topic == topic else None
+        return None
+
+    async def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        max_count: int = 32,
+        *,
+        begin: datetime | int | None = None,
+        end: datetime | int | None = None,
+    ) -> list[ReceivedMessage]:
+        """The messages of `topic` with `key` among their keys, stored between the two times, oldest first; `max_count`
+        of each broker at most. Times are datetimes with a zone, or milliseconds since the epoch.
+
+        Raises TopicNotFound, Refused, Unreachable, and BadArgument.
+        """
+        if not isinstance(cast(Any, key), str) or not key:
+            raise BadArgument("key", "text", key)
+        check_number("max_count", max_count, 1, 1024)
+        times = [to_timestamp(0 if begin is None else begin), to_timestamp(_LATEST_MS if end is None else end)]
+        for name, time in zip(("begin", "end"), times, strict=True):
+            check_timestamp(name, time)
+        return await self._by_key(topic, key, max_count, *times)
+
+    async def first_store_time(self, queue: MessageQueue) -> datetime | None:
+        """When the first message that a queue still has was stored; None if it has none.
+
+        Raises TopicNotFound, NoBrokerForTopic, Refused, Unreachable, and BadArgument.
+        """
+        check_queue(queue)
+        within_namespace = MessageQueue(within(self._namespace, queue.topic), queue.broker_name, queue.queue_id)
+        address = await self._routes.address(within_namespace)
+        header = GetEarliestMsgStoretimeRequestHeader(topic=within_namespace.topic, queue_id=queue.queue_id)
+        request = RemotingCommand.request(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
+        answer = _checked(await self._net.invoke(address, request, self._timeout_ms))
+        found = decode_header(GetEarliestMsgStoretimeResponseHeader, answer.ext_fields).timestamp
+        return datetime.fromtimestamp(found / 1000, UTC) if 0 <= found < _YEAR_9999_MS else None
+
+    async def _by_key(
+        self,
+        topic: str,
+        key: str,
+        max_count: int = _FOUND_MAX,
+        begin: int = 0,
+        end: int = _LATEST_MS,
+        *,
+        is_unique: bool = False,
+    ) -> list[ReceivedMessage]:
+        inside = within(self._namespace, check_topic(topic))
+        route = await self._routes.get(inside)
+        names = [(name, addr) for name in route.brokers if (addr := route.any_address(name)) is not None]
+        request = _request(inside, key, max_count, begin, end, is_unique=is_unique)
+        answers = await self._net.invoke_many([(addr, request) for _, addr in names], self._timeout_ms)
+        found: list[ReceivedMessage] = []
+        for (name, _), answer in zip(names, answers, strict=True):
+            if isinstance(answer, MQError) or answer.code != ResponseCode.QUERY_NOT_FOUND:
+                found += self._read(_checked(answer).body, name)
+        # Others may have the same hash.
+        same = [
+            message
+            for message in found
+            if message.topic == topic and (message.msg_id == key if is_unique else key in message.keys)
+        ]
+        return sorted(same, key=lambda message: message.store_timestamp_ms)
+
+    def _read(self, records: bytes, broker_name: str) -> list[ReceivedMessage]:
+        messages = [ReceivedMessage.of_record(record, broker_name) for record in decode_records(records)]
+        if not self._namespace:
+            return messages
+        return [attrs.evolve(message, topic=bare(message.topic, self._namespace)) for message in messages]
+
+
+def _checked(answer: RemotingCommand | MQError) -> RemotingCommand:
+    if isinstance(answer, MQError):
+        raise answer
+    if answer.code != ResponseCode.SUCCESS:
+        raise Refused(answer.code, answer.remark or "")
+    return answer
+
+
+def _request(
+    topic: str,
+    key: str,
+    max_count: int = _FOUND_MAX,
+    begin: int = 0,
+    end: int = _LATEST_MS,
+    *,
+    is_unique: bool = True,
+) -> RemotingCommand:
     header = QueryMessageRequestHeader(
-        topic=topic, key=key, max_num=_FOUND_MAX, begin_timestamp=0, end_timestamp=_LATEST_MS
+        topic=topic, key=key, max_num=max_count, begin_timestamp=begin, end_timestamp=end
     )
     command = RemotingCommand.request(RequestCode.QUERY_MESSAGE, header)
-    command.ext_fields[UNIQUE_MSG_QUERY_FLAG] = "true"
+    command.ext_fields[UNIQUE_MSG_QUERY_FLAG] = "true" if is_unique else "false"
     return command
 
 

@@ -25,7 +25,7 @@ from mqbroker.client.errors import (
 )
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
-from mqbroker.client.index_requests import IndexRequests
+from mqbroker.client.index_requests import IndexRequests, Queries
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
 from mqbroker.client.names import bare, check_group, within
 from mqbroker.client.net import Net, Task, decline, every
@@ -166,6 +166,7 @@ class ProducerCore:
         self._order, self._ordered = net.lock(), 0
         #: Look-ups in the index of the brokers that it sends to.
         self.index = IndexRequests(net, self._routes, timeout_ms)
+        self.queries = Queries(net, self._routes, timeout_ms, self._namespace)
         self._tasks: list[Task] = []
         self._is_started = self._closed = False
         self._allowed_s = options.send_timeout_s

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from mqbroker.client.errors import ClientClosed, NoBrokerForTopic
+from mqbroker.client.index_requests import Queries
 from mqbroker.client.messages import PullResult, RawPull
 from mqbroker.client.names import check_group, check_queue
 from mqbroker.client.net import Net
@@ -33,6 +34,7 @@ class PullConsumerCore:
         self._is_started = self._closed = False
         self._pull_timeout_ms = milliseconds("pull_timeout_s", options.pull_timeout_s)
         self.offsets = Offsets(net, self._routes, group, self._timeout_ms)
+        self.queries = Queries(net, self._routes, self._timeout_ms, options.namespace)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of `topic`, by broker and id. Raises TopicNotFound, NameServerUnreachable, NoBrokerForTopic."""

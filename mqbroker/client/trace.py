@@ -65,8 +65,8 @@ class Tracer(SendObserver, ConsumeObserver):
                 bare(send.group),
                 bare(message.topic),
                 result.msg_id,
-                message.tags or "",
-                KEY_SEPARATOR.join(message.keys),
+                _text(message.tags),
+                _text(KEY_SEPARATOR.join(message.keys)),
                 send.addr,
                 len(message.body),
                 int(send.took_s * 1000),
@@ -108,7 +108,7 @@ class Tracer(SendObserver, ConsumeObserver):
                 request_id,
                 message.msg_id,
                 message.reconsume_times,
-                KEY_SEPARATOR.join(message.keys),
+                _text(KEY_SEPARATOR.join(message.keys)),
             )
 
     def after_consume(self, consumption: Consumption, outcome: ConsumeResult | BaseException) -> None:
@@ -123,7 +123,7 @@ class Tracer(SendObserver, ConsumeObserver):
                 message.msg_id,
                 int(consumption.took_s * 1000 / len(consumption.messages)),
                 _flag(code == _SUCCESS),
-                KEY_SEPARATOR.join(message.keys),
+                _text(KEY_SEPARATOR.join(message.keys)),
                 code,
                 self._now_ms(),
                 bare(consumption.group),
@@ -165,6 +165,11 @@ class Tracer(SendObserver, ConsumeObserver):
 def _traced(messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
     """Those that brokers want traced."""
     return [message for message in messages if message.properties.get(Prop.TRACE_SWITCH) != "false"]
+
+
+def _text(value: str | None) -> str:
+    # As Java writes what is not there; its decoder fails where a line ends in an empty field.
+    return value or "null"
 
 
 def _flag(value: bool) -> str:

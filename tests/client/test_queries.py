@@ -1,0 +1,95 @@
+"""What any client may ask brokers, on each face: topics, messages by their ids and keys, times."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mqbroker.client import BadArgument, Message, MessageQueue, ProducerOptions, TopicNotFound
+from mqbroker.errors import Refused
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.client.loopback import Loopback
+
+Q = MessageQueue("T", "a", 0)
+
+
+@pytest.fixture(params=["Producer", "PullConsumer"])
+def client(request: Any, face: Any) -> Any:
+    with face.make(request.param, "asking") as client:
+        yield client
+
+
+def test_a_topic_is_created(client: Any, cluster: Loopback) -> None:
+    client.create_topic("N", 6)
+    assert client.queues("N") == [MessageQueue("N", "a", n) for n in range(6)]
+    client.create_topic("N", 8)
+    config = cluster.parts().topics.get("N")
+    assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (8, 8, 6)
+
+
+def test_a_topic_that_cannot_be_created_says_why(client: Any, cluster: Loopback) -> None:
+    for wrong in (("bad topic",), ("N", 0), ("N", "4"), (5,)):
+        with pytest.raises(BadArgument):
+            client.create_topic(*wrong)
+    with pytest.raises(TopicNotFound):
+        client.create_topic("N", like="none")
+    with pytest.raises(Refused):
+        client.create_topic("TBW102")
+    cluster.faults.refuse[None, RequestCode.UPDATE_AND_CREATE_TOPIC] = (ResponseCode.SYSTEM_ERROR, "no")
+    with pytest.raises(Refused, match="no"):
+        client.create_topic("N")
+
+
+def test_a_message_is_found_by_either_id_and_by_key(client: Any, producer: Any, cluster: Loopback) -> None:
+    sent = [producer.send(Message("T", b"%d" % n, keys=["all", f"k{n}"]), queue=Q) for n in range(3)]
+    producer.send(Message("U", b"other", keys=["all"]))
+    for one in sent:
+        for msg_id in (one.msg_id, one.offset_msg_id):
+            found = client.message("T", msg_id)
+            assert (found.msg_id, found.offset_msg_id, found.queue) == (one.msg_id, one.offset_msg_id, Q)
+        assert client.message("U", one.offset_msg_id) is None
+    assert client.message("T", "F" * 32) is None
+    assert client.message("T", "no id") is None
+    assert [message.body for message in client.messages_by_key("T", "all")] == [b"0", b"1", b"2"]
+    assert [message.body for message in client.messages_by_key("T", "k1")] == [b"1"]
+    assert client.messages_by_key("T", "none") == []
+    assert len(client.messages_by_key("T", "all", 2)) == 2
+    late = datetime.fromtimestamp(cluster.reactor.seconds(), UTC) + timedelta(hours=1)
+    assert client.messages_by_key("T", "all", begin=late) == []
+    assert len(client.messages_by_key("T", "all", begin=0, end=late)) == 3
+    with pytest.raises(TopicNotFound):
+        client.message("none", sent[0].msg_id)
+    for wrong in (("T", 5), ("T", ""), ("bad topic", "k")):
+        with pytest.raises(BadArgument):
+            client.message(*wrong)
+        with pytest.raises(BadArgument):
+            client.messages_by_key(*wrong)
+    for times in ({"begin": datetime(2020, 1, 1)}, {"end": "now"}, {"begin": -1}, {"max_count": 0}):
+        with pytest.raises(BadArgument):
+            client.messages_by_key("T", "k", **times)
+
+
+def test_the_first_store_time_of_a_queue(client: Any, producer: Any, cluster: Loopback) -> None:
+    first = int(cluster.reactor.seconds() * 1000)
+    for _ in range(2):
+        producer.send(Message("T", b"x"), queue=Q)
+        cluster.advance(5)
+    found = client.first_store_time(Q)
+    assert abs(int(found.timestamp() * 1000) - first) <= 1
+    assert client.first_store_time(MessageQueue("T", "a", 1)) is None
+    with pytest.raises(BadArgument):
+        client.first_store_time("T")
+
+
+def test_questions_are_asked_in_the_namespace(face: Any, cluster: Loopback) -> None:
+    with face.make("Producer", "pg", options=ProducerOptions(namespace="one")) as producer:
+        producer.create_topic("T", 2)
+        sent = producer.send(Message("T", b"x", keys=["k"]), queue=Q)
+        assert [queue.queue_id for queue in producer.queues("T")] == [0, 1]
+        assert producer.message("T", sent.msg_id).topic == "T"
+        assert producer.message("T", sent.offset_msg_id).topic == "T"
+        assert [message.topic for message in producer.messages_by_key("T", "k")] == ["T"]
+        assert producer.first_store_time(Q) is not None
+    assert cluster.parts().topics.get("one%T").read_queue_nums == 2

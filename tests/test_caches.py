@@ -125,6 +125,8 @@ OWN: Final = {
     "client/membership.py: Membership.subscriptions": "topics that the program subscribes to",
     "client/offset_stores.py: MemoryOffsets._offsets": "queues that were ever assigned, ROUTE_QUEUES_MAX of a topic",
     "client/offset_stores.py: LocalOffsets._written": "as _offsets",
+    "client/lite_pull.py: LitePullConsumerCore._assigned": "ROUTE_QUEUES_MAX of a topic, or queues the program names",
+    "client/lite_pull.py: LitePullConsumerCore._paused": "assigned queues",
     "client/orderly.py: QueueLocks._until": "assigned queues",
     "client/push_consumer.py: PushConsumerCore._releasing": "queues that were assigned, until the listener ends",
     "client/membership.py: Membership.queues": "ROUTE_QUEUES_MAX of a topic",

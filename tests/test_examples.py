@@ -18,6 +18,8 @@ APIS = ("asyncio", "blocking", "twisted")
 TESTED = {f"{kind}_{api}.py" for kind in ("hello", "producer", "consumer", "pull") for api in APIS} | {
     "iterate_asyncio.py",
     "iterate_blocking.py",
+    "poll_asyncio.py",
+    "poll_blocking.py",
 }
 TWISTD = str(Path(sys.executable).parent / "twistd")
 SERVICES = {"service_asyncio.py": (), "service_threads.py": (), "service_twisted.py": (TWISTD, "-ny")}
@@ -50,6 +52,12 @@ def test_what_a_producer_sends_is_pulled_and_consumed(mq_dev: Cluster, api: str)
     assert {int(number) for number in re.findall(r"billed order (\d+)", consumer.out)} == set(range(100))
     assert "shipped" not in consumer.out
     assert consumer.stop() == 0
+
+
+@pytest.mark.parametrize("api", ["asyncio", "blocking"])
+def test_orders_are_polled(mq_dev: Cluster, api: str) -> None:
+    mq_dev.run(source("producer_blocking.py"))
+    assert mq_dev.run(source(f"poll_{api}.py")) == "105 orders read, 0 are left\n"
 
 
 @pytest.mark.parametrize("api", ["asyncio", "blocking"])

@@ -37,6 +37,7 @@ from mqbroker.client.errors import (
     WouldDeadlock,
 )
 from mqbroker.client.iteration import Delivery, by_iteration
+from mqbroker.client.lite_pull import Lag, Place
 from mqbroker.client.messages import (
     ConsumeResult,
     FirstConsumed,
@@ -52,7 +53,14 @@ from mqbroker.client.messages import (
 )
 from mqbroker.client.observers import ConsumeObserver, Consumption, Send, SendKind, SendObserver
 from mqbroker.client.offset_stores import LocalOffsets, MemoryOffsets, OffsetStore
-from mqbroker.client.options import ConsumeFrom, MessageModel, ProducerOptions, PullOptions, PushOptions
+from mqbroker.client.options import (
+    ConsumeFrom,
+    LitePullOptions,
+    MessageModel,
+    ProducerOptions,
+    PullOptions,
+    PushOptions,
+)
 from mqbroker.client.send import Selector
 from mqbroker.client.subscription import Sql
 from mqbroker.client.tls import ClientTls
@@ -85,7 +93,9 @@ __all__ = [
     "Delivery",
     "FirstConsumed",
     "Forbidden",
+    "Lag",
     "Listener",
+    "LitePullOptions",
     "LocalOffsets",
     "MQError",
     "MemoryOffsets",
@@ -98,6 +108,7 @@ __all__ = [
     "OffsetStore",
     "OrderlyResult",
     "OtherLoop",
+    "Place",
     "ProducerOptions",
     "PullOptions",
     "PullResult",

@@ -37,6 +37,7 @@ from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
 from mqbroker.client.iteration import Delivery, IterationService, by_iteration
 from mqbroker.client.listeners import check_listener
+from mqbroker.client.lite_pull import LitePullConsumerCore
 from mqbroker.client.loop_thread import LoopThread, wait_for
 from mqbroker.client.messages import (
     ConsumeResult,
@@ -49,7 +50,14 @@ from mqbroker.client.messages import (
     SendStatus,
 )
 from mqbroker.client.names import check_group
-from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, options_of, parse_name_servers
+from mqbroker.client.options import (
+    LitePullOptions,
+    ProducerOptions,
+    PullOptions,
+    PushOptions,
+    options_of,
+    parse_name_servers,
+)
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
@@ -74,7 +82,7 @@ log = logging.getLogger(__name__)
 #: Messages that one look at the loop takes for an iteration.
 _HANDED_OUT_MAX = 32
 
-__all__ = ["Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
+__all__ = ["LitePullConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -422,6 +430,7 @@ class PullConsumer(_PerProcess[aio.PullConsumer, PullOptions]):
     first_store_time = call(Queries.first_store_time, queries)
     pull = call(PullConsumerCore.pull, core)
     fetch_raw = call(PullConsumerCore.fetch_raw, core)
+    message_by_time = call(PullConsumerCore.message_by_time, core)
     fetch_many = call(PullConsumerCore.fetch_many, core)
     bounds = call(Offsets.bounds, offsets)
     min_offset = call(Offsets.min, offsets)
@@ -439,6 +448,103 @@ class PullConsumer(_PerProcess[aio.PullConsumer, PullOptions]):
         consumer: PullConsumerCore = core(client)
         requests = thread.run(consumer.requests(wants, tags=tags))
         return PullsInFlight(thread.submit(consumer.fetch(wants, requests)))
+
+
+class LitePullConsumer(_Client):
+    """Reads messages when the program polls, of queues that it names (`assign`) or that its group shares (`subscribe`).
+
+    It may be iterated over as well, by `for message in consumer`; a message counts as consumed when the next one
+    is asked for, at most 32 later. It belongs to the process that made it.
+    """
+
+    def __init__(
+        self, name_servers: str | Iterable[str], group: str, *, options: LitePullOptions | None = None
+    ) -> None:
+        servers, self._group = parse_name_servers(name_servers), check_group(group)
+        rng, options = random.Random(), options_of(options, LitePullOptions)
+        net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
+        if options.rebalance_listener is not None:
+            options = attrs.evolve(options, rebalance_listener=_OnThread(options.rebalance_listener))
+        self._core = LitePullConsumerCore(net, servers, group, options, Identity(servers, rng, net.now))
+        self._thread: LoopThread | None = None
+        self._gate = threading.Lock()
+        self._was_closed = False
+        #: Messages that the loop has handed out, for whom iterates.
+        self._handed_out: deque[ReceivedMessage] = deque()
+        self._pid = os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a LitePullConsumer cannot be pickled: make one in the process that reads")
+
+    def _parts(self) -> tuple[LoopThread, Any]:
+        if self._pid != os.getpid():
+            raise ClientClosed("this lite pull consumer belongs to another process")
+        with self._gate:
+            if self._was_closed:
+                raise ClientClosed("this lite pull consumer is closed")
+            if self._thread is None:
+                self._thread = loop_thread.hold()
+            return self._thread, self
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ReceivedMessage:
+        while not self._was_closed:
+            try:
+                return self._handed_out.popleft()
+            except IndexError:
+                thread, _ = self._parts()
+            found = thread.run(self._core.next_messages(_HANDED_OUT_MAX))
+            if not found:
+                break
+            self._handed_out.extend(found)
+        raise StopIteration
+
+    start = call(LitePullConsumerCore.start, core)
+    subscribe = call(LitePullConsumerCore.subscribe, core)
+    unsubscribe = call(LitePullConsumerCore.unsubscribe, core)
+    assign = call(LitePullConsumerCore.assign, core)
+    poll = call(LitePullConsumerCore.poll, core)
+    seek = call(LitePullConsumerCore.seek, core)
+    commit = call(LitePullConsumerCore.commit, core)
+    committed = call(LitePullConsumerCore.committed, core)
+    lag = call(LitePullConsumerCore.lag, core)
+    queues = call(LitePullConsumerCore.queues, core)
+    watch_queues = call(LitePullConsumerCore.watch_queues, core)
+    message_by_time = call(LitePullConsumerCore.message_by_time, core)
+    offset_by_time = call(Offsets.at_time, offsets)
+
+    def close(self) -> None:
+        """Commit what polls before the last one have returned unless `auto_commit` is False, leave the group, and close
+        the connections."""
+        if self._pid != os.getpid():
+            return
+        with self._gate:
+            thread, self._thread, self._was_closed = self._thread, None, True
+        if thread is not None:
+            try:
+                thread.run(self._core.close())
+            finally:
+                loop_thread.release(thread)
+
+    @property
+    def client_id(self) -> str:
+        """The id of this client, as brokers know it; empty before the start."""
+        return self._core.client_id
+
+    @property
+    def assigned(self) -> frozenset[MessageQueue]:
+        """The queues that it reads now."""
+        return self._core.assigned
+
+    def pause(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Return no messages of these queues, or of all that it reads, and pull them no more, until `resume`."""
+        self._parts()[0].run(_later(functools.partial(self._core.pause, queues)))
+
+    def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Return messages of queues again after `pause`."""
+        self._parts()[0].run(_later(functools.partial(self._core.resume, queues)))
 
 
 class PushConsumer(_Client):

@@ -12,6 +12,7 @@ from typing import Final
 
 import attrs
 
+from mqbroker.client.lite_pull import LitePullConsumerCore
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import RequestHandler
 from mqbroker.client.net import decline as decline
@@ -61,7 +62,9 @@ class MemberRequests:
     :param stacks: returns the stacks of the threads of this process.
     """
 
-    def __init__(self, member: Callable[[], PushConsumerCore], stacks: Callable[[], str]) -> None:
+    def __init__(
+        self, member: Callable[[], PushConsumerCore | LitePullConsumerCore], stacks: Callable[[], str]
+    ) -> None:
         self._member = member
         self._stacks = stacks
 
@@ -82,7 +85,7 @@ class MemberRequests:
             log.exception("%s failed", request.describe())
             return _answer(request, ResponseCode.SYSTEM_ERROR, "the consumer failed on it; its log says more")
 
-    def _member_of(self, group: str) -> PushConsumerCore:
+    def _member_of(self, group: str) -> PushConsumerCore | LitePullConsumerCore:
         member = self._member()
         if group != member.group:
             remark = f"The Consumer Group <{group}> not exist in this consumer"

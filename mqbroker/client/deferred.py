@@ -28,12 +28,20 @@ from mqbroker.client.errors import ClientClosed
 from mqbroker.client.faces import Named, core, offsets, queries, started, transactions
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
-from mqbroker.client.iteration import Iterated, by_iteration
+from mqbroker.client.iteration import Delivery, Iterated, by_iteration
 from mqbroker.client.listeners import check_listener
-from mqbroker.client.messages import Message, SendResult
+from mqbroker.client.lite_pull import LitePullConsumerCore
+from mqbroker.client.messages import Message, ReceivedMessage, SendResult
 from mqbroker.client.names import check_group
 from mqbroker.client.net import RequestHandler
-from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, options_of, parse_name_servers
+from mqbroker.client.options import (
+    LitePullOptions,
+    ProducerOptions,
+    PullOptions,
+    PushOptions,
+    options_of,
+    parse_name_servers,
+)
 from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
@@ -45,7 +53,7 @@ from mqbroker.kernel import compiled
 from mqbroker.remoting.client import Connector
 from mqbroker.wire.bodies import MessageQueue
 
-__all__ = ["Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
+__all__ = ["LitePullConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -179,7 +187,7 @@ class TransactionProducer(Producer):
     send_in_transaction = call(TransactionCore.send_in_transaction, transactions)
 
 
-class PushConsumer(Iterated, Named):
+class PushConsumer(Iterated[Delivery], Named):
     """A member of `group`: `listener` is called with each ReceivedMessage, on the reactor's thread.
 
     The listener is a function, a coroutine function, or returns a Deferred; up to `options.concurrency` run at once. It
@@ -270,6 +278,7 @@ class PullConsumer(Named):
     first_store_time = call(Queries.first_store_time, queries)
     pull = call(PullConsumerCore.pull, core)
     fetch_raw = call(PullConsumerCore.fetch_raw, core)
+    message_by_time = call(PullConsumerCore.message_by_time, core)
     fetch_many = call(PullConsumerCore.fetch_many, core)
     bounds = call(Offsets.bounds, offsets)
     min_offset = call(Offsets.min, offsets)
@@ -280,9 +289,65 @@ class PullConsumer(Named):
     close = call(PullConsumerCore.close, core)
 
 
+class LitePullConsumer(Iterated[ReceivedMessage], Named):
+    """Reads messages when the program polls, of queues that it names (`assign`) or that its group shares (`subscribe`).
+
+    It may be iterated over as well, by `async for message in consumer`; a message counts as consumed when the next one
+    is asked for.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        name_servers: str | Iterable[str],
+        group: str,
+        *,
+        options: LitePullOptions | None = None,
+        rng: random.Random | None = None,
+        connector: Connector | None = None,
+    ) -> None:
+        servers, self._group = parse_name_servers(name_servers), check_group(group)
+        rng, options = rng or random.Random(), options_of(options, LitePullOptions)
+        net = _net(reactor, options, rng, connector, MemberRequests(lambda: self._core, thread_stacks).answer)
+        self._core = LitePullConsumerCore(net, servers, group, options, Identity(servers, rng, net.now))
+
+    start = call(LitePullConsumerCore.start, core)
+    subscribe = call(LitePullConsumerCore.subscribe, core)
+    unsubscribe = call(LitePullConsumerCore.unsubscribe, core)
+    assign = call(LitePullConsumerCore.assign, core)
+    poll = call(LitePullConsumerCore.poll, core)
+    seek = call(LitePullConsumerCore.seek, core)
+    commit = call(LitePullConsumerCore.commit, core)
+    committed = call(LitePullConsumerCore.committed, core)
+    lag = call(LitePullConsumerCore.lag, core)
+    queues = call(LitePullConsumerCore.queues, core)
+    watch_queues = call(LitePullConsumerCore.watch_queues, core)
+    message_by_time = call(LitePullConsumerCore.message_by_time, core)
+    offset_by_time = call(Offsets.at_time, offsets)
+    close = call(LitePullConsumerCore.close, core)
+
+    @property
+    def client_id(self) -> str:
+        """The id of this client, as brokers know it; empty before the start."""
+        return self._core.client_id
+
+    @property
+    def assigned(self) -> frozenset[MessageQueue]:
+        """The queues that it reads now."""
+        return self._core.assigned
+
+    def pause(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Return no messages of these queues, or of all that it reads, and pull them no more, until `resume`."""
+        self._core.pause(queues)
+
+    def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Return messages of queues again after `pause`."""
+        self._core.resume(queues)
+
+
 def _net(
     reactor: Any,
-    options: ProducerOptions | PushOptions | PullOptions,
+    options: ProducerOptions | PushOptions | PullOptions | LitePullOptions,
     rng: random.Random,
     connector: Connector | None,
     answer: RequestHandler = decline,

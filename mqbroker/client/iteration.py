@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 import attrs
 
@@ -22,9 +23,9 @@ from mqbroker.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
-if TYPE_CHECKING:
-    from mqbroker.client.push_consumer import PushConsumerCore
+T = TypeVar("T")
 
+if TYPE_CHECKING:
     _Message = ReceivedMessage
 else:
     _Message = object
@@ -184,16 +185,17 @@ class IterationService(ConsumeService):
         self._start_some()
 
 
-class Iterated:
-    """A consumer of asyncio or Twisted that is iterated over: `async for message in consumer`."""
+_core = attrgetter("_core")
 
-    _core: PushConsumerCore
+
+class Iterated(Generic[T]):
+    """A consumer of asyncio or Twisted that is iterated over: `async for message in consumer`."""
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Delivery:
-        found = await self._core.next_messages(1)
+    async def __anext__(self) -> T:
+        found: list[T] = await _core(self).next_messages(1)
         if not found:
             raise StopAsyncIteration
         return found[0]

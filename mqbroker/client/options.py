@@ -313,6 +313,14 @@ class PushOptions(MemberOptions):
 
 
 @attrs.frozen(kw_only=True)
+class LitePullOptions(MemberOptions):
+    """Options of a lite pull consumer."""
+
+    #: Whether what polls have returned is committed every `commit_s`, once the next poll has begun.
+    auto_commit: bool = attrs.field(default=True, validator=_instance(bool))
+
+
+@attrs.frozen(kw_only=True)
 class PullOptions(ClientOptions):
     """`read_from` is the broker id that is pulled from; another of the set if it has no address."""
 

@@ -48,6 +48,10 @@ class PulledBatch:
         self.first_number = first_number
         self._held = held
 
+    @property
+    def queue(self) -> MessageQueue:
+        return self._held.queue
+
     def first_left(self) -> int:
         """The index of the first that is not done."""
         return next(index for index, message in enumerate(self.messages) if message is not None)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from mqbroker.client.errors import ClientClosed, NoBrokerForTopic
 from mqbroker.client.index_requests import Queries
-from mqbroker.client.messages import PullResult, RawPull
+from mqbroker.client.messages import PullResult, RawPull, ReceivedMessage
 from mqbroker.client.names import check_group, check_queue
 from mqbroker.client.net import Net
 from mqbroker.client.options import PullOptions, check_number, milliseconds
-from mqbroker.client.queue_requests import Offsets, pull_request, read_messages, read_pull_answer
+from mqbroker.client.queue_requests import Offsets, message_by_time, pull_request, read_messages, read_pull_answer
 from mqbroker.client.routes import Routes
 from mqbroker.client.subscription import ALL, subscribe_to
 from mqbroker.errors import MQError
@@ -70,6 +70,15 @@ class PullConsumerCore:
             raw.max_offset,
             tuple(messages),
         )
+
+    async def message_by_time(self, queue: MessageQueue, time: datetime | int) -> ReceivedMessage | None:
+        """The first message of a queue that was stored at `time` or later, whatever the broker's search says; None if
+        there is none. `time` is a datetime with a time zone, or milliseconds since the epoch."""
+
+        async def read(queue: MessageQueue, offset: int, count: int) -> Sequence[ReceivedMessage]:
+            return (await self.pull(queue, offset, count)).messages
+
+        return await message_by_time(self.offsets, read, queue, time)
 
     async def fetch_raw(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
 
@@ -260,6 +260,35 @@ class Offsets(OffsetStore):
     async def _ask(self, queue: MessageQueue, request: RemotingCommand, answer_class: type[H]) -> H:
         addr = await self._routes.address(queue, master_only=True)
         return _read(await self._net.invoke(addr, request, self._timeout_ms), answer_class)
+
+
+async def message_by_time(
+    offsets: Offsets,
+    read: Callable[[MessageQueue, int, int], Awaitable[Sequence[ReceivedMessage]]],
+    queue: MessageQueue,
+    time: datetime | int,
+) -> ReceivedMessage | None:
+    """The first message of a queue that was stored at `time` or later. The broker's search is a hint: that of Java
+    finds the nearest message. `read(queue, offset, count)` reads messages, none at the end."""
+    timestamp_ms = to_timestamp(time)
+    hint = await offsets.at_time(queue, time)
+    low, high = await offsets.min(queue), await offsets.max(queue)
+    at = min(max(low, hint - 1), high)
+    found: ReceivedMessage | None = None
+    # What is before `low` is older, and what is at `high` or behind it is not.
+    while low < high:
+        messages = await read(queue, at, 2)
+        if not messages:
+            high = at
+        for number, message in enumerate(messages):
+            if message.store_timestamp_ms >= timestamp_ms:
+                high = min(high, message.queue_offset if number else at)
+                if found is None or message.queue_offset < found.queue_offset:
+                    found = message
+                break
+            low = message.queue_offset + 1
+        at = (low + high) // 2
+    return found
 
 
 def _min_request(queue: MessageQueue) -> RemotingCommand:

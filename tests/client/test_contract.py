@@ -1,5 +1,6 @@
 """What clients do, the same on each face, with our own name server and broker in memory."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -16,6 +17,7 @@ from mqbroker.client import (
     ConsumeFrom,
     ConsumeResult,
     FirstConsumed,
+    LitePullOptions,
     LocalOffsets,
     Message,
     MessageModel,
@@ -23,6 +25,7 @@ from mqbroker.client import (
     NameServerUnreachable,
     NoSubscription,
     OrderlyResult,
+    Place,
     ProducerOptions,
     PullStatus,
     PushOptions,
@@ -390,6 +393,90 @@ def test_a_consumer_with_a_listener_is_not_iterated_over(face: Any) -> None:
     waiting.close()
     with pytest.raises(BadArgument, match="left out without a listener"):
         face.make("PushConsumer", "g", options=PushOptions(orderly=True))
+
+
+LITE = LitePullOptions(consume_from=ConsumeFrom.FIRST, takeover_pause_s=0.0, suspend_s=0.1)
+
+
+def polled(consumer: Any, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < count:
+        found += [message.body for message in consumer.poll(max_count=count - len(found))]
+    return found
+
+
+def test_a_program_polls_its_groups_share(face: Any, cluster: Loopback, producer: Any) -> None:
+    for n in range(20):
+        producer.send(Message("T", b"%d" % n), queue=Q)
+    consumer = face.make("LitePullConsumer", "g", options=LITE)
+    consumer.subscribe("T")
+    with consumer:
+        assert polled(consumer, 15) == [b"%d" % n for n in range(15)]
+        assert consumer.assigned == set(producer.queues("T"))
+        assert (consumer.lag().total, consumer.lag().queues[Q]) == (5, 5)
+        assert "g" in cluster.parts().consumers.names()
+        consumer.commit()
+        assert consumer.committed(Q) == 15
+        assert polled(consumer, 5) == [b"%d" % n for n in range(15, 20)]
+    # What the last poll has returned may not have been worked on.
+    assert cluster.parts().offsets.by_queue("g", "T")[0] == 15
+    assert "g" not in cluster.parts().consumers.names()
+
+
+def test_a_program_reads_queues_that_it_names_from_where_it_likes(face: Any, producer: Any) -> None:
+    for n in range(10):
+        producer.send(Message("T", b"%d" % n), queue=Q)
+    consumer = face.make("LitePullConsumer", "g", options=attrs.evolve(LITE, auto_commit=False))
+    consumer.assign([Q])
+    with consumer:
+        assert polled(consumer, 10) == [b"%d" % n for n in range(10)]
+        for to, first in ((7, b"7"), (Place.BEGIN, b"0"), (datetime.fromtimestamp(0, UTC), b"0")):
+            consumer.seek(Q, to)
+            assert polled(consumer, 1) == [first]
+        consumer.seek(Q, Place.END)
+        producer.send(Message("T", b"new"), queue=Q)
+        assert polled(consumer, 1) == [b"new"]
+        consumer._face.wait(lambda: done(face, consumer._client.pause()))
+        producer.send(Message("T", b"later"), queue=Q)
+        assert consumer.poll(timeout_s=0) == []
+        consumer._face.wait(lambda: done(face, consumer._client.resume([Q])))
+        assert polled(consumer, 1) == [b"later"]
+        first = consumer.message_by_time(Q, 0)
+        assert (first.body, consumer.message_by_time(Q, 2**50)) == (b"0", None)
+        assert consumer.offset_by_time(Q, datetime.fromtimestamp(0, UTC)) == 0
+        with pytest.raises(BadArgument, match="left out after assign"):
+            consumer.subscribe("T")
+        with pytest.raises(BadArgument, match="one of those that are assigned"):
+            consumer.seek(MessageQueue("T", "a", 1), 0)
+
+
+def done(face: Any, result: Any) -> Any:
+    """What a face waits for, of a call that is over."""
+
+    async def coroutine() -> Any:
+        return result
+
+    return result if face.module.__name__ == "mqbroker.client.blocking" else face.awaitable(coroutine())
+
+
+def test_a_lite_pull_consumer_may_be_iterated_over(face: Any, cluster: Loopback, producer: Any) -> None:
+    for n in range(3):
+        producer.send(Message("T", b"%d" % n), queue=Q)
+    consumer = face.make("LitePullConsumer", "g", options=LITE)
+    consumer.subscribe("T")
+    consumer.start()
+    take = taking(face, consumer)
+    assert [take().body for _ in range(3)] == [b"0", b"1", b"2"]
+    consumer.close()
+    with pytest.raises((StopIteration, StopAsyncIteration)):
+        take()
+
+
+def test_a_pull_consumer_finds_the_first_message_of_a_time(producer: Any, consumer: Any) -> None:
+    for n in range(5):
+        producer.send(Message("T", b"%d" % n), queue=Q)
+    assert consumer.message_by_time(Q, 0).body == b"0"
+    assert consumer.message_by_time(Q, datetime(9999, 1, 1, tzinfo=UTC)) is None
 
 
 def test_each_member_may_get_every_message(face: Any, cluster: Loopback, producer: Any, tmp_path: Path) -> None:

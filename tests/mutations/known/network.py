@@ -739,4 +739,11 @@ MISTAKES = [
         "read",
         ("tests/client/test_broadcasting.py",),
     ),
+    Mutation(
+        "count what a poll returns as consumed at once",
+        "client/lite_pull.py",
+        "            if found := self._ready(count):\n",
+        "            if found := self._ready(count):\n                self._settle()\n",
+        ("tests/client/test_lite_pull.py",),
+    ),
 ]

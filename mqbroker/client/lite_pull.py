@@ -1,0 +1,484 @@
+"""The lite pull consumer's core: a program polls the messages of queues that it names, or that its group shares.
+
+What a poll has returned counts as consumed at the next one, so that a program that fails in between gets it again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import attrs
+
+from mqbroker.client.errors import BadArgument, ClientClosed
+from mqbroker.client.identity import Identity
+from mqbroker.client.loop_watch import LoopWatch
+from mqbroker.client.membership import Membership, Owner
+from mqbroker.client.messages import RawPull, ReceivedMessage
+from mqbroker.client.names import check_group, check_queue, check_topic
+from mqbroker.client.net import Net, Signal, Task, every
+from mqbroker.client.offset_stores import LocalOffsets
+from mqbroker.client.options import LitePullOptions, MessageModel, check_number, milliseconds
+from mqbroker.client.process_queue import AssignedQueue, Portion, PulledBatch, PullFailures
+from mqbroker.client.queue_requests import Offsets, message_by_time, pull_request, read_messages, read_pull_answer
+from mqbroker.client.routes import Routes
+from mqbroker.client.subscription import ALL, Sql, subscribe_to
+from mqbroker.errors import MQError, Refused, Unreachable
+from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+_HALF_AN_HOUR_MS = 30 * 60 * 1000
+
+#: Called with the queues of a topic when they have changed.
+QueuesChanged = Callable[[frozenset[MessageQueue]], Any]
+
+
+class Place(Enum):
+    """Where `seek` may go, besides an offset and a time."""
+
+    BEGIN = "begin"
+    END = "end"
+
+
+@attrs.frozen
+class Lag:
+    """Messages of each assigned queue that were not polled yet, and of all; -1 where the broker does not say."""
+
+    queues: Mapping[MessageQueue, int]
+
+    @property
+    def total(self) -> int:
+        return sum(max(0, lag) for lag in self.queues.values())
+
+
+class _Shares(Owner):
+    """Hands the queues of a membership on."""
+
+    def __init__(self, consumer: LitePullConsumerCore) -> None:
+        self._consumer = consumer
+
+    def assign(self, queues: Sequence[MessageQueue], is_shared: bool) -> None:
+        self._consumer.take_share(queues, is_shared)
+
+    async def revoke(self, queues: Sequence[MessageQueue]) -> None:
+        await self._consumer.revoke(queues)
+
+
+class LitePullConsumerCore:
+    """Reads queues for `group`: those that it is told to (`assign`), or its share of those of topics (`subscribe`)."""
+
+    def __init__(
+        self, net: Net, name_servers: tuple[str, ...], group: str, options: LitePullOptions, identity: Identity
+    ) -> None:
+        if options.namespace:
+            raise BadArgument("LitePullOptions.namespace", "left out: write it into the names", options.namespace)
+        self._net = net
+        self._name_servers = name_servers
+        self._group = check_group(group)
+        self._options = options
+        self._identity = identity
+        self._timeout_ms = milliseconds("request_timeout_s", options.request_timeout_s)
+        self._pull_timeout_ms = milliseconds("pull_timeout_s", options.pull_timeout_s)
+        self._routes = Routes(net, name_servers, age_s=options.route_age_s, timeout_ms=self._timeout_ms)
+        self.offsets = Offsets(net, self._routes, group, self._timeout_ms)
+        is_broadcasting = options.model is MessageModel.BROADCASTING
+        self._store = options.offset_store or (LocalOffsets() if is_broadcasting else self.offsets)
+        self._membership = Membership(net, self._routes, identity, group, _Shares(self), options, "CONSUME_ACTIVELY")
+        self._watch = LoopWatch(net, group, "that polls", options.heartbeat_s, self._come_back)
+        self._assigned: dict[MessageQueue, AssignedQueue] = {}
+        self._paused: set[MessageQueue] = set()
+        self._failures = PullFailures()
+        self._waiting: deque[Portion] = deque()
+        #: What the last poll has returned.
+        self._returned: list[tuple[PulledBatch, int]] = []
+        self._asking: list[Signal] = []
+        self._by_hand = self._joined = self._started = self._closed = False
+        self._loops: list[Task] = []
+        self._timestamp_ms = options.consume_from_time or int(net.now() * 1000) - _HALF_AN_HOUR_MS
+
+    # which queues
+
+    @property
+    def client_id(self) -> str:
+        """The id of this client, as brokers know it; empty before the start."""
+        return self._identity.client_id
+
+    @property
+    def assigned(self) -> frozenset[MessageQueue]:
+        """The queues that it reads now."""
+        return frozenset(self._assigned)
+
+    async def start(self) -> None:
+        """Connect, and join the group if there are subscriptions. Raises NameServerUnreachable, BadOffsetFile, Refused
+        if all brokers refuse the account, and ClientClosed if it was started before."""
+        if self._started or self._closed:
+            raise ClientClosed("a lite pull consumer is started once")
+        await self._routes.check()
+        self._identity.take()
+        await self._store.open(self._group, self._name_servers)
+        self._started = True
+        options = self._options
+        loops = [every(self._net, options.route_age_s, self._routes.refresh_all)]
+        if options.auto_commit:
+            loops.append(every(self._net, options.commit_s, self._commit_oneway))
+        self._loops = [self._net.spawn(loop) for loop in loops]
+        if self._by_hand:
+            self._take([*self._membership.queues])
+        elif self._membership.subscriptions:
+            await self._join()
+        if self._closed:
+            raise ClientClosed("this lite pull consumer was closed while it started")
+
+    async def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
+        """Read the group's share of `topic`: messages with one of the tags in "a || b", or all with "*", or those that
+        `Sql("...")` picks. Raises BadArgument on a bad name, or after `assign`, and MQError on a bad expression."""
+        if self._by_hand:
+            raise BadArgument("subscribe", "left out after assign(): queues are shared, or named", topic)
+        self._membership.subscribe(check_topic(topic), expression)
+        if self._started and not self._joined:
+            await self._join()
+        elif self._started:
+            await self._membership.apply(topic)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Read `topic` no more. Nothing happens if it was not subscribed to."""
+        if self._membership.subscriptions.pop(check_topic(topic), None) is not None and self._joined:
+            await self._membership.apply(topic)
+
+    async def assign(self, queues: Iterable[MessageQueue]) -> None:
+        """Read exactly these queues, and leave the group out: others may read them too. Raises BadArgument, also after
+        `subscribe`."""
+        wanted = set(queues)
+        for queue in wanted:
+            check_queue(queue)
+        if self._membership.subscriptions:
+            raise BadArgument("assign", "left out after subscribe(): queues are shared, or named", sorted(wanted))
+        self._by_hand = True
+        self._membership.queues = wanted
+        if self._started:
+            await self.revoke([queue for queue in self._assigned if queue not in wanted])
+            self._take([queue for queue in wanted if queue not in self._assigned])
+
+    async def _join(self) -> None:
+        self._joined = True
+        settled = await self._membership.join()
+        heartbeats = every(self._net, self._options.heartbeat_s, self._membership.heartbeats.send_to_all)
+        for loop in (self._watch.run(), self._membership.keep_balanced(settled), heartbeats):
+            self._loops.append(self._net.spawn(loop))
+
+    def take_share(self, queues: Sequence[MessageQueue], is_shared: bool) -> None:
+        self._take(queues, self._options.takeover_pause_s if is_shared else 0.0)
+
+    async def revoke(self, queues: Sequence[MessageQueue]) -> None:
+        for queue in queues:
+            assigned = self._assigned.pop(queue)
+            self._paused.discard(queue)
+            offset = assigned.committable
+            assigned.drop()
+            if offset is not None and self._options.auto_commit:
+                await self._store.commit_oneway(queue, offset)
+        self._forget_dropped()
+        await self._store.flush()
+
+    def _take(self, queues: Iterable[MessageQueue], pause_s: float = 0.0, promised: int | None = None) -> None:
+        for queue in sorted(queues):
+            self._assigned[queue] = AssignedQueue(
+                self._net,
+                queue,
+                self._membership.subscriptions.get(queue.topic) or subscribe_to(queue.topic, ALL, 0),
+                self._options,
+                pause_s=pause_s,
+                find_start=partial(self._find_start, promised=promised),
+                pull=self._pull,
+                deliver=self._deliver,
+                failures=self._failures,
+                promised=promised,
+            )
+            if queue in self._paused:
+                self._assigned[queue].pause()
+
+    async def _find_start(self, queue: MessageQueue, *, promised: int | None) -> int:
+        if promised is not None:
+            return promised
+        committed = await self._store.committed(queue)
+        if committed is not None:
+            return committed
+        return await self.offsets.start(queue, self._options.consume_from, self._timestamp_ms)
+
+    async def _pull(self, assigned: AssignedQueue, offset: int, broker_id: int) -> RawPull:
+        queue = assigned.queue
+        request = pull_request(
+            queue,
+            offset,
+            self._options.pull_batch,
+            group=self._group,
+            subscription=assigned.subscription,
+            suspend_ms=milliseconds("suspend_s", self._options.suspend_s, 0),
+            carry_subscription=True,
+        )
+        addr = await self._routes.address(queue, broker_id)
+        try:
+            return read_pull_answer(await self._net.invoke(addr, request, self._pull_timeout_ms))
+        except Unreachable:
+            self._routes.mark_stale(queue.topic)
+            raise
+
+    # messages
+
+    def _deliver(self, assigned: AssignedQueue, batch: PulledBatch, took_s: float) -> None:
+        if batch.messages:
+            self._waiting.append(Portion(assigned, batch, 0, len(batch.messages)))
+            self._wake()
+
+    def _wake(self) -> None:
+        for signal in self._asking:
+            signal.set()
+
+    async def poll(self, timeout_s: float | timedelta = 5.0, max_count: int = 100) -> list[ReceivedMessage]:
+        """Up to `max_count` messages, as soon as there are any; none after `timeout_s`, or when it is closed. What the
+        poll before has returned counts as consumed. Raises ClientClosed before the start."""
+        wait_s = milliseconds("timeout_s", timeout_s, 0) / 1000
+        check_number("max_count", max_count, 1)
+        return await self.next_messages(max_count, self._net.steady() + wait_s)
+
+    async def next_messages(self, count: int, until: float | None = None) -> list[ReceivedMessage]:
+        """As `poll`, until a time of the clock that is never set; None waits for ever."""
+        if not self._started and not self._closed:
+            raise ClientClosed("a lite pull consumer is polled after its start")
+        self._settle()
+        while not self._closed:
+            if self._watch.was_away:
+                await self._watch.ensure_member()
+            if found := self._ready(count):
+                return found
+            left_s = None if until is None else until - self._net.steady()
+            if left_s is not None and left_s <= 0:
+                break
+            signal = self._net.signal()
+            self._asking.append(signal)
+            try:
+                await signal.wait(left_s)
+            finally:
+                self._asking.remove(signal)
+        return []
+
+    def _ready(self, count: int) -> list[ReceivedMessage]:
+        found: list[ReceivedMessage] = []
+        for _ in range(len(self._waiting)):
+            portion = self._waiting.popleft()
+            if portion.owner.dropped:
+                continue
+            if portion.owner.queue in self._paused:
+                self._waiting.append(portion)
+                continue
+            indexes, messages = portion.take(count - len(found))
+            found += messages
+            self._returned += [(portion.batch, index) for index in indexes]
+            if portion.next < portion.end:
+                self._waiting.appendleft(portion)
+            if len(found) == count:
+                break
+        return found
+
+    def _settle(self) -> None:
+        """Count what the last poll has returned as consumed."""
+        now = self._net.now()
+        for batch, index in self._returned:
+            batch.done(index, now)
+        self._returned.clear()
+
+    def _forget_dropped(self) -> None:
+        self._waiting = deque(portion for portion in self._waiting if not portion.owner.dropped)
+
+    def pause(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Return no messages of these queues, or of all that it reads, and pull them no more, until `resume`."""
+        for queue in self._checked(queues):
+            self._paused.add(queue)
+            self._assigned[queue].pause()
+
+    def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Return messages of queues again after `pause`."""
+        for queue in self._checked(queues):
+            self._paused.discard(queue)
+            self._assigned[queue].resume()
+        self._wake()
+
+    def _checked(self, queues: Iterable[MessageQueue] | None) -> list[MessageQueue]:
+        found = list(self._assigned if queues is None else queues)
+        for queue in found:
+            self._check_assigned(queue)
+        return found
+
+    def _check_assigned(self, queue: MessageQueue) -> None:
+        check_queue(queue)
+        if queue not in self._assigned:
+            raise BadArgument("queue", "one of those that are assigned", queue)
+
+    # offsets
+
+    async def seek(self, queue: MessageQueue, to: int | Place | datetime) -> None:
+        """Go on at an offset of an assigned queue, at its begin or end, or at its first message stored at a time or
+        later. Raises BadArgument, and MQError where the broker does not say where that is."""
+        self._check_assigned(queue)
+        if isinstance(to, Place):
+            offset = await (self.offsets.min(queue) if to is Place.BEGIN else self.offsets.max(queue))
+        elif isinstance(to, datetime):
+            found = await self.message_by_time(queue, to)
+            offset = await self.offsets.max(queue) if found is None else found.queue_offset
+        else:
+            check_number("offset", to, 0, 2**63 - 1)
+            offset = to
+        self._check_assigned(queue)  # it may be revoked meanwhile
+        self._restart(queue, offset)
+
+    def _restart(self, queue: MessageQueue, offset: int) -> None:
+        former = self._assigned[queue]
+        former.drop()
+        self._forget_dropped()
+        self._take([queue], promised=offset)
+
+    async def message_by_time(self, queue: MessageQueue, time: datetime | int) -> ReceivedMessage | None:
+        """The first message of a queue that was stored at `time` or later, whatever the broker's search says; None if
+        there is none. `time` is a datetime with a time zone, or milliseconds since the epoch."""
+        return await message_by_time(self.offsets, self._read, queue, time)
+
+    async def _read(self, queue: MessageQueue, offset: int, count: int) -> Sequence[ReceivedMessage]:
+        subscription = subscribe_to(queue.topic, ALL, 0)
+        request = pull_request(
+            queue, offset, count, group=self._group, subscription=subscription, carry_subscription=True
+        )
+        addr = await self._routes.address(queue, master_only=True)
+        raw = read_pull_answer(await self._net.invoke(addr, request, self._pull_timeout_ms))
+        return read_messages(raw, queue, subscription, offset)[0]
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Commit all that polls have returned, or these offsets. Raises the first error of a broker."""
+        if offsets is None:
+            self._settle()
+            offsets = self._committable()
+        for queue, offset in offsets.items():
+            check_queue(queue)
+            check_number("offset", offset, 0, 2**63 - 1)
+        for queue, offset in offsets.items():
+            await self._store.commit(queue, offset)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The committed offset of a queue, or None if it has none."""
+        check_queue(queue)
+        return await self._store.committed(queue)
+
+    async def lag(self) -> Lag:
+        """How far the polls are behind the ends of the assigned queues."""
+        queues = sorted(self._assigned)
+        found: dict[MessageQueue, int] = {}
+        for queue, bounds in zip(queues, await self.offsets.bounds(queues), strict=True):
+            assigned = self._assigned.get(queue)
+            if assigned is None:
+                continue
+            returned = sum(batch.queue == queue for batch, _ in self._returned)
+            position = assigned.committable
+            if isinstance(bounds, MQError):
+                found[queue] = -1
+            elif position is None:
+                committed = await self._store.committed(queue)
+                found[queue] = max(0, bounds[1] - (bounds[0] if committed is None else committed))
+            else:
+                found[queue] = max(0, bounds[1] - position - returned)
+        return Lag(found)
+
+    def _committable(self) -> dict[MessageQueue, int]:
+        offsets = {queue: assigned.committable for queue, assigned in self._assigned.items()}
+        return {queue: offset for queue, offset in offsets.items() if offset is not None}
+
+    async def _commit_oneway(self) -> None:
+        if not self._watch.was_away:
+            for queue, offset in self._committable().items():
+                if queue in self._assigned:
+                    await self._store.commit_oneway(queue, offset)
+            await self._store.flush()
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of `topic` that can be read. Raises TopicNotFound and NameServerUnreachable."""
+        return list((await self._routes.get(check_topic(topic))).subscribe_queues)
+
+    async def watch_queues(self, topic: str, changed: QueuesChanged) -> None:
+        """Have `changed` called with the queues of `topic` whenever they are others than before, looked at every
+        `route_age_s`. What it returns is awaited if it can be. Raises TopicNotFound and NameServerUnreachable."""
+        known = frozenset(await self.queues(topic))
+
+        async def look() -> None:
+            nonlocal known
+            found = frozenset(await self.queues(topic))
+            if found != known:
+                known = found
+                told = changed(found)
+                if inspect.isawaitable(told):
+                    await told
+
+        self._loops.append(self._net.spawn(every(self._net, self._options.route_age_s, look)))
+
+    async def close(self) -> None:
+        """Stop, commit what polls before the last one have returned unless `auto_commit` is False, leave the group, and
+        close the connections."""
+        if self._closed:
+            return
+        self._closed = self._membership.is_over = True
+        for loop in self._loops:
+            loop.cancel()
+        self._wake()
+        for assigned in self._assigned.values():
+            assigned.stop()
+        if self._joined:
+            await self._membership.tell_revoked()
+        if self._started and self._options.auto_commit and not self._watch.was_away:
+            await self._store.commit_many(self._committable())
+        if self._joined:
+            await self._membership.leave()
+        for assigned in self._assigned.values():
+            assigned.drop()
+        await self._net.close()
+
+    async def _come_back(self) -> None:
+        for assigned in self._assigned.values():
+            assigned.drop()
+        self._assigned.clear()
+        self._returned.clear()
+        self._forget_dropped()
+        await self._membership.lose()
+
+    # what brokers ask
+
+    @property
+    def group(self) -> str:
+        return self._group
+
+    def ids_changed(self, group: str) -> None:
+        """A broker reports that members of `group` joined or left."""
+        if group == self._group and self._joined:
+            self._membership.wake()
+
+    def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Go on at an administrator's offsets."""
+        for queue in [queue for queue in self._assigned if queue.topic == topic and queue in offsets]:
+            self._restart(queue, offsets[queue])
+
+    def positions(self, topic: str) -> dict[MessageQueue, int]:
+        """The offsets that would be committed now, of one topic, or of all if `topic` is empty."""
+        return {queue: offset for queue, offset in self._committable().items() if topic in ("", queue.topic)}
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """Refused: there is no listener to tell of."""
+        raise Refused(ResponseCode.SYSTEM_ERROR, "this consumer polls, and has no statistics of a listener")
+
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
+        """Refused: there is no listener."""
+        raise Refused(ResponseCode.SYSTEM_ERROR, "this consumer polls, and has no listener")

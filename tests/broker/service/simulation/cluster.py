@@ -148,7 +148,8 @@ class Cluster:
             self.look_at_master(master)
             self.lacking.discard(master.replica_id)
             for member in self.running():
-                if member.is_running and member.store.log_end == master.store.log_end:
+                has_all = member.is_running and member.store.log_end == master.store.log_end
+                if has_all and not member.why_not_whole:  # it may have all before it knows that
                     self.lacking -= {member.replica_id} & in_sync
             if self.touched:
                 self.look_at_touched(master, in_sync)

@@ -488,6 +488,7 @@ class BrokerGroup:
         if self.store.is_open:
             has = self.store.holdings
             found |= {"groupCommitted": str(has.committed), "groupNotWhole": has.why_not_whole}
+            found["groupHasGaps"] = str(has.has_gaps).lower()
             found |= {"groupLogEpoch": str(has.epoch), "groupLogLease": str(has.lease)}
         return {**found, "groupWhyNot": member.why_not, "groupIsMaster": str(member.is_master).lower()}
 

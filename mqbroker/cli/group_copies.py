@@ -11,19 +11,18 @@ from mqbroker.cli.cluster import number, runtime_info, table_lines
 from mqbroker.cli.failures import Failure, failure_of
 from mqbroker.errors import MQError
 from mqbroker.ha.etcd import Compare, IEtcd, Put
-from mqbroker.ha.group_keys import GroupError, GroupState, Identity, Member
+from mqbroker.ha.group_keys import NO_LEASE, GroupError, GroupState, Identity, Member
 
 if TYPE_CHECKING:
     from mqbroker.client.net import Net
 
 _COLUMNS = ("id", "address", "store", "epoch", "log end", "commit point")
-#: No lease of etcd has this number: nobody is master by it, and an election follows.
-NO_LEASE = 1
 
 
 @attrs.frozen
 class Copy:
-    """What a broker that runs has. `why_not`: why its store is not whole, or that it does not answer."""
+    """What a broker that runs has. `why_not`: why its store is not whole, or that it does not answer; `has_gaps`:
+    whether its log has ranges without messages, so that no other broker could copy it."""
 
     replica_id: int
     address: str
@@ -33,6 +32,7 @@ class Copy:
     end: int = 0
     committed: int = 0
     is_master: bool = False
+    has_gaps: bool = False
 
 
 @attrs.frozen
@@ -83,8 +83,8 @@ async def copy_of(net: Net, member: Member) -> Copy:
     epoch, lease, end, committed = (value or 0 for value in numbers)
     not_whole = info.get("groupNotWhole", "")
     why_not = f"not whole: {not_whole}" if not_whole else ""
-    is_master = info.get("groupIsMaster") == "true"
-    return Copy(member.replica_id, member.address, why_not, epoch, lease, end, committed, is_master)
+    is_master, has_gaps = (info.get(key) == "true" for key in ("groupIsMaster", "groupHasGaps"))
+    return Copy(member.replica_id, member.address, why_not, epoch, lease, end, committed, is_master, has_gaps)
 
 
 async def copies_of(net: Net, keys: GroupKeys) -> list[Copy]:
@@ -104,6 +104,11 @@ def new_state(cluster: str, broker: str, keys: GroupKeys, copies: Sequence[Copy]
         chosen = [copy for copy in copies if copy.replica_id == keep and copy.epoch]
         if not chosen:
             raise Failure(f"no broker with the id {keep} says that it has a log of this group")
+        if chosen[0].has_gaps:
+            raise Failure(
+                f"the log of broker {keep} cannot be kept, as no other broker could copy it beyond its gap "
+                f"({chosen[0].why_not}): keep another one's, or restore a backup; `mq store dump` shows what it has"
+            )
         committed = chosen[0].committed
         return GroupState(cluster, broker, epoch, keep, NO_LEASE, frozenset({keep}), committed, epoch, epoch)
     known = [copy.committed for copy in copies]

@@ -97,7 +97,7 @@ def why_not_elected(
     in_sync = sorted(state.in_sync)
     if me not in state.in_sync:
         return f"this broker is not in sync: it waits for one of {in_sync}"
-    if holdings.why_not_whole and not holdings.has_lost_power:
+    if holdings.why_not_whole and not (holdings.has_lost_power or (state.is_chosen and not holdings.has_gaps)):
         return f"this broker's store is not whole ({holdings.why_not_whole}): it waits for another of {in_sync}"
     committed = [other.committed for other in others.values() if other.is_whole and other.epoch >= state.lowered]
     if holdings.why_not_whole:

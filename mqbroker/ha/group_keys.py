@@ -14,6 +14,8 @@ from mqbroker.errors import MQError
 
 NUMBER_MAX = 2**63 - 1
 REPLICAS_MAX = 64
+#: No lease of etcd has this number: nobody is master by it, and an election follows.
+NO_LEASE = 1
 #: Of the state and of identities: those of a later version are not understood, and nothing is done by them.
 VERSION = 1
 
@@ -39,6 +41,11 @@ class GroupState:
     unclean: int = 0
     lowered: int = 0
     switched: int = 0
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether a person has chosen whose log is kept, by `mq ha rebuild --keep`, and nobody is elected yet."""
+        return self.lease == NO_LEASE and self.unclean == self.epoch
 
     def to_json(self) -> bytes:
         return orjson.dumps({"version": VERSION, **attrs.asdict(self), "in_sync": sorted(self.in_sync)})

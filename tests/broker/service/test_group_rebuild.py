@@ -11,9 +11,10 @@ from twisted.internet.task import Clock
 
 from mqbroker.cli.failures import Failure
 from mqbroker.cli.group_copies import Copy, GroupKeys, copies_of, copy_lines, new_state, read_keys, write_state
-from mqbroker.ha.group_keys import GroupState, Identity, Member
+from mqbroker.ha.group_keys import NO_LEASE, GroupState, Identity, Member
 from mqbroker.wire.command import RemotingCommand
 from tests.broker.service.group import Group, Replica
+from tests.broker.service.simulation.disks import LOG, copied, emptied, set_back
 from tests.broker.service.test_group_stores import bodies, elect_wrongly, lagging, make_group, send, set_state
 from tests.ha.etcd_model import EMPTY, ModelClient
 
@@ -119,6 +120,84 @@ def test_the_one_that_is_kept_is_elected_though_others_have_more(make_group: Cal
     assert bodies(master)[1:] == [b"two have it", b"this, too"]
     group.wait_for(lambda: group.in_sync() >= {former.replica_id, behind}, 40)
     assert bodies(group.replicas[behind]) == bodies(master)
+
+
+def test_the_one_that_is_kept_is_elected_though_its_store_is_not_whole(make_group: Callable[..., Group]) -> None:
+    """An older copy is all that is left."""
+    group = make_group()
+    send(group, b"one")
+    group.wait(2)
+    copy = copied(group.replicas[1].disk, group.rng)
+    send(group, b"two", b"three")
+    group.wait(2)
+    for replica_id in (1, 2, 3):
+        group.kill(replica_id)
+        disk = group.replicas[replica_id].disk
+        group.replicas[replica_id].disk = set_back(disk, copy) if replica_id == 1 else emptied(disk)
+    for replica_id in (1, 2, 3):
+        group.start(replica_id)
+    group.wait(10)
+    assert not group.masters
+    with pytest.raises(Failure, match="no broker that runs is whole: start the others; else --keep ID"):
+        rebuild(group)
+    _, state = rebuild(group, keep=1)
+    assert (state.master, state.in_sync) == (1, {1})
+    assert group.master(40).replica_id == 1
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3}, 40)
+    send(group, b"four")
+    group.wait(3)
+    assert list(names(group).values()) == [[b"one", b"four"]] * 3
+    assert [each.why_not_whole for each in group.alive()] == [""] * 3
+
+
+def with_a_gap(group: Group, kind: str) -> None:
+    """All have lost power with all on their disks, and the log of the first has a gap."""
+    send(group, b"one")
+    copy = copied(group.replicas[1].disk, group.rng)
+    send(group, b"two", b"three", b"four")
+    group.wait(2)
+    last, end = max(group.replicas[1].records()), group.replicas[1].store.log_end
+    for replica_id in (1, 2, 3):
+        group.cut_power(replica_id)
+    replica = group.replicas[1]
+    if kind == "set back":
+        replica.disk = set_back(replica.disk, copy, (LOG,))
+    else:
+        noise = bytes(end - last) if kind == "zeros" else group.rng.randbytes(end - last)
+        replica.disk.write_part(f"/store/commitlog/{0:020d}", last, memoryview(noise))
+    for replica_id in (1, 2, 3):
+        group.start(replica_id)
+    group.wait(10)
+    assert not group.masters
+    assert "its log has no message from" in group.replicas[1].why_not_whole
+
+
+@pytest.mark.parametrize("kind", ["set back", "zeros", "rotten"])
+def test_a_log_with_a_gap_is_not_kept_and_anothers_is(make_group: Callable[..., Group], kind: str) -> None:
+    group = make_group()
+    with_a_gap(group, kind)
+    with pytest.raises(Failure, match="the log of broker 1 cannot be kept, as no other broker could copy it beyond"):
+        rebuild(group, keep=1)
+    group.wait(5)
+    assert not group.masters
+    shown, state = rebuild(group, keep=2)
+    assert "its log has no message from" in shown[0]
+    assert state.in_sync == {2}
+    assert group.master(40).replica_id == 2
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3}, 60)
+    send(group, b"five")
+    group.wait(3)
+    assert list(names(group).values()) == [[b"one", b"two", b"three", b"four", b"five"]] * 3
+    assert [name for name in group.replicas[1].disk.names("/store") if name.startswith("commitlog.diverged-")]
+
+
+def test_a_log_with_a_gap_that_was_chosen_by_an_older_command_is_not_elected(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    with_a_gap(group, "zeros")
+    set_state(group, epoch=7, unclean=7, lowered=7, master=1, lease=NO_LEASE, in_sync=frozenset({1}), committed=0)
+    group.wait(10)
+    assert not group.masters
+    assert "its log has no message from" in group.member(group.replicas[1]).why_not
 
 
 def test_a_group_with_a_master_is_left_alone(make_group: Callable[..., Group]) -> None:

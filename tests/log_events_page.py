@@ -45,7 +45,7 @@ class Family:
 FAMILIES = (
     Family(
         "Start, reload and stop",
-        r"daemons/(broker|console|daemon|plugin|process)\.py",
+        r"daemons/(broker|console|daemon|plugin|process|service_manager)\.py",
         "A daemon could not start, or not take over changed settings, or did not stop in order.",
         "The line names the setting, file or port. See the howto on running daemons.",
         {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.defer import maybeDeferred
@@ -18,6 +19,9 @@ from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_
 from mqbroker.daemons.logs import LineObserver
 from mqbroker.daemons.options import ConsoleOptions
 from mqbroker.daemons.process import AlreadyRunning, PidFile, freeze_collector, install_reactor
+
+if TYPE_CHECKING:
+    from mqbroker.daemons.service_manager import ServiceManager
 
 log = Logger()
 
@@ -93,6 +97,8 @@ def _run(
     install_reactor()
     from twisted.internet import reactor as global_reactor
 
+    from mqbroker.daemons.service_manager import ServiceManager
+
     reactor: Any = global_reactor
 
     def set_level(level: LogLevel) -> None:
@@ -105,7 +111,8 @@ def _run(
             log.error("the log file cannot be reopened: {why}", why=str(error))
 
     daemon = Daemon(options, lambda settings: make(settings, reactor), front.say, set_level)
-    life = _RunState(program, daemon, reactor, lambda: observer.errors, front)
+    manager = ServiceManager(os.environ, os.getpid(), reactor)
+    life = _RunState(program, daemon, reactor, lambda: observer.errors, front, manager)
     install_reload_signals(reactor, daemon.reload, reopen)
     front.stop_when_told(reactor, life.stop)
     reactor.callWhenRunning(life.start)
@@ -122,11 +129,17 @@ class _RunState:
     _reactor: Any
     _errors: Callable[[], int]
     _front: Front
+    _manager: ServiceManager
     exit_code: int = 0
     _stopping: bool = False
 
     def start(self) -> None:
-        maybeDeferred(self._daemon.startService).addCallback(lambda _: freeze_collector()).addErrback(self._failed)
+        maybeDeferred(self._daemon.startService).addCallback(self._started).addErrback(self._failed)
+
+    def _started(self, _: None) -> None:
+        freeze_collector()
+        if not self._stopping:
+            self._manager.ready()
 
     def _failed(self, failure: Failure) -> None:
         self.exit_code = 1
@@ -148,6 +161,7 @@ class _RunState:
         if self._stopping:
             return
         self._stopping = True
+        self._manager.stopping()
         before = self._errors()
         stopped = maybeDeferred(self._daemon.stopService)
         stopped.addErrback(self._stop_failed)

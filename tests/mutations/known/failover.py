@@ -7,6 +7,7 @@ _EPOCHS = "tests/ha/test_epochs.py"
 _GROUP = "tests/broker/service/test_group.py"
 _IN_SYNC = "tests/ha/test_in_sync.py"
 _PROMOTED = "tests/broker/service/test_promoted_topics.py"
+_REBUILD = "tests/broker/service/test_group_rebuild.py"
 _POWER = "tests/broker/service/test_group_power.py"
 _LINK = "tests/ha/test_link.py"
 _MASTER = "tests/ha/test_master.py"
@@ -66,8 +67,8 @@ MISTAKES = [
     Mutation(
         "elect one whose store is not whole",
         "ha/candidacy.py",
-        "    if holdings.why_not_whole and not holdings.has_lost_power:\n",
-        "    if False:\n",
+        "    if holdings.why_not_whole and not (holdings.has_lost_power",
+        "    if False and not (holdings.has_lost_power",
         (_CANDIDACY, _SCHEDULES),
     ),
     Mutation(
@@ -657,5 +658,33 @@ MISTAKES = [
         "return known_end is not None and self._store.queues_by_name[topic, queue_id].end_of_last() > known_end",
         "return known_end is not None",
         (_PROMOTED,),
+    ),
+    Mutation(
+        "elect nobody where a person has chosen a store that is not whole",
+        "ha/candidacy.py",
+        "(holdings.has_lost_power or (state.is_chosen and not holdings.has_gaps))",
+        "holdings.has_lost_power",
+        (_REBUILD,),
+    ),
+    Mutation(
+        "elect a log with a gap that a person has chosen",
+        "ha/candidacy.py",
+        "(state.is_chosen and not holdings.has_gaps)",
+        "state.is_chosen",
+        (_REBUILD,),
+    ),
+    Mutation(
+        "let a person keep a log with a gap",
+        "cli/group_copies.py",
+        "        if chosen[0].has_gaps:\n",
+        "        if False:\n",
+        (_REBUILD,),
+    ),
+    Mutation(
+        "tell the service manager once that a daemon goes on",
+        "daemons/service_manager.py",
+        "            self._loop.interval = self._alive_seconds\n",
+        "            self._loop.interval = 60.0\n",
+        ("tests/daemons/test_service_manager.py",),
     ),
 ]

@@ -32,6 +32,15 @@ def test_a_how_to_for_daemons(tmp_path: Path, page: str, typed: int) -> None:
     assert follow([FOLDER / f"{page}.rst"], tmp_path / "work", environment) == typed
 
 
+@pytest.mark.daemons
+def test_a_group_is_set_up(tmp_path: Path) -> None:
+    missing = [program for program in ("etcd", "curl") if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"there is no {' and no '.join(missing)}")
+    environment = reader_environment(tmp_path, PYTHONPATH=SOURCE)
+    assert follow([FOLDER / "set-up-a-group.rst"], tmp_path / "work", environment) == 25
+
+
 def test_the_unit_of_systemd_is_valid(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("there is no systemd-analyze")

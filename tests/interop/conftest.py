@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.interop.etcd import Etcd
 from tests.interop.fleet import Broker, Fleet, Namesrv
 from tests.interop.history import Pause, pause_lines
 from tests.interop.java import JavaMissing, JavaSystem, java_system
@@ -37,6 +38,14 @@ def fleet(java: JavaSystem, host: PeerHost, tmp_path: Path) -> Iterator[Fleet]:
     fleet = Fleet(tmp_path, java, host)
     yield fleet
     fleet.stop_all()
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    """One of three members, of this test alone."""
+    etcd = Etcd(tmp_path)
+    yield etcd
+    etcd.stop_all()
 
 
 @pytest.fixture

@@ -83,8 +83,7 @@ class Three:
             brokerId=str(number),
             brokerRole="SYNC_MASTER",
             etcdEndpoints=self.etcd.endpoints,
-            syncFlushTimeout="2000",
-            **settings,
+            **{"syncFlushTimeout": "2000", **settings},
         )
         if disk is not None:
             broker.store = disk.seen / "store"

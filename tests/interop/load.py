@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from mqbroker.client import Message, SendStatus
+from mqbroker.client import Message, ProducerOptions, SendStatus
 from mqbroker.client.blocking import Producer
 from mqbroker.errors import MQError
 from tests.interop.fleet import Fleet, Namesrv
@@ -71,12 +71,14 @@ class JavaSender:
 class OurSender:
     """The producer of this project, on a thread of its own."""
 
-    def __init__(self, namesrv: Namesrv, topic: str, prefix: str) -> None:
+    def __init__(
+        self, namesrv: Namesrv, topic: str, prefix: str, *, delay_level: int = 0, retries: int | None = None
+    ) -> None:
         self.acknowledged: list[Event] = []
         self.failed: list[str] = []
         self._ended = threading.Event()
-        self._topic, self._prefix = topic, prefix
-        self._producer = Producer(namesrv.addr, f"{prefix}-producers")
+        self._topic, self._prefix, self._delay_level = topic, prefix, delay_level
+        self._producer = Producer(namesrv.addr, f"{prefix}-producers", options=ProducerOptions(retries=retries))
         self._thread = threading.Thread(target=self._run, name=prefix, daemon=True)
         self._thread.start()
 
@@ -86,7 +88,7 @@ class OurSender:
             body = f"{self._prefix} {index} ".encode()
             index += 1
             try:
-                result = self._producer.send(Message(self._topic, body))
+                result = self._producer.send(Message(self._topic, body, delay_level=self._delay_level))
             except MQError as error:
                 self.failed.append(str(error))
                 continue

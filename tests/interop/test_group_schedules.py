@@ -5,7 +5,7 @@ nothing that was acknowledged is missing afterwards, and all logs are the same.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -16,33 +16,31 @@ import pytest
 from mqbroker.ha.master import LINKS_MAX
 from tests.interop.bad_slaves import Forger, greetings
 from tests.interop.etcd import BINARY, Etcd
-from tests.interop.fleet import Fleet, log_files
+from tests.interop.fleet import Fleet, Place, log_files
 from tests.interop.group import LEASE_S, Machine, Three
 from tests.interop.history import check
-from tests.interop.load import JavaSender, Load
+from tests.interop.load import JavaSender, Load, OurSender
 from tests.interop.processes import Event, ProcessFailed, eventually
 from tests.interop.readers import both_readers, wait_for_all
+from tests.interop.systemd import RESTART_S, Systemd
 from tests.interop.traffic import produce
 
 #: As many as a topic gets that a new master does not know yet.
 QUEUES = 8
+#: How often Java's clients ask for routes by default.
+JAVA_POLL_MS = 30_000
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="there is no etcd: install etcd-server, or build it with Go")
-
-
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[Etcd]:
-    etcd = Etcd(tmp_path)
-    yield etcd
-    etcd.stop_all()
 
 
 class Schedule:
     """A group, and what it has acknowledged."""
 
-    def __init__(self, fleet: Fleet, etcd: Etcd, topic: str, **settings: str) -> None:
+    def __init__(
+        self, fleet: Fleet, etcd: Etcd, topic: str, machines: Sequence[Machine] = (Machine(),) * 3, **settings: str
+    ) -> None:
         self.fleet, self.topic, self.namesrv = fleet, topic, fleet.namesrv("ours")
-        self.three = Three(fleet, self.namesrv, etcd, [Machine()] * 3, **settings)
+        self.three = Three(fleet, self.namesrv, etcd, machines, **settings)
         self.acknowledged: list[Event] = []
         master = self.three.brokers[self.three.master]
         fleet.peer("createtopic", self.namesrv, topic=topic, broker=master.addr, queues=QUEUES).finish()
@@ -252,6 +250,68 @@ def test_one_suspended_member_of_etcd_costs_no_election_and_all_of_them_no_messa
     print(f"all members suspended: acknowledged again {pause_s:.1f} s after they went on", flush=True)
     schedule.acknowledged += load.end()
     schedule.finish()
+
+
+@pytest.mark.thorough
+def test_no_send_fails_while_a_replica_is_suspended(fleet: Fleet, etcd: Etcd, topic: str) -> None:
+    """With the default settings, and clients that wait 3 s: those under way are answered late, and well."""
+    schedule = Schedule(fleet, etcd, topic, syncFlushTimeout="5000")
+    three, namesrv = schedule.three, schedule.namesrv
+    java, ours = JavaSender.start(fleet, namesrv, topic), OurSender(namesrv, topic, "ours")
+    load = Load(java, ours)
+    load.wait_until_it_goes_on()
+    for number in schedule.replicas:
+        load.longest_pause_s()
+        three.away = number
+        three.brokers[number].process.suspend()
+        load.wait_for(LEASE_S)
+        load.wait_until_it_goes_on()
+        pause_s = load.longest_pause_s()
+        print(f"replica {number} suspended: {pause_s:.2f} s without an acknowledgement", flush=True)
+        assert 1.5 < pause_s < 3.0
+        three.brokers[number].process.resume()
+        three.away = 0
+        load.wait("all three are in sync", lambda: three.is_whole)
+    schedule.acknowledged += load.end()
+    assert (java.failed, ours.failed) == ([], [])
+    schedule.finish()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("fault", "pause_s_max"), [("killed", 8.0), ("suspended", 12.0), ("suspended for 8 s", 12.0)])
+def test_a_java_producer_goes_on_soon_though_it_asks_for_routes_every_30_s(
+    fleet: Fleet, etcd: Etcd, topic: str, tmp_path: Path, fault: str, pause_s_max: float
+) -> None:
+    """The former master hands on what it sends, once systemd has started it again, or it goes on."""
+    with ExitStack() as open_ones:
+        systemds = [open_ones.enter_context(closing(Systemd(tmp_path / f"notify{number}"))) for number in range(3)]
+        machines = [Machine(Place(environment=systemd.environment)) for systemd in systemds]
+        schedule = Schedule(fleet, etcd, topic, machines)
+        three, former = schedule.three, schedule.master
+        broker, systemd = three.brokers[former], systemds[former - 1]
+        load = Load(JavaSender.start(fleet, schedule.namesrv, topic, poll_ms=JAVA_POLL_MS))
+        load.wait_until_it_goes_on()
+        load.longest_pause_s()
+        three.away = former
+        if fault == "killed":
+            broker.process.kill()
+        else:
+            broker.process.suspend()
+        if fault == "suspended for 8 s":
+            load.wait_for(8)
+            broker.process.resume()
+        else:
+            load.wait("it ended, or is killed", lambda: systemd.is_over(broker.process))
+            load.wait_for(RESTART_S)
+            three.restart(former)
+        load.wait_until_it_goes_on()
+        pause_s = load.longest_pause_s()
+        print(f"master {fault}: {pause_s:.1f} s without an acknowledgement for a Java producer", flush=True)
+        three.away = 0
+        assert three.master != former
+        assert pause_s < pause_s_max
+        schedule.acknowledged += load.end()
+        schedule.finish()
 
 
 @pytest.mark.thorough

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +16,6 @@ from tests.interop.load import JavaSender, Load, OurSender
 pytestmark = pytest.mark.skipif(BINARY is None, reason="there is no etcd: install etcd-server, or build it with Go")
 POLL_MS = 30_000
 SWITCHES = 2
-
-
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[Etcd]:
-    etcd = Etcd(tmp_path)
-    yield etcd
-    etcd.stop_all()
 
 
 def test_no_send_of_either_producer_fails(fleet: Fleet, etcd: Etcd, topic: str) -> None:

@@ -2,6 +2,7 @@ package mqbroker.interop;
 
 import java.nio.charset.StandardCharsets;
 import java.util.concurrent.CountDownLatch;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
@@ -12,6 +13,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 /**
  * Sends {@code --count} messages in transactions. What it says of message i when it has sent it is {@code --outcomes} at i, and when it is asked
  * {@code --answers} at i, both of the letters c (commit), r (roll back) and u (unknown), which come again from the first. It is there until it is told to end.
+ * With {@code --interval-ms} it waits so long between sends, and goes on after one that failed.
  */
 final class Transact {
     private Transact() {
@@ -24,6 +26,8 @@ final class Transact {
         producer.setNamesrvAddr(options.required("namesrv"));
         producer.setSendMsgTimeout(options.number("timeout-ms", 5000));
         producer.setInstanceName(options.text("instance", "DEFAULT"));
+        producer.setRetryTimesWhenSendFailed(options.number("retries", producer.getRetryTimesWhenSendFailed()));
+        int intervalMs = options.number("interval-ms", 0);
         // A broker that takes the place of another is to hear of it soon.
         producer.setPollNameServerInterval(500);
         producer.setHeartbeatBrokerInterval(500);
@@ -49,7 +53,17 @@ final class Transact {
             Message message = new Message(options.required("topic"), "A", "key-" + i, body);
             message.setFlag(7);
             message.putUserProperty("index", String.valueOf(i));
-            TransactionSendResult result = producer.sendMessageInTransaction(message, i);
+            TransactionSendResult result;
+            Thread.sleep(intervalMs);
+            try {
+                result = producer.sendMessageInTransaction(message, i);
+            } catch (MQClientException e) {
+                if (intervalMs == 0) {
+                    throw e;
+                }
+                lines.print("failed", "index", i, "error", e.toString());
+                continue;
+            }
             lines.print("sent", "index", i, "status", result.getSendStatus().name(), "state", result.getLocalTransactionState().name(),
                 "transactionId", result.getTransactionId(), "queueId", result.getMessageQueue().getQueueId());
         }

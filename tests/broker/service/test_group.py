@@ -9,6 +9,7 @@ import pytest
 from twisted.python.failure import Failure
 
 from mqbroker.broker.broker_group import etcd_access
+from mqbroker.client.options import ProducerOptions
 from mqbroker.config import load_broker_settings
 from mqbroker.ha.etcd import EtcdAccess
 from mqbroker.ha.link import BadPeer, Greeting
@@ -245,6 +246,36 @@ def test_a_stop_while_another_is_elected_is_a_stop(group: Group) -> None:
     group.wait(3)
     assert not master.service.running
     lock_file(str(master.root / "lock")).release()
+
+
+@pytest.mark.parametrize("frozen_after_s", [1.0, 1.1, 1.2])
+def test_no_send_under_way_fails_when_a_replica_is_suspended(group: Group, frozen_after_s: float) -> None:
+    """Clients wait 3 seconds; of those, half a second is left for the network. Whenever the set is looked at."""
+    master = started(group)
+    suspended = next(each.replica_id for each in group.alive() if each is not master)
+    client = group.client(master)
+    sent_at: list[float] = []
+    waited: dict[int, float] = {}
+
+    def send_for(seconds: float) -> None:
+        end = group.now + seconds
+        while group.now < end:
+            client.tell(send_command("T", b"%d" % len(sent_at)))
+            sent_at.append(group.now)
+            group.step()
+            for answer in client.heard():
+                assert answer.code == ResponseCode.SUCCESS
+                waited[answer.opaque] = group.now - sent_at[answer.opaque - 1]
+
+    send_for(frozen_after_s)
+    group.freeze(suspended)
+    send_for(5)
+    assert group.in_sync() == {1, 2, 3} - {suspended}
+    assert 1.5 < max(waited.values()) < ProducerOptions().send_timeout_ms / 1000 - 0.5
+    group.thaw(suspended)
+    group.wait_for(lambda: send_for(0.5) or group.in_sync() == {1, 2, 3})
+    assert max(waited.values()) < ProducerOptions().send_timeout_ms / 1000 - 0.5
+    assert len(waited) >= len(sent_at) - 5
 
 
 def test_below_the_minimum_nothing_is_acknowledged_and_then_again(group: Group) -> None:

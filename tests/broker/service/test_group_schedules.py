@@ -410,6 +410,7 @@ def test_an_empty_etcd_makes_nobody_cut(cluster: Schedule) -> None:
     ("kind", "says"),
     [
         ("none", "it does not prove that it is broker {}, as etcd has it: nothing of it counts"),
+        ("another's", "it does not prove that it is broker {}, as etcd has it: nothing of it counts"),
         ("old", "it does not prove that it is broker {}, as etcd has it: nothing of it counts"),
         ("recorded", "it says that it is broker {}, and its greeting was recorded on another connection"),
     ],
@@ -418,7 +419,7 @@ def test_nobody_is_counted_who_does_not_prove_who_it_is(
     cluster: Schedule, logged: Logged, kind: str, says: str
 ) -> None:
     """A stranger reports what a replica is sent, again whenever that one connects; it says nothing that is right, or
-    what an earlier process of the replica has said, or the one that runs."""
+    knows the nonce of another broker, or what an earlier process of the replica has said, or the one that runs."""
     cluster.wait_in_sync(1, 2, 3)
     replica = cluster.other(cluster.master)
     cluster.end(replica)
@@ -428,8 +429,9 @@ def test_nobody_is_counted_who_does_not_prove_who_it_is(
     cluster.end(third)
     master = cluster.master
     cluster.wait_in_sync(master.replica_id, replica.replica_id)
-    made_up = made_up_greeting(cluster.group.member(master).role.epoch, replica.replica_id)
-    said = {"none": made_up}
+    greeted = cluster.group.member(master).role.epoch, replica.replica_id
+    made_up = made_up_greeting(*greeted)
+    said = {"none": made_up, "another's": made_up_greeting(*greeted, cluster.group.member(third).nonce)}
     for name, are_old in (("recorded", False), ("old", True)):
         found = recorded_sessions(cluster.group, are_old=are_old)
         said[name] = [data for data in found if data[24:32] == made_up[24:32]][-1]

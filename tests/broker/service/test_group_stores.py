@@ -278,6 +278,28 @@ def test_a_cloned_machine_takes_no_part_while_the_first_one_runs(make_group: Cal
     del group.replicas[9]
 
 
+def test_a_machine_whose_clone_has_run_meanwhile_is_not_whole_and_is_filled_up(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    send(group, b"one")
+    replica_id = min({1, 2, 3} - {group.master().replica_id})
+    group.kill(replica_id)
+    first = group.replicas[replica_id].disk
+    group.wait(5)
+    group.start(replica_id, disk=copied(first, group.rng))
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3})
+    send(group, b"two")
+    group.kill(replica_id)
+    group.wait(5)
+    again = group.start(replica_id, disk=first)
+    group.wait_for(lambda: again.why_not_whole)
+    assert "it was set back to an older copy: this broker has started with a newer one since" in again.why_not_whole
+    group.wait(1)
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3}, 40)
+    assert bodies(again) == [b"one", b"two"]
+
+
 def test_a_master_that_proves_nothing_is_not_followed(make_group: Callable[..., Group]) -> None:
     group = make_group()
     part: Any = group.master().service._group

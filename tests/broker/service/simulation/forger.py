@@ -79,10 +79,11 @@ class Impostor(Protocol):
             self.transport.write(self._recorded)
 
 
-def made_up_greeting(epoch: int, replica_id: int) -> bytes:
-    """A greeting of what anybody may know, without a proof."""
+def made_up_greeting(epoch: int, replica_id: int, nonce: str = "") -> bytes:
+    """A greeting of what anybody may know, with a proof by this nonce, if there is one."""
     prefix = GroupSettings(cluster="DefaultCluster", broker="broker-a", replica_id=replica_id, ttl_s=3).prefix
-    return Greeting(sha256(prefix.encode()).digest()[:8], epoch, replica_id).encode()
+    greeting = Greeting(sha256(prefix.encode()).digest()[:8], epoch, replica_id)
+    return (greeting.proven(nonce) if nonce else greeting).encode()
 
 
 def recorded_sessions(group: Group, *, are_old: bool) -> list[bytes]:

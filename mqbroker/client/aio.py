@@ -122,7 +122,7 @@ class Producer(_Client):
         options = options_of(options, ProducerOptions)
         net = self._net = AioNet(lambda request: self._core.answer(request), rng, options.credentials, options.tls)
         plain_sends = None if compiled is None else functools.partial(PlainSends, net)
-        return kind(net, servers, group, options, Identity(servers, rng, net.now), plain_sends)
+        return kind(net, servers, group, options, Identity(servers, rng, net.now, options.unit_name), plain_sends)
 
     start = call(ProducerCore.start, core)
     send = call(ProducerCore.send, started)
@@ -193,7 +193,9 @@ class PushConsumer(Iterated[Delivery], _Client):
         net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
         self._net = net
         self._listener = listener
-        self._core = PushConsumerCore(net, servers, group, listener, options, Identity(servers, rng, net.now))
+        self._core = PushConsumerCore(
+            net, servers, group, listener, options, Identity(servers, rng, net.now, options.unit_name)
+        )
 
     @property
     def client_id(self) -> str:

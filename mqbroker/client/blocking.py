@@ -570,7 +570,7 @@ class PushConsumer(_Client):
         self._group = check_group(group)
         self._listener = listener
         net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
-        identity = Identity(servers, rng, net.now)
+        identity = Identity(servers, rng, net.now, options.unit_name)
         if options.rebalance_listener is not None:
             options = attrs.evolve(options, rebalance_listener=_OnThread(options.rebalance_listener))
         self._core = PushConsumerCore(net, servers, group, listener, options, identity, ThreadConsumeService)

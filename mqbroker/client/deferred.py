@@ -142,7 +142,7 @@ class Producer(Named):
         options = options_of(options, ProducerOptions)
         net = _net(reactor, options, rng, connector, lambda request: self._core.answer(request))
         plain_sends = None if compiled is None else partial(PlainSends, net)
-        return kind(net, servers, group, options, Identity(servers, rng, net.now), plain_sends)
+        return kind(net, servers, group, options, Identity(servers, rng, net.now, options.unit_name), plain_sends)
 
     start = call(ProducerCore.start, core)
     send = sending(ProducerCore.send)
@@ -215,7 +215,9 @@ class PushConsumer(Iterated[Delivery], Named):
         answer = MemberRequests(lambda: self._core, thread_stacks).answer
         net = _net(reactor, options, rng, connector, answer)
         self._listener = listener
-        self._core = PushConsumerCore(net, servers, group, listener, options, Identity(servers, rng, net.now))
+        self._core = PushConsumerCore(
+            net, servers, group, listener, options, Identity(servers, rng, net.now, options.unit_name)
+        )
 
     @property
     def client_id(self) -> str:

@@ -47,8 +47,11 @@ class Identity:
     """A client's id and the ids of its messages. They belong to the process that starts it, which may be a fork of the
     one that made it."""
 
-    def __init__(self, name_servers: Sequence[str], rng: random.Random, now: Callable[[], float]) -> None:
+    def __init__(
+        self, name_servers: Sequence[str], rng: random.Random, now: Callable[[], float], unit_name: str = ""
+    ) -> None:
         """`now` returns seconds since the epoch."""
+        self._unit_name = unit_name
         self._name_servers = name_servers
         self._rng = rng
         self._now = now
@@ -59,7 +62,8 @@ class Identity:
     def take(self) -> None:
         """Take the identity of this process; called when the client starts."""
         ip, pid = local_ip(self._name_servers), os.getpid()
-        self.client_id = make_client_id(ip, pid, self._rng)
+        unit = f"@{self._unit_name}" if self._unit_name else ""
+        self.client_id = make_client_id(ip, pid, self._rng) + unit
         self._ids = UniqIdSource(ip, pid, self._rng.getrandbits(32), self._now)
 
     @property

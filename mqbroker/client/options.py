@@ -17,7 +17,7 @@ from mqbroker.client.observers import ConsumeObserver, SendObserver
 from mqbroker.client.offset_stores import OffsetStore
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import MQError
-from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.codes import AUTO_CREATE_TOPIC, ResponseCode
 from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
 
@@ -140,7 +140,12 @@ def _namespace(options: object, field: attrs.Attribute[Any], value: object) -> N
     check_namespace(value)
 
 
-def _trace_topic(options: object, field: attrs.Attribute[Any], value: Any) -> None:
+def _unit_name(options: object, field: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) or not value.isascii() or len(value) > 64 or not (value.isidentifier() or not value):
+        raise BadArgument("unit_name", "text of at most 64 letters, digits and _", value)
+
+
+def _topic(options: object, field: attrs.Attribute[Any], value: Any) -> None:
     if value is not None:
         check_topic(value)
 
@@ -179,10 +184,12 @@ class ClientOptions:
     credentials: Credentials | None = attrs.field(default=None, validator=_instance(Credentials, may_be_none=True))
     #: Encrypts all connections; None leaves them plain.
     tls: ClientTls | None = attrs.field(default=None, validator=_instance(ClientTls, may_be_none=True))
+    #: Ends the client's id, to tell units apart that share name servers; as with Java's clients.
+    unit_name: str = attrs.field(default="", validator=_unit_name)
     #: A prefix of topics and groups, so that several systems may share brokers; as with Java's clients.
     namespace: str = attrs.field(default="", validator=_namespace)
     #: The topic that gets the trace of sends and of consumption, as RMQ_SYS_TRACE_TOPIC; None for no trace.
-    trace_topic: str | None = attrs.field(default=None, validator=_trace_topic)
+    trace_topic: str | None = attrs.field(default=None, validator=_topic)
     #: How long a route is used before it is requested again.
     route_age_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds())
 
@@ -208,6 +215,10 @@ class ProducerOptions(ClientOptions):
     compress_over_bytes: int = attrs.field(default=4096, validator=_number(1))
     compress_level: int = attrs.field(default=5, validator=_number(0, 9))
     message_bytes_max: int = attrs.field(default=4 * 1024 * 1024, validator=_number(1))
+    #: The topic whose brokers create others on a send, with its permission, as Java's createTopicKey.
+    create_topic_key: str = attrs.field(default=AUTO_CREATE_TOPIC, validator=_topic)
+    #: Send to the brokers' second port, which is two below the first, as Java's sendMessageWithVIPChannel.
+    vip_channel: bool = attrs.field(default=False, validator=_instance(bool))
     #: Number of queues of a topic that the send creates.
     default_topic_queues: int = attrs.field(default=4, validator=_number(1))
     #: Response codes after which a message is sent again, to another broker if there is one.

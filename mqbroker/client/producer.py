@@ -52,6 +52,7 @@ from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import MASTER_ID, REPLY_TOPIC_POSTFIX, RequestCode
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.names import join_address, split_address
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ class ProducerCore:
             name_servers,
             age_s=None,
             default_topic_queues=options.default_topic_queues,
+            create_topic_key=options.create_topic_key,
             timeout_ms=timeout_ms,
         )
         self.heartbeats = Heartbeats(
@@ -149,7 +151,7 @@ class ProducerCore:
         observers = (*options.observers, *filter(None, [self._tracer]))
         self._observers = Observers(observers, net.steady) if observers else None
         self._plain: PlainSends | None = None
-        if plain_sends and not (self._observers or self._namespace or options.retry_unstored):
+        if plain_sends and not (self._observers or self._namespace or options.retry_unstored or options.vip_channel):
             self._plain = plain_sends(
                 self._identity,
                 self._routes,
@@ -438,7 +440,7 @@ class ProducerCore:
                 outgoing = await self._prepared(messages[0])
                 until = self._net.steady() + self._allowed_s
                 chosen, addr = await self._where(outgoing.topic, choose, until)
-                await self._net.send_oneway(addr, self._request(outgoing, chosen))
+                await self._net.send_oneway(self._port_of(addr), self._request(outgoing, chosen))
 
         await self._observed(SendKind.ONEWAY, [message], run)
 
@@ -621,7 +623,9 @@ class ProducerCore:
         """Send, or act on what came of an attempt that was made."""
         if made is None:
             began = self._net.steady()
-            answer = await self._net.invoke(addr, self._request(outgoing, queue), max(1, int(timeout_s * 1000)))
+            answer = await self._net.invoke(
+                self._port_of(addr), self._request(outgoing, queue), max(1, int(timeout_s * 1000))
+            )
             self._availability.took(queue.broker_name, self._net.steady() - began)
         elif isinstance(made.outcome, MQError):
             raise made.outcome
@@ -633,6 +637,13 @@ class ProducerCore:
         if self._options.retry_unstored and result.status is not SendStatus.SEND_OK:
             trials.note_unstored(result)
         return result
+
+    def _port_of(self, addr: str) -> str:
+        """Where sends to the broker at `addr` go."""
+        if not self._options.vip_channel:
+            return addr
+        host, port = split_address(addr)
+        return join_address(host, port - 2)
 
     def _request(self, outgoing: Outgoing, queue: MessageQueue) -> RemotingCommand:
         return send_request(outgoing, queue, self._group, self._options)

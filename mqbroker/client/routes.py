@@ -133,12 +133,14 @@ class Routes:
         *,
         age_s: float | None,
         default_topic_queues: int = 4,
+        create_topic_key: str = AUTO_CREATE_TOPIC,
         timeout_ms: int = 3000,
     ) -> None:
         self._net = net
         self._name_servers = name_servers
         self._age_s = age_s
         self._default_topic_queues = default_topic_queues
+        self._create_topic_key = create_topic_key
         self._timeout_ms = timeout_ms
         self._entries: dict[str, _Entry] = {}
         self._first = net.rng.randrange(len(name_servers))
@@ -278,7 +280,7 @@ class Routes:
             raise TopicNotFound(topic, self._name_servers, why, Creates.NO_BROKER)
         if not create:
             raise TopicNotFound(topic, self._name_servers, "they do not know it")
-        data = await self._ask(AUTO_CREATE_TOPIC)
+        data = await self._ask(self._create_topic_key)
         if data is None:
             if await self._knows_no_broker():
                 why, creates = "they do not know it, nor any broker", Creates.NO_BROKER

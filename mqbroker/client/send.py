@@ -141,7 +141,7 @@ def send_request(outgoing: Outgoing, queue: MessageQueue, group: str, options: P
     header = SendMessageRequestHeaderV2(
         producer_group=group,
         topic=outgoing.topic,
-        default_topic=AUTO_CREATE_TOPIC,
+        default_topic=options.create_topic_key,
         default_topic_queue_nums=options.default_topic_queues,
         queue_id=queue.queue_id,
         sys_flag=outgoing.sys_flag,

@@ -275,6 +275,22 @@ def test_where_all_brokers_may_lose_it_the_last_result_is_returned(world: World,
     assert len(world.faults.asked(SEND)) == 2
 
 
+def test_a_topic_is_created_like_another_than_the_default(world: World, name_server: str) -> None:
+    world.cluster.add_topic("like", queues=2, perm=7, brokers=["b"])
+    producer = make(world, name_server, create_topic_key="like")
+    assert {queue.broker_name for queue in world.result(producer.queues("new"))} == {"b"}
+    world.result(producer.send(Message("new", b"x")))
+    assert world.faults.asked(SEND)[0].ext_fields["c"] == "like"
+
+
+def test_sends_may_go_to_the_second_port(world: World, name_server: str) -> None:
+    world.cluster.add_topic("T", brokers=["a"])
+    for _ in range(2):
+        with pytest.raises(SendFailed, match=r"a at 10\.0\.0\.2:10911: .*10\.0\.0\.2:10909"):
+            world.result(make(world, name_server, vip_channel=True, retries=0).send(Message("T", b"x")))
+    assert world.faults.asked(SEND) == []
+
+
 def test_the_unit_mode_is_sent(world: World, name_server: str) -> None:
     world.cluster.add_topic("T")
     world.result(make(world, name_server, unit_mode=True).send(Message("T", b"x")))

@@ -21,7 +21,7 @@ from mqbroker.client import (
     blocking,
 )
 from mqbroker.client.batches import parts_of
-from mqbroker.client.identity import local_ip, make_client_id
+from mqbroker.client.identity import Identity, local_ip, make_client_id
 from mqbroker.client.messages import DELAY_LEVELS, PullStatus, ReceivedMessage, SendStatus, nearest_delay_level
 from mqbroker.client.options import ProducerOptions, parse_name_servers
 from mqbroker.client.process_queue import ProcessQueue
@@ -267,6 +267,15 @@ def test_light_queues_are_named_as_brokers_read_them() -> None:
         message.with_properties({"TAGS": "no"})
     with pytest.raises(BadMessage):
         Message("T", b"x", properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
+
+
+def test_a_unit_ends_the_id_of_a_client() -> None:
+    identity = Identity(["127.0.0.1:9876"], random.Random(1), lambda: 0.0, "unit1")
+    identity.take()
+    assert identity.client_id.endswith("@unit1")
+    for wrong in ("a b", "a@b", "1\x01", 5, None, "x" * 65):
+        with pytest.raises(BadArgument, match="unit_name must be text"):
+            ProducerOptions(unit_name=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "text", [-1], ["1"]])

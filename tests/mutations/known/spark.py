@@ -4,6 +4,8 @@ from tests.mutations.mutation import Mutation
 
 _PLANNING = "tests/spark/test_planning.py"
 _READING = "tests/spark/test_reading.py"
+_PACKING = "tests/spark/test_packing.py"
+_WRITING = "tests/spark/test_writing.py"
 _STREAM = "tests/spark/test_stream_reader.py"
 
 MISTAKES = [
@@ -104,5 +106,54 @@ MISTAKES = [
         "        if total + len(body) > INFLATED_BATCH_BYTES and n > first:\n",
         "        if total + len(body) > INFLATED_BATCH_BYTES:\n",
         ("tests/spark/test_decode.py::test_a_body_that_alone_inflates_to_too_much_has_a_batch_of_its_own",),
+    ),
+    Mutation(
+        "send rows of Spark's sink again that were stored without an answer",
+        "spark/writing.py",
+        "        if self.options.guarantee is Guarantee.AT_LEAST_ONCE:\n            return False\n",
+        "        if self.options.guarantee:\n            return False\n",
+        (f"{_WRITING}::test_a_send_without_an_answer_that_was_stored_is_not_sent_again",),
+    ),
+    Mutation(
+        "look rows of Spark's sink up in an index that is behind the log",
+        "spark/writing.py",
+        "        if anew or topic not in self._indexed:\n",
+        "        if anew and topic not in self._indexed:\n",
+        (f"{_WRITING}::test_rows_in_the_log_that_are_not_in_the_index_yet_are_waited_for",),
+    ),
+    Mutation(
+        "overtake a send of Spark's sink to the same queue",
+        "spark/writing.py",
+        " or queue in self._busy:\n",
+        ":\n",
+        (f"{_WRITING}::test_a_failed_send_of_a_queue_is_not_overtaken",),
+    ),
+    Mutation(
+        "take the first row of Spark's sink for a sign where columns identify rows",
+        "spark/writing.py",
+        "self._has_own_keys or self._was_begun(piece)",
+        "self._was_begun(piece)",
+        (f"{_WRITING}::test_rows_in_another_order_are_recognised_by_their_columns",),
+    ),
+    Mutation(
+        "raise an error of Spark's sink while its sends are under way",
+        "spark/writing.py",
+        "            concurrent.futures.wait(self._under_way, _END_S)\n",
+        "",
+        (f"{_WRITING}::test_what_is_under_way_ends_before_an_error_is_raised",),
+    ),
+    Mutation(
+        "give rows of two partitions of Spark's sink the same keys",
+        "spark/packing.py",
+        "_digest(10, write_id.encode(), str(partition).encode())",
+        "_digest(10, write_id.encode())",
+        (f"{_PACKING}::test_unique_keys_of_a_row_are_the_same_in_each_attempt",),
+    ),
+    Mutation(
+        "put long and short bodies of Spark's sink together where order counts",
+        "spark/packing.py",
+        "np.where(ordered, 0, encoded.sys_flags)",
+        "encoded.sys_flags",
+        (f"{_PACKING}::test_order_holds_where_long_and_short_bodies_of_a_queue_mix",),
     ),
 ]

@@ -32,7 +32,8 @@ from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut,
 from mqbroker.wire.batch import decode_batch
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.compression import decompress_body
-from mqbroker.wire.properties import decode_properties
+from mqbroker.wire.properties import decode_properties, encode_properties
+from mqbroker.wire.record import RECORD_BYTES_MIN
 from tests.client.loopback import Loopback
 from tests.client.records import a_record
 
@@ -236,6 +237,9 @@ def test_batches_split_themselves() -> None:
     assert sorted(index for part in parts for index in part.indexes) == list(range(500))
     for part in parts:
         assert part.size <= 1000
+        sent = part.outgoing(lambda: "U" * 32, 1)
+        stored = RECORD_BYTES_MIN + len("T") + len(encode_properties({"CLUSTER": "DefaultCluster", "WAIT": "true"}))
+        assert len(sent.body) + (stored - 22) * len(part.messages) <= 1000
         assert part.indexes == sorted(part.indexes)
         assert len({(message.topic, message.wait_stored) for message in part.messages}) == 1
         assert [entry.flag for entry in decode_batch(part.outgoing(lambda: "U" * 32, 1).body)] == part.indexes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 from enum import Enum
 
 from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
@@ -318,10 +319,12 @@ class RetryLater(Exception):  # raised by a user's listener, not by this package
 
 
 class SuspendQueue(Exception):  # raised by a user's listener, not by this package
-    """Raise it in a listener that gets messages in order: its queue waits for `seconds`, 0.01 to 30, and the message
-    comes again. Raises ValueError where it is none of these."""
+    """Raise it in a listener that gets messages in order: its queue waits for `seconds`, 0.01 to 30 or a timedelta, and
+    the message comes again. Raises ValueError where it is none of these."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float | timedelta) -> None:
+        if isinstance(seconds, timedelta):
+            seconds = seconds.total_seconds()
         if type(seconds) not in (int, float) or not 0.01 <= seconds <= 30:
             raise ValueError(f"SuspendQueue: seconds must be a number from 0.01 to 30, not {seconds!r}")
         super().__init__(seconds)

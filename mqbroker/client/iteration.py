@@ -15,8 +15,9 @@ import attrs
 
 from mqbroker.client.consume_service import ConsumeService, ListenerCall
 from mqbroker.client.errors import RetryLater
-from mqbroker.client.messages import ReceivedMessage
+from mqbroker.client.messages import ConsumeResult, ReceivedMessage
 from mqbroker.client.net import Signal
+from mqbroker.client.observers import HandingOut
 from mqbroker.client.process_queue import Portion
 from mqbroker.errors import Refused
 from mqbroker.wire.codes import ResponseCode
@@ -78,6 +79,8 @@ class Delivery(_Message):
 @attrs.define(eq=False)
 class _Held(ListenerCall):
     index: int = 0
+    #: Told of the result, if anybody observes.
+    tell: Callable[[ConsumeResult], None] | None = None
 
 
 class IterationService(ConsumeService):
@@ -86,6 +89,8 @@ class IterationService(ConsumeService):
 
     #: Has what settles a message called on the event loop.
     call_soon: Callable[[Callable[[], None]], object] = staticmethod(lambda call: call())
+    #: Sees what is handed out, and what becomes of it.
+    observe: HandingOut | None = None
     _asking: list[Signal]
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -138,9 +143,12 @@ class IterationService(ConsumeService):
                 waiting.popleft()
             if messages:
                 held = _Held(messages[0], portion=portion, index=indexes[0])
+                message = messages[0]
+                if self.observe is not None:
+                    message, held.tell = self.observe(message)
                 self._runs[held] = None
                 made: Any = Delivery
-                found.append(made(messages[0], partial(self._settle_soon, held, portion, self._net.steady())))
+                found.append(made(message, partial(self._settle_soon, held, portion, self._net.steady())))
         return found
 
     def _settle_soon(self, held: _Held, portion: Portion, since: float, delay_level: int | None) -> None:
@@ -152,6 +160,8 @@ class IterationService(ConsumeService):
             return
         del self._runs[held]
         took_s = self._net.steady() - since
+        if held.tell is not None:
+            held.tell(ConsumeResult.SUCCESS if delay_level is None else ConsumeResult.RETRY)
         if not portion.owner.dropped and not held.is_sent_back:
             self._count(portion.owner, took_s, int(delay_level is None), int(delay_level is not None))
             if delay_level is None:

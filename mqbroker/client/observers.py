@@ -91,6 +91,10 @@ class ConsumeObserver:
         """Called with the result of the listener, or what it raised; RetryLater is ConsumeResult.RETRY."""
 
 
+#: See `Observers.handing_out`.
+HandingOut = Callable[[ReceivedMessage], tuple[ReceivedMessage, Callable[[ConsumeResult], None]]]
+
+
 class InNamespace(ConsumeObserver):
     """Gives the listener the topics as the user knows them, without their namespace."""
 
@@ -178,6 +182,28 @@ class Observers:
             return result
 
         return calling
+
+    def handing_out(self, group: str, client_id: Callable[[], str]) -> HandingOut | None:
+        """What sees a message that a program takes by iteration: it returns the message, as observers want it, and what
+        to call with the result. None if nobody observes."""
+        members = [each for each in self._members if isinstance(each, ConsumeObserver)]
+        if not members:
+            return None
+
+        def begin(message: ReceivedMessage) -> tuple[ReceivedMessage, Callable[[ConsumeResult], None]]:
+            consumption = Consumption(group, client_id(), [message])
+            for each in members:
+                self._call(each.before_consume, consumption)
+            began = self._steady()
+
+            def end(result: ConsumeResult) -> None:
+                consumption.took_s = self._steady() - began
+                for each in reversed(members):
+                    self._call(each.after_consume, consumption, result)
+
+            return consumption.messages[0], end
+
+        return begin
 
     def _call(self, call: Callable[..., object], *args: object, may_forbid: bool = False) -> None:
         try:

@@ -83,17 +83,7 @@ class PushConsumerCore(Owner):
         self._is_broadcasting = options.model is MessageModel.BROADCASTING
         self._store = options.offset_store or (LocalOffsets() if self._is_broadcasting else self._offsets)
         self._membership = Membership(net, self._routes, identity, group, self, options)
-        self._locks = self._order = None
-        if options.orderly:
-            if not self._is_broadcasting:
-                self._locks = QueueLocks(net, self._routes, identity, group, timeout_ms)
-            self._order = Order(
-                net,
-                self._locks,
-                attempts_max=None if options.max_reconsume_times < 0 else options.max_reconsume_times,
-                suspend_s=options.suspend_queue_s,
-                auto_commit=options.auto_commit,
-            )
+        self._locks, self._order = self._make_order()
         observers = self._make_observers(name_servers)
         most = options.concurrency
         if listener is by_iteration:
@@ -110,6 +100,8 @@ class PushConsumerCore(Owner):
             batch_max=options.batch_max,
             order=self._order,
         )
+        if isinstance(self.consuming, IterationService):
+            self.consuming.observe = observers.handing_out(group, lambda: identity.client_id)
         self._watch = LoopWatch(net, group, self.consuming.listener_name, options.heartbeat_s, self._come_back)
         self.consuming.watch = self._watch
         if self._is_broadcasting:
@@ -127,6 +119,22 @@ class PushConsumerCore(Owner):
         self._dropped = Throttle(net.steady)
         if not self._is_broadcasting:
             self._membership.subscribe(RETRY_PREFIX + group)
+
+    def _make_order(self) -> tuple[QueueLocks | None, Order | None]:
+        options = self._options
+        if not options.orderly:
+            return None, None
+        locks = None
+        if not self._is_broadcasting:
+            locks = QueueLocks(self._net, self._routes, self._identity, self._group, self._timeout_ms)
+        order = Order(
+            self._net,
+            locks,
+            attempts_max=None if options.max_reconsume_times < 0 else options.max_reconsume_times,
+            suspend_s=options.suspend_queue_s,
+            auto_commit=options.auto_commit,
+        )
+        return locks, order
 
     def _make_observers(self, name_servers: tuple[str, ...]) -> Observers:
         net, options = self._net, self._options

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import attrs
 import pytest
 
-from mqbroker.client import ConsumeFrom, PushOptions, by_iteration
+from mqbroker.client import ConsumeFrom, ConsumeResult, MessageQueue, PushOptions, by_iteration
+from mqbroker.client.observers import ConsumeObserver, Consumption
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.wire.codes import RequestCode
 from tests.client.member import Q
@@ -125,3 +127,29 @@ def test_a_delivery_is_the_message(one_queue: World, name_server: str) -> None:
     assert "Delivery(" in repr(held)
     with pytest.raises(AttributeError):
         _ = held.nothing
+
+
+def test_observers_see_what_is_taken_and_what_becomes_of_it(one_queue: World, name_server: str) -> None:
+    seen: list[Any] = []
+
+    class Sees(ConsumeObserver):
+        def before_consume(self, consumption: Consumption) -> None:
+            seen.append(consumption.messages[0].body)
+            consumption.messages = [attrs.evolve(each, tags="seen") for each in consumption.messages]
+
+        def after_consume(self, consumption: Consumption, outcome: Any) -> None:
+            seen.append(outcome)
+
+    store(one_queue, 2)
+    first, second = Iterating(one_queue, name_server, observers=[Sees()]).take()
+    assert (first.tags, seen) == ("seen", [b"0", b"1"])
+    first.ack()
+    second.nack()
+    assert seen[2:] == [ConsumeResult.SUCCESS, ConsumeResult.RETRY]
+
+
+def test_topics_in_a_namespace_are_as_the_program_knows_them(world: World, name_server: str) -> None:
+    world.cluster.add_topic("ns%T", queues=1, brokers=["a"])
+    world.cluster.store(MessageQueue("ns%T", "a", 0), b"0")
+    (held,) = Iterating(world, name_server, namespace="ns").take()
+    assert held.topic == "T"

@@ -23,6 +23,8 @@ SETTINGS = {
     "transaction_check_interval_ms": 3_000,
     "transaction_check_max": 1_000_000,
 }
+#: Clients of 4.x do that every 30 seconds.
+HEARTBEAT_S = 10.0
 
 
 class Transactions:
@@ -34,7 +36,8 @@ class Transactions:
         self.outcomes: dict[bytes, int] = {}
         #: Those whose sends were acknowledged.
         self.halves: dict[bytes, Half] = {}
-        self._clients: dict[str, tuple[Replica, Client]] = {}
+        #: By host; with when it was told last which producer this is.
+        self._clients: dict[str, tuple[Replica, Client, float]] = {}
         self.asked = 0
 
     @property
@@ -65,20 +68,23 @@ class Transactions:
         self._client(master)
 
     def _client(self, master: Replica) -> Client:
-        known, client = self._clients.get(master.host, (None, None))
+        known, client, told_at = self._clients.get(master.host, (None, None, 0.0))
         if client is None or known is not master or client.link.lost or client.peer.lost:
-            client = self._group.client(master)
+            client, told_at = self._group.client(master), -HEARTBEAT_S
+        now = self._group.now
+        # After a planned change the connection is the same one, and the broker has begun anew.
+        if now >= told_at + HEARTBEAT_S:
             client.tell(
                 RemotingCommand.request(
                     RequestCode.HEART_BEAT, body=HeartbeatData("client@1", [ProducerData("PG")], []).to_json()
                 )
             )
-            self._clients[master.host] = master, client
+            self._clients[master.host] = master, client, now
         return client
 
     def look(self, rng: Random) -> None:
         """Answer what it is asked, sometimes that it does not know yet."""
-        for _, client in list(self._clients.values()):
+        for _, client, _ in list(self._clients.values()):
             for question in client.heard():
                 if question.code != RequestCode.CHECK_TRANSACTION_STATE or question.is_response:
                     continue

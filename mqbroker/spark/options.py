@@ -77,7 +77,14 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
 
     `streaming` is None if it is not known yet whether a batch or a stream is read.
     """
-    options = {known(name): text.strip() for name, text in given.items()}
+    for name in given:
+        _refuse_kafka(name)
+    names = (*NAMES, "subscribe")
+    options = {known(name, names): text.strip() for name, text in given.items()}
+    if "subscribe" in options:
+        if "topic" in options:
+            raise BadOption("subscribe", "is another name of topic; set one of the two")
+        options["topic"] = options.pop("subscribe")
     topics = _topics(required(options, "topic", "a topic, or several joined by commas"))
     default = LATEST if streaming else EARLIEST
     fail_on_data_loss = _flag(options, "failOnDataLoss", "true")
@@ -104,6 +111,26 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
         credentials=credentials_of(options),
         tls=tls_of(options),
     )
+
+
+#: Options of Spark's Kafka source, and what to write here.
+_OF_KAFKA = {
+    "kafka.bootstrap.servers": "the address is nameServer=host:port, of a name server and not of a broker",
+    "kafka.group.id": "the group is consumerGroup",
+    "groupidprefix": "the group is consumerGroup, and all queries may share one",
+    "includeheaders": "the column properties always has them",
+    "kafkaconsumer.polltimeoutms": "how long a broker may return nothing is retryTimeoutMs",
+    "fetchoffset.numretries": "how long a broker may return nothing is retryTimeoutMs",
+    "fetchoffset.retryintervalms": "how long a broker may return nothing is retryTimeoutMs",
+}
+
+
+def _refuse_kafka(name: str) -> None:
+    why = _OF_KAFKA.get(name.lower())
+    if why is None and name.lower().startswith("kafka."):
+        why = "a RocketMQ client has no settings of Kafka's client; leave it out"
+    if why is not None:
+        raise BadOption(name, f"is an option of Spark's Kafka source; {why}")
 
 
 def known(name: str, names: Sequence[str] = NAMES) -> str:

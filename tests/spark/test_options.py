@@ -52,6 +52,11 @@ def test_without_more_there_is_neither_account_nor_encryption() -> None:
     assert (options.credentials, options.tls) == (None, None)
 
 
+def test_a_topic_can_be_named_as_kafka_users_do() -> None:
+    given = {"nameServer": "127.0.0.1:9876", "subscribe": "orders, bills"}
+    assert parse_options(given, streaming=True).topics == ("orders", "bills")
+
+
 def test_accounts(tmp_path: Path) -> None:
     given = {"accesskey": "alice", "secretkey": "a secret"}
     assert parse_options(GOOD | given, streaming=False).credentials == Credentials("alice", "a secret")
@@ -118,6 +123,10 @@ def test_offsets_of_queues() -> None:
         ({"startingOffsets": '{"orders":{"b":{"0":true}}}'}, True, "is not an integer"),
         ({"startingOffsets": '{"orders":{"b":{"0":-3}}}'}, True, "an offset is 0 or more, -2 for earliest or -1"),
         ({"startingOffsets": '{"bills":{"b":{"0":1}}}'}, True, "topic 'bills' is not among those read: orders"),
+        ({"subscribe": "orders"}, True, "option subscribe: is another name of topic; set one of the two"),
+        ({"kafka.bootstrap.servers": "a:1"}, True, "of Spark's Kafka source; the address is nameServer=host:port"),
+        ({"kafka.max.poll.records": "5"}, True, "no settings of Kafka's client; leave it out"),
+        ({"includeheaders": "true"}, False, "option includeheaders: .*the column properties always has them"),
         ({"failOnDataLoss": "no"}, True, "option failOnDataLoss: 'no' is neither true nor false"),
         ({"dataLossTo": "/lost"}, True, "option dataLossTo: it records what failOnDataLoss=false skips"),
         ({"dataLossTo": "s3://lost", "failOnDataLoss": "false"}, True, "'s3://lost' is not the whole path of a dir"),

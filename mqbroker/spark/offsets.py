@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -186,6 +187,22 @@ def plan_batch(starts: Positions, ends: Positions) -> list[QueueRange]:
         if start > ends[queue]:
             raise BadOption("endingOffsets", f"{ends[queue]} is before the start, {start}, of {describe(queue)}")
     return _ranges(starts, ends)
+
+
+def split_ranges(ranges: list[QueueRange], min_partitions: int, max_records: int) -> list[QueueRange]:
+    """`ranges`, cut into at least `min_partitions` parts of at most `max_records` messages, if there are as many.
+
+    Parts of a range are equally long but for one message; the last one has its mark.
+    """
+    total = sum(each.end - each.start for each in ranges)
+    found = []
+    for each in ranges:
+        count = each.end - each.start
+        parts = min(count, max(1, -(-count // max_records), -(-count * min_partitions // total)))
+        cuts = [each.start + count * n // parts for n in range(parts + 1)]
+        found += [QueueRange(each.queue, low, high) for low, high in pairwise(cuts)]
+        found[-1] = attrs.evolve(found[-1], last=each.last)
+    return found
 
 
 def plan_stream(start: Positions, end: Positions, initial: Positions | None) -> list[QueueRange]:

@@ -33,6 +33,8 @@ NAMES = (
     "consumerGroup",
     "pullBatchSize",
     "retryTimeoutMs",
+    "minPartitions",
+    "maxRecordsPerPartition",
     "expectBrokers",
     "failOnDataLoss",
     "dataLossTo",
@@ -65,6 +67,8 @@ class SourceOptions:
     group: str
     pull_batch: int
     retry_timeout_ms: int
+    min_partitions: int
+    max_records_per_partition: int
     expect_brokers: frozenset[str]
     fail_on_data_loss: bool
     data_loss_to: str | None
@@ -105,6 +109,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
         group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
         pull_batch=number_of(options, "pullBatchSize", 32, 1, 1024),
         retry_timeout_ms=number_of(options, "retryTimeoutMs", 60_000, 0, 24 * 3600 * 1000),
+        min_partitions=number_of(options, "minPartitions", 1, 1, 100_000),
+        max_records_per_partition=number_of(options, "maxRecordsPerPartition", 2**62, 1, 2**62),
         expect_brokers=_names(options, "expectBrokers"),
         fail_on_data_loss=fail_on_data_loss,
         data_loss_to=_directory(options, "dataLossTo"),

@@ -39,6 +39,7 @@ from mqbroker.spark.offsets import (
     find_losses,
     limit_rows,
     plan_batch,
+    split_ranges,
     to_json,
 )
 from mqbroker.spark.options import SourceOptions, parse_options
@@ -113,7 +114,7 @@ class BatchReader(DataSourceReader):
             for loss in losses:
                 LossLog(options.data_loss_to)(loss)
         ranges = plan_batch(starting.resolve(seen.bounds), options.ending.resolve(seen.bounds))
-        return [InputPartition(found) for found in ranges]
+        return _partitions(options, ranges)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(self._options, self._columns, self._schema, partition.value)
@@ -229,7 +230,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The plan is in Spark's log already: also that of a first batch that is repeated after a restart.
         self._anchored = True
         ranges = plan(StreamOffset.from_json(start), StreamOffset.from_json(end), self._initial)
-        return [InputPartition(found) for found in ranges]
+        return _partitions(self._options, ranges)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(self._options, self._columns, self._schema, partition.value)
@@ -239,6 +240,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Does nothing: Spark ends the process."""
+
+
+def _partitions(options: SourceOptions, ranges: list[QueueRange]) -> list[InputPartition]:
+    parts = split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
+    return [InputPartition(part) for part in parts]
 
 
 def _columns(schema: StructType) -> tuple[str, ...]:

@@ -127,6 +127,8 @@ def test_offsets_of_queues() -> None:
         ({"kafka.bootstrap.servers": "a:1"}, True, "of Spark's Kafka source; the address is nameServer=host:port"),
         ({"kafka.max.poll.records": "5"}, True, "no settings of Kafka's client; leave it out"),
         ({"includeheaders": "true"}, False, "option includeheaders: .*the column properties always has them"),
+        ({"minPartitions": "0"}, True, "option minPartitions: '0' is not a whole number from 1 to 100000"),
+        ({"maxRecordsPerPartition": "x"}, False, "option maxRecordsPerPartition: 'x' is not a whole number"),
         ({"failOnDataLoss": "no"}, True, "option failOnDataLoss: 'no' is neither true nor false"),
         ({"dataLossTo": "/lost"}, True, "option dataLossTo: it records what failOnDataLoss=false skips"),
         ({"dataLossTo": "s3://lost", "failOnDataLoss": "false"}, True, "'s3://lost' is not the whole path of a dir"),

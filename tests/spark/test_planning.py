@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from mqbroker.spark.errors import BadOption, DataLoss, Loss
 from mqbroker.spark.offsets import (
     Bounds,
+    Mark,
     Positions,
     QueueRange,
     TopicBounds,
@@ -15,6 +16,7 @@ from mqbroker.spark.offsets import (
     limit_rows,
     plan_batch,
     plan_stream,
+    split_ranges,
 )
 from mqbroker.wire.bodies import MessageQueue
 from tests.numbers import numbers
@@ -28,6 +30,26 @@ def seen(bounds: dict[MessageQueue, tuple[int, int]], *silent: MessageQueue) -> 
 
 def test_a_batch_has_a_range_for_each_queue_that_holds_something() -> None:
     assert plan_batch({B0: 0, A0: 5, A1: 3}, {B0: 4, A0: 9, A1: 3}) == [QueueRange(A0, 5, 9), QueueRange(B0, 0, 4)]
+
+
+@given(st.lists(numbers(1, 500), max_size=4), numbers(1, 40), numbers(1, 600))
+def test_ranges_are_cut_into_parts_that_have_every_message_once(
+    counts: list[int], min_partitions: int, max_records: int
+) -> None:
+    mark = Mark(1, 2)
+    ranges = [QueueRange(queue, 7, 7 + count, mark) for queue, count in zip((A0, A1, B0, B1), counts, strict=False)]
+    parts = split_ranges(ranges, min_partitions, max_records)
+    assert [(p.queue, n) for p in parts for n in range(p.start, p.end)] == [
+        (each.queue, n) for each in ranges for n in range(each.start, each.end)
+    ]
+    assert len(parts) >= min(min_partitions, sum(counts))
+    assert all(0 < p.end - p.start <= max_records for p in parts)
+    assert [(p.queue, p.end) for p in parts if p.last == mark] == [(each.queue, each.end) for each in ranges]
+
+
+def test_without_limits_each_queue_is_one_part() -> None:
+    ranges = [QueueRange(A0, 5, 9), QueueRange(B0, 0, 4000)]
+    assert split_ranges(ranges, 1, 2**62) == ranges
 
 
 def test_a_batch_that_ends_before_it_starts_is_refused() -> None:

@@ -352,6 +352,14 @@ def test_exactly_the_message_that_does_not_decode_is_skipped(log: FakeLog, make:
     ]  # fmt: skip
 
 
+def test_a_queue_can_be_read_by_several_tasks(log: FakeLog, make: Make) -> None:
+    engine, reader = Engine(), make(startingoffsets="earliest", maxrecordsperpartition="3", minpartitions="9")
+    engine.run(reader)
+    engine.run(reader)
+    assert len(reader.partitions(json.loads(engine.offsets[0]), json.loads(engine.offsets[1]))) >= 9
+    assert engine.rows() == rows(range(10), range(4))
+
+
 def test_a_batch_goes_on_at_what_is_left(log: FakeLog, tmp_path: Path) -> None:
     log.first[A0] = 3
     given = {

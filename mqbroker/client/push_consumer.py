@@ -112,6 +112,8 @@ class PushConsumerCore(Owner):
         #: Those that the listener still has a message of, where order is kept.
         self._releasing: dict[MessageQueue, AssignedQueue] = {}
         self._pull_failures = PullFailures()
+        #: When the pulls were last looked at.
+        self._looked_at = net.steady()
         self._loops: list[Task] = []
         self._started = self._closed = self._ended = self._is_suspended = False
         self._closing = net.lock()
@@ -377,7 +379,11 @@ class PushConsumerCore(Owner):
             assigned.limit(most, size)
 
     async def _renew_stuck(self) -> None:
-        """Begin queues anew that could be pulled and are not."""
+        """Begin queues anew that could be pulled and are not. Where the loop did not run meanwhile, that is no sign."""
+        now = self._net.steady()
+        former, self._looked_at = self._looked_at, now
+        if now - former > 2 * self._options.rebalance_s:
+            return
         for queue, assigned in list(self._assigned.items()):
             if assigned.is_stuck:
                 log.error("%s was not pulled for two minutes, and is begun anew: please report this", queue)

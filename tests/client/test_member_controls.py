@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 
-from mqbroker.client import BadArgument, MessageQueue, RetryLater, Sql
+from mqbroker.client import BadArgument, MemoryOffsets, MessageModel, MessageQueue, RetryLater, Sql
 from mqbroker.client.process_queue import AssignedQueue
 from mqbroker.client.subscription import subscribe_to
 from mqbroker.errors import MQError
@@ -103,6 +103,16 @@ def test_a_full_or_idle_queue_is_not_begun_anew(
     one_queue.cluster.store(Q, b"0")
     Member(one_queue, name_server, listener=lambda _: Deferred(), queue_messages_max=1).start()
     one_queue.clock.pump([5] * 60)
+    assert "is begun anew" not in caplog.text
+
+
+def test_a_loop_that_did_not_run_is_no_reason_to_begin_anew(
+    one_queue: World, name_server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    offsets = MemoryOffsets()
+    Member(one_queue, name_server, model=MessageModel.BROADCASTING, offset_store=offsets).start()
+    one_queue.cluster.reactor.rightNow += 140
+    one_queue.clock.pump([1] * 100)
     assert "is begun anew" not in caplog.text
 
 

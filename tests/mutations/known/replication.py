@@ -69,13 +69,6 @@ MISTAKES = [
         ("tests/broker/service/test_group_runs.py::test_what_once_failed",),
     ),
     Mutation(
-        "fill a store up that has gaps",
-        "broker/broker_group.py",
-        "            if store.gaps:\n",
-        "            if False:\n",
-        ("tests/broker/service/test_group_runs.py::test_what_once_failed",),
-    ),
-    Mutation(
         "go on behind what is no record",
         "ha/divergence.py",
         "            if self._raw.end > self._raw.start:\n",

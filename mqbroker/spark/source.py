@@ -65,16 +65,26 @@ class RocketMQDataSource(DataSource):
 
     def schema(self) -> str:
         """All columns. Raises BadOption, so that users learn of errors early."""
-        parse_options(self.options, streaming=None)
+        try:
+            parse_options(self.options, streaming=None)
+        except MQError as error:
+            # Spark prints the traceback: a short one.
+            raise error.with_traceback(None) from None
         return default_ddl()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Raises BadOption or BadSchema."""
-        return BatchReader(parse_options(self.options, streaming=False), schema)
+        try:
+            return BatchReader(parse_options(self.options, streaming=False), schema)
+        except MQError as error:
+            raise error.with_traceback(None) from None
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Raises BadOption or BadSchema."""
-        return StreamReader(parse_options(self.options, streaming=True), schema)
+        try:
+            return StreamReader(parse_options(self.options, streaming=True), schema)
+        except MQError as error:
+            raise error.with_traceback(None) from None
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Raises BadOption or BadSchema."""
@@ -83,7 +93,6 @@ class RocketMQDataSource(DataSource):
                 refuse_overwriting(is_stream=False)
             return BatchWriter(parse_sink_options(self.options), schema)
         except MQError as error:
-            # Spark prints the traceback: a short one.
             raise error.with_traceback(None) from None
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:

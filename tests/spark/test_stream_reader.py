@@ -419,6 +419,16 @@ def test_mistakes_are_found_before_anything_is_asked() -> None:
         RocketMQDataSource({"nameserver": "here:1", "topic": "t"}).reader(StructType().add("body", StringType()))
 
 
+@pytest.mark.parametrize(
+    "method", [lambda source: source.schema(), lambda s: s.reader(SCHEMA), lambda s: s.streamReader(SCHEMA)]
+)
+def test_the_traceback_of_a_mistake_is_short(method: Callable[[RocketMQDataSource], object]) -> None:
+    with pytest.raises(BadOption) as caught:
+        method(RocketMQDataSource({"nameserver": "here", "topic": "t"}))
+    assert [frame.path.name for frame in caught.traceback if "mqbroker/spark" in str(frame.path)] == ["source.py"]
+    assert caught.value.__suppress_context__
+
+
 def test_readers_can_be_pickled(make: Make) -> None:
     reader = pickle.loads(pickle.dumps(make(startingoffsets="earliest")))
     assert reader.initialOffset() == {"orders": {"a": {"0": 0, "1": 0}}}

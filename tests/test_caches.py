@@ -105,12 +105,12 @@ TABLES: Final = {
 #: What only the program itself names, or what does not outlive a request or a registration.
 OWN: Final = {
     "client/availability.py: Availability._until": "brokers of routes",
-    "client/heartbeats.py: Heartbeats._sent_at": "addresses of routes",
+    "client/heartbeats.py: Heartbeats.sent_at": "addresses of routes",
     "client/loop_net.py: IN_MEMORY": "brokers in memory that the program has started",
     "store/memory_disk.py: MemoryDisk._files": "files of a broker in memory",
     "store/memory_disk.py: MemoryDisk._directories": "files of a broker in memory",
     "store/memory_disk.py: MemoryDisk._locks": "files of a broker in memory",
-    "client/loop_net.py: LoopNet._connections": "addresses of routes",
+    "client/loop_net.py: LoopNet.connections": "addresses of routes",
     "client/loop_net.py: LoopNet._waiting": "addresses of routes",
     "client/plain_sends.py: PlainSends._targets": "topics that the program sends to",
     "client/plain_sends.py: _Targets.by_addr": "addresses of routes",

@@ -16,17 +16,19 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from mqbroker.client.aio_net import AioNet
-from mqbroker.client.broker_requests import MemberRequests, pull_consumer_answers
+from mqbroker.client.broker_requests import MemberRequests, PullConsumerRequests, decline
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.faces import Named, core, offsets, queries, started, transactions
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
+from mqbroker.client.instance import Asked, share
 from mqbroker.client.iteration import Delivery, Iterated, by_iteration
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.lite_pull import LitePullConsumerCore
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import check_group
 from mqbroker.client.options import (
+    ClientOptions,
     LitePullOptions,
     ProducerOptions,
     PullOptions,
@@ -55,6 +57,21 @@ P1 = TypeVar("P1", bound=ProducerCore)
 
 #: The network of a client.
 net_of: Callable[[Any], AioNet] = attrgetter("_net")
+
+
+def shared_net(
+    asked: Callable[[], Asked],
+    servers: tuple[str, ...],
+    group: str,
+    options: ClientOptions,
+    rng: random.Random,
+    *,
+    is_member: bool = False,
+) -> tuple[AioNet, Identity]:
+    """A client's network and identity, which it shares with others. Raises BadTls."""
+    net = AioNet(decline, rng, options.credentials, options.tls)
+    key = options.credentials, options.tls
+    return net, share(net, asked, servers, group, options.unit_name, *key, is_member=is_member)
 
 
 def call(
@@ -120,9 +137,10 @@ class Producer(_Client):
         servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng = rng or random.Random()
         options = options_of(options, ProducerOptions)
-        net = self._net = AioNet(lambda request: self._core.answer(request), rng, options.credentials, options.tls)
+        net, identity = shared_net(lambda: self._core, servers, group, options, rng)
+        self._net = net
         plain_sends = None if compiled is None else functools.partial(PlainSends, net)
-        return kind(net, servers, group, options, Identity(servers, rng, net.now, options.unit_name), plain_sends)
+        return kind(net, servers, group, options, identity, plain_sends)
 
     start = call(ProducerCore.start, core)
     send = call(ProducerCore.send, started)
@@ -190,12 +208,10 @@ class PushConsumer(Iterated[Delivery], _Client):
         servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng = rng or random.Random()
         options = options_of(options, PushOptions)
-        net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
-        self._net = net
+        asked = MemberRequests(lambda: self._core, thread_stacks)
+        self._net, identity = shared_net(lambda: asked, servers, group, options, rng, is_member=True)
         self._listener = listener
-        self._core = PushConsumerCore(
-            net, servers, group, listener, options, Identity(servers, rng, net.now, options.unit_name)
-        )
+        self._core = PushConsumerCore(self._net, servers, group, listener, options, identity)
 
     @property
     def client_id(self) -> str:
@@ -257,7 +273,8 @@ class PullConsumer(_Client):
     ) -> None:
         servers, self._group = parse_name_servers(name_servers), check_group(group)
         options = options_of(options, PullOptions)
-        self._net = AioNet(pull_consumer_answers(group), rng or random.Random(), options.credentials, options.tls)
+        asked = PullConsumerRequests(group)
+        self._net, _ = shared_net(lambda: asked, servers, group, options, rng or random.Random())
         self._core = PullConsumerCore(self._net, servers, group, options)
 
     start = call(PullConsumerCore.start, core)
@@ -296,9 +313,10 @@ class LitePullConsumer(Iterated[ReceivedMessage], _Client):
     ) -> None:
         servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng, options = rng or random.Random(), options_of(options, LitePullOptions)
-        net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
+        asked = MemberRequests(lambda: self._core, thread_stacks)
+        net, identity = shared_net(lambda: asked, servers, group, options, rng, is_member=True)
         self._net = net
-        self._core = LitePullConsumerCore(net, servers, group, options, Identity(servers, rng, net.now))
+        self._core = LitePullConsumerCore(net, servers, group, options, identity)
 
     start = call(LitePullConsumerCore.start, core)
     subscribe = call(LitePullConsumerCore.subscribe, core)

@@ -69,6 +69,13 @@ class AioNet(LoopNet):
             self._loop = asyncio.get_running_loop()  # which asks the system for the process each time
         return self._loop
 
+    @property
+    def home(self) -> asyncio.AbstractEventLoop:
+        return self.loop
+
+    def like(self, on_request: RequestHandler) -> AioNet:
+        return AioNet(on_request, self.rng, self._credentials, None if self._tls is None else self._tls.tls)
+
     def check_loop(self) -> None:
         """Raises OtherLoop where the running loop is not the one on which this was first used."""
         if self._loop is not None and self._loop is not asyncio.get_running_loop():

@@ -28,12 +28,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 import attrs
 
 from mqbroker.client import aio, loop_thread
-from mqbroker.client.aio_net import AioNet
 from mqbroker.client.allocation import RebalanceListener
 from mqbroker.client.broker_requests import MemberRequests
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.faces import Named, core, offsets, queries
-from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
 from mqbroker.client.iteration import Delivery, IterationService, by_iteration
 from mqbroker.client.listeners import check_listener
@@ -462,10 +460,11 @@ class LitePullConsumer(_Client):
     ) -> None:
         servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng, options = random.Random(), options_of(options, LitePullOptions)
-        net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
+        asked = MemberRequests(lambda: self._core, thread_stacks)
+        net, identity = aio.shared_net(lambda: asked, servers, group, options, rng, is_member=True)
         if options.rebalance_listener is not None:
             options = attrs.evolve(options, rebalance_listener=_OnThread(options.rebalance_listener))
-        self._core = LitePullConsumerCore(net, servers, group, options, Identity(servers, rng, net.now))
+        self._core = LitePullConsumerCore(net, servers, group, options, identity)
         self._thread: LoopThread | None = None
         self._gate = threading.Lock()
         self._was_closed = False
@@ -569,8 +568,8 @@ class PushConsumer(_Client):
         servers, rng, options = parse_name_servers(name_servers), random.Random(), options_of(options, PushOptions)
         self._group = check_group(group)
         self._listener = listener
-        net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
-        identity = Identity(servers, rng, net.now, options.unit_name)
+        asked = MemberRequests(lambda: self._core, thread_stacks)
+        net, identity = aio.shared_net(lambda: asked, servers, self._group, options, rng, is_member=True)
         if options.rebalance_listener is not None:
             options = attrs.evolve(options, rebalance_listener=_OnThread(options.rebalance_listener))
         self._core = PushConsumerCore(net, servers, group, listener, options, identity, ThreadConsumeService)

@@ -14,7 +14,6 @@ import attrs
 
 from mqbroker.client.lite_pull import LitePullConsumerCore
 from mqbroker.client.messages import ReceivedMessage
-from mqbroker.client.net import RequestHandler
 from mqbroker.client.net import decline as decline
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.errors import MQError, Refused
@@ -40,19 +39,43 @@ from mqbroker.wire.record import decode_record
 log = logging.getLogger(__name__)
 
 
-def pull_consumer_answers(group: str) -> RequestHandler:
+#: What brokers ask the members of groups.
+MEMBER_REQUESTS: Final = frozenset(
+    {
+        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+        RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+        RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+    }
+)
+
+
+def is_for(group: str, request: RemotingCommand) -> bool:
+    """Whether the request is for the consumer of a group."""
+    of = request.ext_fields.get("consumerGroup", request.ext_fields.get("group"))
+    return request.code in MEMBER_REQUESTS and of == group
+
+
+class PullConsumerRequests:
     """The responses of a pull consumer of `group`."""
-    remark = (
-        f"The Consumer Group <{group}> has neither a listener nor queues of its own in this client: it pulls, and its "
-        "program decides what and from where"
-    )
 
-    async def answer(request: RemotingCommand) -> RemotingCommand | None:
-        if request.code in MemberRequests.HANDLERS:
-            return _answer(request, ResponseCode.SYSTEM_ERROR, remark)
-        return await decline(request)
+    def __init__(self, group: str) -> None:
+        self._group = group
 
-    return answer
+    def takes(self, request: RemotingCommand) -> bool:
+        """Whether the request is for this consumer."""
+        return is_for(self._group, request)
+
+    async def answer(self, request: RemotingCommand) -> RemotingCommand | None:
+        """The response to `request`, or None if it needs none."""
+        if request.code not in MEMBER_REQUESTS:
+            return await decline(request)
+        remark = (
+            f"The Consumer Group <{self._group}> has neither a listener nor queues of its own in this client: it pulls,"
+            " and its program decides what and from where"
+        )
+        return _answer(request, ResponseCode.SYSTEM_ERROR, remark)
 
 
 class MemberRequests:
@@ -67,6 +90,10 @@ class MemberRequests:
     ) -> None:
         self._member = member
         self._stacks = stacks
+
+    def takes(self, request: RemotingCommand) -> bool:
+        """Whether the request is for this member."""
+        return is_for(self._member().group, request)
 
     async def answer(self, request: RemotingCommand) -> RemotingCommand | None:
         """The response to `request`, or None if it needs none."""

@@ -52,6 +52,7 @@ class _Run:
     opaque: int
     left: int
     forget_opaque: Callable[[int], None]
+    owner: Owner
 
     def forget(self) -> None:
         """All are answered."""
@@ -59,6 +60,13 @@ class _Run:
 
 
 SendsEnded = Callable[[list[tuple[Sent, SendResult | RemotingCommand | MQError]]], object]
+
+
+class Owner(Protocol):
+    """Whose requests some of those on a connection are."""
+
+    #: Called with plain sends that have ended, and how.
+    sends_ended: SendsEnded
 
 
 class WhyLost(Protocol):
@@ -98,17 +106,17 @@ class Connection:
         loop: Loop,
         line: Line,
         answer: Callable[[RemotingCommand, Connection], None],
-        sends_ended: SendsEnded,
         why_lost: WhyLost,
     ) -> None:
-        """`answer` is called with each request of the peer, `sends_ended` with plain sends that have ended, and how."""
+        """`answer` is called with each request of the peer."""
         self.addr = addr
         self._loop = loop
         self._line = line
         self._answer = answer
-        self._sends_ended = sends_ended
         self._why_lost = why_lost
         self._sent: dict[int, Sent] = {}
+        #: Those that have sent plain ones.
+        self._owners: dict[Owner, None] = {}
         #: Number of the peer's requests whose responses are not ready, or do not fit into the socket's buffer.
         self.unanswered = 0
         self._decoder = FrameDecoder()
@@ -174,11 +182,27 @@ class Connection:
             stored, at = compiled.take_stored(whole, self._sent, SendResult, SendStatus.SEND_OK)
             if stored:
                 self._responses.heard_at = now
-                self._sends_ended(stored)
+                self._tell(stored)
         responses, at = take_responses(whole, at)
         if responses:
             self._handle(responses, now)
         return whole[at:]
+
+    def _tell(self, ended: list[tuple[Sent, SendResult | RemotingCommand | MQError]]) -> None:
+        """Tell the owners of plain sends that they have ended, and how."""
+        if len(self._owners) == 1:
+            next(iter(self._owners)).sends_ended(ended)
+            return
+        for owner in list(self._owners):
+            mine = [each for each in ended if each[0][4].owner is owner]
+            if mine:
+                owner.sends_ended(mine)
+
+    def give_up(self, owner: Owner, error: MQError) -> None:
+        """End the requests of `owner` with an error."""
+        self._write()
+        self._responses.give_up(owner, error)
+        self._owners.pop(owner, None)
 
     def _handle(self, commands: list[RemotingCommand], now: float) -> None:
         self._responses.heard_at = now
@@ -186,7 +210,7 @@ class Connection:
             if not command.is_response:
                 self._answer(command, self)
             elif not self._responses.answer(command, now) and command.opaque in self._sent:
-                self._sends_ended([(self._sent.pop(command.opaque), command)])
+                self._tell([(self._sent.pop(command.opaque), command)])
 
     def send(self, command: RemotingCommand) -> None:
         """Write at the end of this turn of the loop, joined with other frames, or earlier if they are many."""
@@ -225,12 +249,12 @@ class Connection:
                     await self._room
         return self.is_open
 
-    async def request(self, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+    async def request(self, command: RemotingCommand, timeout_ms: int, owner: object = None) -> RemotingCommand:
         """Send at once, writable or not, and wait for the response; the time-out counts from the write."""
         if not self.is_open:
             raise ConnectionClosed(f"the connection to {self.addr} is closed")
         waiter = self._loop.create_future()
-        opaque = self.post(command, timeout_ms, partial(complete, waiter), partial(encode_command, command))
+        opaque = self.post(command, timeout_ms, partial(complete, waiter), partial(encode_command, command), owner)
         try:
             response: RemotingCommand = await waiter
         except BaseException:  # it was cancelled, or has ended anyhow
@@ -239,14 +263,19 @@ class Connection:
         return response
 
     def post(
-        self, command: RemotingCommand, timeout_ms: int, complete: Complete, encode: Callable[[int], bytes]
+        self,
+        command: RemotingCommand,
+        timeout_ms: int,
+        complete: Complete,
+        encode: Callable[[int], bytes],
+        owner: object = None,
     ) -> int:
         """Send the frame that `encode` returns for an opaque, and have `complete` called with the response, or the
-        error; returns the opaque."""
+        error, also when `owner` gives up; returns the opaque."""
         opaque = self._responses.next_opaque()
         frame = encode(opaque)
         self._decoder.expect_answer(command)
-        self._unwritten_requests.append(self._responses.add(opaque, command, timeout_ms, complete))
+        self._unwritten_requests.append(self._responses.add(opaque, command, timeout_ms, complete, owner))
         self._write_soon(frame)
         return opaque
 
@@ -267,13 +296,14 @@ class Connection:
         timeout_ms: int,
         id_prefix: str,
         id_number: int,
+        owner: Owner,
     ) -> int:
         """Send the first messages, as long as they are plain, each as in its place; returns how many. `now_s` is the
         time of day; the ids of messages without one begin with `id_prefix`, and are numbered."""
         if compiled is None:
             return 0
         opaque = self._responses.reserve_opaques(1 + len(messages))
-        run = _Run(self.addr, now_s, self._loop.time(), opaque, 0, self._responses.forget)
+        run = _Run(self.addr, now_s, self._loop.time(), opaque, 0, self._responses.forget, owner)
         born_ms = int(now_s * 1000)
         try:
             frames = compiled.encode_sends(
@@ -286,17 +316,18 @@ class Connection:
             return 0
         if frames:
             run.left = len(frames)
+            self._owners[owner] = None
             command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, {}, messages[0].body)
             # The run has an opaque of its own, which nobody answers.
             failed = partial(self._failed, range(opaque + 1, opaque + 1 + len(frames)))
-            self._unwritten_requests.append(self._responses.add(opaque, command, timeout_ms, failed))
+            self._unwritten_requests.append(self._responses.add(opaque, command, timeout_ms, failed, owner))
             self._write_soon(b"".join(frames))
         return len(frames)
 
     def _failed(self, opaques: range, error: Any) -> None:
         if not isinstance(error, MQError):
             error = ConnectionClosed(f"{self.addr} has answered what it was not asked")
-        self._sends_ended([(self._sent.pop(opaque), error) for opaque in opaques if opaque in self._sent])
+        self._tell([(self._sent.pop(opaque), error) for opaque in opaques if opaque in self._sent])
 
     def _write(self) -> None:
         unwritten, self._unwritten = self._unwritten, []

@@ -21,20 +21,21 @@ from twisted.internet.base import ReactorBase
 from twisted.internet.defer import Deferred, fail
 from twisted.python.failure import Failure
 
-from mqbroker.client.broker_requests import MemberRequests, decline, pull_consumer_answers
+from mqbroker.client.broker_requests import MemberRequests, PullConsumerRequests, decline
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.faces import Named, core, offsets, queries, started, transactions
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
+from mqbroker.client.instance import Asked, share
 from mqbroker.client.iteration import Delivery, Iterated, by_iteration
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.lite_pull import LitePullConsumerCore
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult
 from mqbroker.client.names import check_group
-from mqbroker.client.net import RequestHandler
 from mqbroker.client.options import (
+    ClientOptions,
     LitePullOptions,
     ProducerOptions,
     PullOptions,
@@ -140,9 +141,9 @@ class Producer(Named):
         servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng = rng or random.Random()
         options = options_of(options, ProducerOptions)
-        net = _net(reactor, options, rng, connector, lambda request: self._core.answer(request))
+        net, identity = _net(lambda: self._core, reactor, servers, group, options, rng, connector)
         plain_sends = None if compiled is None else partial(PlainSends, net)
-        return kind(net, servers, group, options, Identity(servers, rng, net.now, options.unit_name), plain_sends)
+        return kind(net, servers, group, options, identity, plain_sends)
 
     start = call(ProducerCore.start, core)
     send = sending(ProducerCore.send)
@@ -212,12 +213,10 @@ class PushConsumer(Iterated[Delivery], Named):
         servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng = rng or random.Random()
         options = options_of(options, PushOptions)
-        answer = MemberRequests(lambda: self._core, thread_stacks).answer
-        net = _net(reactor, options, rng, connector, answer)
+        asked = MemberRequests(lambda: self._core, thread_stacks)
+        net, identity = _net(lambda: asked, reactor, servers, group, options, rng, connector, is_member=True)
         self._listener = listener
-        self._core = PushConsumerCore(
-            net, servers, group, listener, options, Identity(servers, rng, net.now, options.unit_name)
-        )
+        self._core = PushConsumerCore(net, servers, group, listener, options, identity)
 
     @property
     def client_id(self) -> str:
@@ -269,7 +268,8 @@ class PullConsumer(Named):
     ) -> None:
         servers, self._group = parse_name_servers(name_servers), check_group(group)
         options = options_of(options, PullOptions)
-        net = _net(reactor, options, rng or random.Random(), connector, pull_consumer_answers(group))
+        asked = PullConsumerRequests(group)
+        net, _ = _net(lambda: asked, reactor, servers, group, options, rng or random.Random(), connector)
         self._core = PullConsumerCore(net, servers, group, options)
 
     start = call(PullConsumerCore.start, core)
@@ -310,8 +310,9 @@ class LitePullConsumer(Iterated[ReceivedMessage], Named):
     ) -> None:
         servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng, options = rng or random.Random(), options_of(options, LitePullOptions)
-        net = _net(reactor, options, rng, connector, MemberRequests(lambda: self._core, thread_stacks).answer)
-        self._core = LitePullConsumerCore(net, servers, group, options, Identity(servers, rng, net.now))
+        asked = MemberRequests(lambda: self._core, thread_stacks)
+        net, identity = _net(lambda: asked, reactor, servers, group, options, rng, connector, is_member=True)
+        self._core = LitePullConsumerCore(net, servers, group, options, identity)
 
     start = call(LitePullConsumerCore.start, core)
     subscribe = call(LitePullConsumerCore.subscribe, core)
@@ -348,19 +349,26 @@ class LitePullConsumer(Iterated[ReceivedMessage], Named):
 
 
 def _net(
+    asked: Callable[[], Asked],
     reactor: Any,
-    options: ProducerOptions | PushOptions | PullOptions | LitePullOptions,
+    servers: tuple[str, ...],
+    group: str,
+    options: ClientOptions,
     rng: random.Random,
     connector: Connector | None,
-    answer: RequestHandler = decline,
-) -> DeferredNet:
-    """A client's network; `answer` handles brokers' requests. Raises BadTls."""
+    *,
+    is_member: bool = False,
+) -> tuple[DeferredNet, Identity]:
+    """A client's network and identity, which it shares with others. Raises BadTls."""
+    key = options.credentials, options.tls, connector
+    why_lost = {}
+    if connector is None and options.tls is not None:
+        # TLS modules are imported only if they are used.
+        from mqbroker.client.deferred_tls import TlsConnector
+
+        connector = TlsConnector(reactor, options.tls)
+        why_lost = {"why_lost": connector.why_lost}
     # Twisted's reactors have the time of day, which may be set.
     steady = time.monotonic if isinstance(reactor, ReactorBase) else None
-    if connector is not None or options.tls is None:
-        return DeferredNet(reactor, answer, rng, options.credentials, connector, steady=steady)
-    # TLS modules are imported only if they are used.
-    from mqbroker.client.deferred_tls import TlsConnector
-
-    tls = TlsConnector(reactor, options.tls)
-    return DeferredNet(reactor, answer, rng, options.credentials, tls, tls.why_lost, steady)
+    net = DeferredNet(reactor, decline, rng, options.credentials, connector, steady=steady, **why_lost)
+    return net, share(net, asked, servers, group, options.unit_name, *key, is_member=is_member)

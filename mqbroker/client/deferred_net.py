@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -62,6 +62,15 @@ class DeferredNet(LoopNet):
     @property
     def loop(self) -> ReactorLoop:
         return self._loop
+
+    @property
+    def home(self) -> Hashable:
+        return self._clock
+
+    def like(self, on_request: RequestHandler) -> DeferredNet:
+        return DeferredNet(
+            self._clock, on_request, self.rng, self._credentials, self._connector, self._why_lost, self._steady
+        )
 
     def now(self) -> float:
         return float(self._clock.seconds())

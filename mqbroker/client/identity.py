@@ -66,6 +66,10 @@ class Identity:
         self.client_id = make_client_id(ip, pid, self._rng) + unit
         self._ids = UniqIdSource(ip, pid, self._rng.getrandbits(32), self._now)
 
+    def become(self, other: Identity) -> None:
+        """Take the identity of another, for messages, too."""
+        self.client_id, self._ids = other.client_id, other._ids
+
     @property
     def next_ids(self) -> UniqIdSource:
         """Makes message ids."""

@@ -171,7 +171,7 @@ class LitePullConsumerCore:
     async def _join(self) -> None:
         self._joined = True
         settled = await self._membership.join()
-        heartbeats = every(self._net, self._options.heartbeat_s, self._membership.heartbeats.send_to_all)
+        heartbeats = self._membership.heartbeats.keep_sending()
         for loop in (self._watch.run(), self._membership.keep_balanced(settled), heartbeats):
             self._loops.append(self._net.spawn(loop))
 

@@ -7,7 +7,7 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ import attrs
 
 from mqbroker.client.connection import Connection, Line, SendsEnded, WhyLost
 from mqbroker.client.fifo_lock import FifoLock
+from mqbroker.client.identity import Identity
 from mqbroker.client.loop import Future, Loop, LoopSignal, complete
 from mqbroker.client.net import Lock, Puller, RequestHandler, Signal, Task, signed
 from mqbroker.client.pull_run import PullRun
@@ -56,6 +57,10 @@ class _Waiting(Line):
             complete(future, outcome)
 
 
+#: Returns whose connections are used from then on, and what is called to leave it: that returns whether others stay.
+Join = Callable[[], tuple["LoopNet", Callable[[], bool]]]
+
+
 class LoopNet(ABC):
     """What Nets on an event loop have in common."""
 
@@ -65,13 +70,22 @@ class LoopNet(ABC):
         self.rng = rng
         self._credentials = credentials
         self._on_request = on_request
-        self.asking = ""
+        self.asked_by = ""
         self._why_lost = why_lost
-        self._connections: dict[str, Connection] = {}
+        self.connections: dict[str, Connection] = {}
         #: Those that were replaced, and have not ended yet.
-        self._former: list[Connection] = []
+        self.former: list[Connection] = []
         self._waiting: dict[str, _Waiting] = {}
         self._closed = False
+        #: Whose connections this uses: its own, or those of an instance, which it joins when it uses them first.
+        self._lines: LoopNet = self
+        self._join: Join | None = None
+        self._leave: Callable[[], bool] | None = None
+        #: Of an instance: its identity, and the heartbeats of its clients.
+        self.identity: Identity | None = None
+        self.heartbeats_of: list[Any] = []
+        #: Requests that wait to be sent.
+        self._unsent: dict[Future, None] = {}
         #: Called with plain sends that have ended, and how.
         self.sends_ended: SendsEnded = len
 
@@ -80,6 +94,15 @@ class LoopNet(ABC):
     @property
     @abstractmethod
     def loop(self) -> Loop: ...
+
+    @property
+    @abstractmethod
+    def home(self) -> Hashable:
+        """The event loop, by which instances differ."""
+
+    @abstractmethod
+    def like(self, on_request: RequestHandler) -> LoopNet:
+        """A new one with the same settings."""
 
     @abstractmethod
     def now(self) -> float: ...
@@ -116,30 +139,55 @@ class LoopNet(ABC):
     def _this_loop(self) -> Loop:
         return self.loop
 
+    def joins(self, join: Join) -> None:
+        """Use the connections of what `join` returns, with what is called to leave it."""
+        self._join = join
+
+    @property
+    def lines(self) -> LoopNet:
+        """Whose connections this uses. Raises ConnectionClosed."""
+        if self._closed:
+            raise ConnectionClosed("the client is closed")
+        if self._join is not None:
+            self._lines, self._leave = self._join()
+            self._join = None
+        return self._lines
+
+    @property
+    def asking(self) -> str:
+        return self._lines.asked_by
+
+    @property
+    def heartbeats(self) -> list[Any]:
+        """Those of all clients with the same connections."""
+        return self._lines.heartbeats_of
+
     def free_connection(self, addr: str) -> Connection | None:
         """The connection to `addr`, if it can take requests at once, and they need no signature."""
-        connection = self._connections.get(addr)
+        connection = self._lines.connections.get(addr)
         return connection if connection is not None and connection.is_free and self._credentials is None else None
 
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         self.check_loop()  # before anything is sent
-        connection = self._connections.get(addr)
+        lines = self.lines
+        connection = lines.connections.get(addr)
         if connection is None or not connection.is_free:
             began = self.loop.time()
             if connection is None or not connection.is_ready:
-                connection = await self._connection(addr, command, timeout_ms)
+                connection = await lines.connection_to(addr, command, timeout_ms, self._unsent)
             if not connection.is_writable:
                 await self._writable(connection, command, began + timeout_ms / 1000 - self.loop.time())
             timeout_ms -= int((self.loop.time() - began) * 1000)
+            _ = self.lines  # it may be closed by now
         if self._credentials is not None:
             command = signed(command, self._credentials)
-        return await connection.request(command, timeout_ms)
+        return await connection.request(command, timeout_ms, self)
 
     async def pull_on(self, addr: str, command: RemotingCommand, timeout_ms: int, puller: Puller) -> RemotingCommand:
         connection = self.free_connection(addr)
         if connection is None:
             return await self.invoke(addr, command, timeout_ms)
-        return await PullRun(connection, command, timeout_ms, puller, self.loop).ended()
+        return await PullRun(connection, command, timeout_ms, puller, self.loop, self).ended()
 
     async def invoke_many(
         self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int
@@ -156,20 +204,32 @@ class LoopNet(ABC):
 
     async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
         self.check_loop()  # nothing below awaits a future of the loop
-        connection = self._connections.get(addr)
+        connection = self.lines.connections.get(addr)
         if connection is None or not connection.is_ready:
-            connection = await self._connection(addr, command, int(CONNECT_TIMEOUT_S * 1000))
+            connection = await self.lines.connection_to(addr, command, int(CONNECT_TIMEOUT_S * 1000), self._unsent)
         if not await connection.writable():
             raise ConnectionClosed(f"the connection to {addr} is closed")
         connection.send(attrs.evolve(signed(command, self._credentials), flag=command.flag | ONEWAY_FLAG))
 
     async def close(self) -> None:
         self._closed = True
+        closed = ConnectionClosed("the client is closed")
+        for future in list(self._unsent):
+            complete(future, closed)
+        self._lines.heartbeats_of = [part for part in self._lines.heartbeats_of if part.net is not self]
+        if self._lines is not self:
+            leave, self._leave = self._leave, None
+            if leave is None or leave():
+                for connection in [*self._lines.connections.values(), *self._lines.former]:
+                    connection.give_up(self, closed)
+            else:
+                await self._lines.close()
+            return
         for waiting in self._waiting.values():
             if waiting.attempt is not None:
                 waiting.attempt.cancel()
-            waiting.end(ConnectionClosed("the client is closed"))
-        connections = [*self._connections.values(), *self._former]
+            waiting.end(closed)
+        connections = [*self.connections.values(), *self.former]
         for connection in connections:
             connection.close()
         await self._all_of([connection.ended() for connection in connections])
@@ -183,22 +243,25 @@ class LoopNet(ABC):
 
     async def _answer_later(self, request: RemotingCommand, connection: Connection) -> None:
         try:
-            self.asking = connection.addr
+            self.asked_by = connection.addr
             answer = await self._on_request(request)
             if answer is not None and not request.is_oneway and await connection.writable():
                 connection.send(answer)
         finally:
             connection.unanswered -= 1
 
-    async def _connection(self, addr: str, command: RemotingCommand, timeout_ms: int) -> Connection:
-        """The open connection to `addr`, or a new one; all that wait share one attempt, and go on in their order."""
+    async def connection_to(
+        self, addr: str, command: RemotingCommand, timeout_ms: int, unsent: dict[Future, None]
+    ) -> Connection:
+        """The open connection to `addr`, or a new one; all that wait share one attempt, and go on in their order. Those
+        of a client are in `unsent` meanwhile."""
         if self._closed:
             raise ConnectionClosed("the client is closed")
         waiting = self._waiting.get(addr)
         if waiting is None:
             waiting = self._waiting[addr] = _Waiting()
         future = self.loop.create_future()
-        connection = self._connections.get(addr)
+        connection = self.connections.get(addr)
         if connection is not None and connection.is_open:  # others wait to go on with it
             self.loop.call_soon(partial(complete, future, connection))
         else:
@@ -210,9 +273,11 @@ class LoopNet(ABC):
         error = RequestTimedOut(f"{command.describe()}: no connection to {addr} in {timeout_ms} ms")
         timeout = Timeout(self.loop.time, self.loop.call_later, timeout_ms / 1000, partial(complete, future, error))
         waiting.count += 1
+        unsent[future] = None
         try:
             found: Connection = await future
         finally:
+            del unsent[future]
             waiting.count -= 1
             timeout.cancel()
         return found
@@ -235,9 +300,9 @@ class LoopNet(ABC):
             if self._closed:
                 connection.close()
             else:
-                former = self._connections.get(addr)
-                self._former = [each for each in [*self._former, former] if each is not None and not each.is_lost]
-                self._connections[addr] = outcome = connection
+                former = self.connections.get(addr)
+                self.former = [each for each in [*self.former, former] if each is not None and not each.is_lost]
+                self.connections[addr] = outcome = connection
         except MQError as error:
             if not self._closed:
                 outcome = error
@@ -245,4 +310,4 @@ class LoopNet(ABC):
             waiting.end(outcome)
 
     def _new_connection(self, addr: str) -> Connection:
-        return Connection(addr, self.loop, self._waiting[addr], self._answer, self.sends_ended, self._why_lost)
+        return Connection(addr, self.loop, self._waiting[addr], self._answer, self._why_lost)

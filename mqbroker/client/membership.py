@@ -81,7 +81,14 @@ class Membership:
         self._options = options
         self._consume_type = consume_type
         self._timeout_ms = milliseconds("request_timeout_s", options.request_timeout_s)
-        self.heartbeats = Heartbeats(net, routes, identity, consumer_data=self._data, timeout_ms=self._timeout_ms)
+        self.heartbeats = Heartbeats(
+            net,
+            routes,
+            identity,
+            consumer_data=self._data,
+            heartbeat_s=options.heartbeat_s,
+            timeout_ms=self._timeout_ms,
+        )
         self.subscriptions: dict[str, SubscriptionData] = {}
         #: The queues that it has.
         self.queues: set[MessageQueue] = set()

@@ -91,6 +91,10 @@ class Net(Protocol):
     def asking(self) -> str:
         """The address of the peer whose request is handed over, until its handler suspends."""
 
+    @property
+    def heartbeats(self) -> list[Any]:
+        """The heartbeats of all clients that share connections and client id with this one."""
+
     def now(self) -> float:
         """Seconds since the epoch."""
 

@@ -189,7 +189,7 @@ class PlainSends:
         if connection is not None and messages and not self._heartbeats.is_due(connection.addr):
             now = self._net.now()
             ids = self._identity.next_ids.reserve(len(messages))
-            sent = connection.send_run(messages, places, waiters, now, timeout_ms, *ids)
+            sent = connection.send_run(messages, places, waiters, now, timeout_ms, *ids, self._net)
         if sent < len(messages):
             # What follows one that is not plain must not overtake it. A second turn would leave out queues.
             self._give_back(messages[sent:], waiters[sent:], [Chosen(queue, route) for queue, _ in places[sent:]])

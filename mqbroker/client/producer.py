@@ -277,6 +277,10 @@ class ProducerCore:
             return None if request.is_oneway else response
         return await decline(request)
 
+    def takes(self, request: RemotingCommand) -> bool:
+        """Whether a broker's request is for this producer."""
+        return request.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT and self._replies.expects(request)
+
     async def _observed(
         self, kind: SendKind, messages: list[Message], run: Callable[[list[Message]], Awaitable[T]]
     ) -> T:
@@ -468,7 +472,7 @@ class ProducerCore:
         if self._closed:
             raise ClientClosed("this producer was closed while it started")
         self._tasks = [
-            self._net.spawn(every(self._net, self._options.heartbeat_s, self.heartbeats.send_to_all)),
+            self._net.spawn(self.heartbeats.keep_sending()),
             self._net.spawn(every(self._net, self._options.route_age_s, self._routes.refresh_all)),
         ]
         if self._tracer is not None:

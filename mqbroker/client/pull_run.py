@@ -45,6 +45,7 @@ class Connection(Protocol):
         timeout_ms: int,
         complete: Complete,
         encode: Callable[[int], bytes],
+        owner: object,
     ) -> int:
         """Send the frame that `encode` returns for an opaque; `complete` is called with the response, or the error.
         Returns the opaque. `command` is for errors."""
@@ -60,8 +61,15 @@ class PullRun:
     """Pulls by `first` and what follows it."""
 
     def __init__(
-        self, connection: Connection, first: RemotingCommand, timeout_ms: int, puller: Puller, loop: Loop
+        self,
+        connection: Connection,
+        first: RemotingCommand,
+        timeout_ms: int,
+        puller: Puller,
+        loop: Loop,
+        owner: object = None,
     ) -> None:
+        self._owner = owner
         self._connection, self._first, self._timeout_ms, self._puller, self._now = (
             connection, first, timeout_ms, puller, loop.time,
         )  # fmt: skip
@@ -80,7 +88,7 @@ class PullRun:
         return last
 
     def _post(self, encode: Callable[[int], bytes]) -> int:
-        return self._connection.post(self._first, self._timeout_ms, self._answered, encode)
+        return self._connection.post(self._first, self._timeout_ms, self._answered, encode, self._owner)
 
     def _answered(self, result: RemotingCommand | MQError) -> None:
         if self._ended.done():  # it was cancelled, or its messages could not be taken

@@ -239,7 +239,7 @@ class PushConsumerCore(Owner):
         self._loops = [
             self._net.spawn(self._watch.run()),
             self._net.spawn(self._membership.keep_balanced(settled)),
-            self._net.spawn(every(self._net, options.heartbeat_s, self._membership.heartbeats.send_to_all)),
+            self._net.spawn(self._membership.heartbeats.keep_sending()),
             self._net.spawn(every(self._net, options.commit_s, self._commit_oneway)),
             self._net.spawn(every(self._net, options.consume_timeout_s / LOOKS_MAX, self.consuming.send_back_overdue)),
             self._net.spawn(every(self._net, options.route_age_s, self._routes.refresh_all)),

@@ -69,6 +69,14 @@ class Replies:
             expected.outcome = expected.outcome or ConnectionClosed("the producer was closed before the reply came")
             expected.signal.set()
 
+    def expects(self, request: RemotingCommand) -> bool:
+        """Whether it is the reply to one of these."""
+        try:
+            properties = decode_properties((request.ext_fields.get("properties") or "").encode())
+        except MQError:
+            return False
+        return properties.get(Prop.CORRELATION_ID) in self._expected
+
     def take(self, request: RemotingCommand) -> RemotingCommand:
         """Take a reply that a broker pushes; returns the response."""
         try:

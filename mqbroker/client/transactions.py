@@ -172,6 +172,15 @@ class TransactionCore(ProducerCore):
                 error,
             )
 
+    def takes(self, request: RemotingCommand) -> bool:
+        if request.code != RequestCode.CHECK_TRANSACTION_STATE:
+            return super().takes(request)
+        try:
+            properties = decode_record(request.body).properties
+        except MQError:
+            return False
+        return properties.get(Prop.PRODUCER_GROUP) == self._group
+
     async def answer(self, request: RemotingCommand) -> RemotingCommand | None:
         if request.code != RequestCode.CHECK_TRANSACTION_STATE:
             return await super().answer(request)

@@ -96,6 +96,7 @@ class PendingRequest:
     command: RemotingCommand
     timeout_ms: int
     complete: Complete
+    owner: object = None
     written_at: float = inf
     due: float = inf
 
@@ -156,9 +157,11 @@ class ResponseTable:
         opaques.last += count
         return first
 
-    def add(self, opaque: int, command: RemotingCommand, timeout_ms: int, complete: Complete) -> PendingRequest:
-        """Add a request about to be written with an opaque from `next_opaque`."""
-        request = self._pending[opaque] = PendingRequest(opaque, command, timeout_ms, complete)
+    def add(
+        self, opaque: int, command: RemotingCommand, timeout_ms: int, complete: Complete, owner: object = None
+    ) -> PendingRequest:
+        """Add a request of `owner` about to be written with an opaque from `next_opaque`."""
+        request = self._pending[opaque] = PendingRequest(opaque, command, timeout_ms, complete, owner)
         return request
 
     def written(self, requests: Iterable[PendingRequest], seconds: float | None = None) -> None:
@@ -184,6 +187,15 @@ class ResponseTable:
     def forget(self, opaque: int) -> None:
         """Remove a request; a late response to it is dropped."""
         self._pending.pop(opaque, None)
+        if not self._pending:
+            self._stop_timer()
+
+    def give_up(self, owner: object, error: MQError) -> None:
+        """Complete the requests of `owner` with an error; late responses to them are dropped."""
+        for opaque in [opaque for opaque, request in self._pending.items() if request.owner is owner]:
+            request = self._pending.pop(opaque, None)
+            if request is not None:  # a callback may forget other requests
+                request.complete(error)
         if not self._pending:
             self._stop_timer()
 

@@ -184,7 +184,7 @@ def test_a_client_may_be_closed_twice_at_once(server: Loopback) -> None:
     async def main() -> None:
         net = AioNet(decline, random.Random(1))
         await net.invoke(server.broker_addr, ask(RequestCode.GET_ALL_TOPIC_CONFIG), 5000)
-        (connection,) = net._connections.values()
+        (connection,) = net.connections.values()
         ends = [asyncio.create_task(connection.ended()) for _ in range(2)]
         await asyncio.sleep(0)
         await asyncio.wait_for(asyncio.gather(net.close(), net.close(), *ends), 10)
@@ -210,7 +210,7 @@ def test_answers_wait_for_a_broker_that_does_not_read(server: Loopback) -> None:
         net = AioNet(answer, random.Random(1))
         heartbeat = RemotingCommand.request(RequestCode.HEART_BEAT, body=HeartbeatData("me").to_json())
         await net.invoke(server.broker_addr, heartbeat, 5000)
-        (connection,) = net._connections.values()
+        (connection,) = net.connections.values()
         connection.pause_writing()
         answers = server.ask_client([ask(307)])
         while not connection.unanswered:  # noqa: ASYNC110 - nobody tells that bytes came

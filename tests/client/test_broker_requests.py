@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from mqbroker.client import RetryLater
-from mqbroker.client.broker_requests import MemberRequests, decline, pull_consumer_answers
+from mqbroker.client.broker_requests import MEMBER_REQUESTS, MemberRequests, PullConsumerRequests, decline
 from mqbroker.client.connection import Connection, Line
 from mqbroker.client.consume_service import DIRECT_MAX
 from mqbroker.client.deferred_net import DeferredNet, _Protocol
@@ -367,7 +367,7 @@ def test_over_a_connection_each_request_has_its_answer(one_queue: World, name_se
     member = Member(one_queue, name_server, listener=lambda m: held if m.body == b"by hand" else None).start()
     broker = Peer()
     net = DeferredNet(one_queue.cluster.reactor, peer_of(member).answer, random.Random(1))
-    ours = Connection("10.0.0.2:10911", net.loop, Line(), net._answer, len, net._why_lost)
+    ours = Connection("10.0.0.2:10911", net.loop, Line(), net._answer, net._why_lost)
     link = Link(broker, _Protocol(ours))  # type: ignore[arg-type]
     bad = [attrs.evolve(request, ext_fields={}, body=b"\x00") for request in REQUESTS]
     asked = [*REQUESTS, *bad, RemotingCommand(39), attrs.evolve(INFO, flag=ONEWAY_FLAG)]
@@ -389,7 +389,7 @@ def test_over_a_connection_each_request_has_its_answer(one_queue: World, name_se
 
 
 def test_pull_consumers_and_producers_decline(world: World) -> None:
-    answer = pull_consumer_answers("g")
+    answer = PullConsumerRequests("g").answer
     for request in REQUESTS:
         refusal = world.result(answer(request))
         assert refusal.code == ResponseCode.SYSTEM_ERROR
@@ -399,3 +399,7 @@ def test_pull_consumers_and_producers_decline(world: World) -> None:
     for code in (RequestCode.CHECK_TRANSACTION_STATE, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT):
         assert world.result(answer(RemotingCommand(code))).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         assert world.result(decline(RemotingCommand(code, flag=ONEWAY_FLAG))) is None
+
+
+def test_what_is_routed_to_members_is_what_they_handle() -> None:
+    assert MemberRequests.HANDLERS.keys() == MEMBER_REQUESTS

@@ -53,7 +53,7 @@ class Sender:
 
     @property
     def connection(self) -> Connection:
-        return self.producer._core._net._connections[A]  # type: ignore[attr-defined]
+        return self.producer._core._net._lines.connections[A]  # type: ignore[attr-defined]
 
     @property
     def bodies(self) -> list[bytes]:

@@ -48,7 +48,7 @@ def with_producer(server: Loopback, use: Callable[[Producer], Coroutine[Any, Any
             in_flight = producer._core._in_flight
             assert in_flight is not None
             assert (in_flight._count, in_flight._bytes) == (0, 0)
-            connection = producer._net._connections[server.broker_addr]
+            connection = producer._net._lines.connections[server.broker_addr]
             assert (len(connection._responses), connection._sent) == (0, {})
             return found
 
@@ -78,7 +78,7 @@ async def all_of(*sends: Any) -> list[Any]:
 @pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 def test_many_sends_of_one_turn_leave_while_others_are_encoded(topic: Loopback) -> None:
     async def use(producer: Producer) -> list[int]:
-        [connection] = [each for addr, each in producer._net._connections.items() if addr != topic.addr]
+        [connection] = [each for addr, each in producer._net._lines.connections.items() if addr != topic.addr]
         sizes: list[int] = []
         transport: Any = connection._transport
         write = transport.write

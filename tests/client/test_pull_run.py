@@ -57,7 +57,9 @@ class Wire:
         """The running one, with the test's time."""
         return SimpleNamespace(time=lambda: self.now, create_future=asyncio.get_running_loop().create_future)
 
-    def post(self, command: RemotingCommand, timeout_ms: int, complete: Any, encode: Callable[[int], bytes]) -> int:
+    def post(
+        self, command: RemotingCommand, timeout_ms: int, complete: Any, encode: Callable[[int], bytes], owner: object
+    ) -> int:
         opaque = 1000 + len(self.asked)
         [frame] = FrameDecoder().feed(encode(opaque))
         request = decode_command(*frame)

@@ -295,7 +295,7 @@ def test_one_key_keeps_its_order_over_a_connection_that_takes_no_more(server: Lo
     async def main() -> None:
         async with Producer(server.addr, "pg") as producer:
             await producer.send(Message("T", b"first"), queue=queue)
-            connection = producer._net._connections[server.addr]
+            connection = producer._net._lines.connections[server.addr]
             connection.pause_writing()
             tasks = [asyncio.create_task(producer.send(Message("T", b"%d" % n), key="k")) for n in range(100)]
             for _ in range(5):
@@ -364,11 +364,11 @@ def test_oneway_sends_wait_for_a_peer_that_does_not_read(reads_nothing: Any) -> 
                 sent.append(n)
 
         sending = asyncio.create_task(send())
-        while not net._connections or net._connections[reads_nothing].is_writable:  # noqa: ASYNC110 - it tells nobody
+        while not net.connections or net.connections[reads_nothing].is_writable:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0)
         for _ in range(10):
             await asyncio.sleep(0)
-        (connection,) = net._connections.values()
+        (connection,) = net.connections.values()
         transport: Any = connection._transport
         assert len(sent) < 1000
         assert transport.get_write_buffer_size() < 1024 * 1024
@@ -391,9 +391,9 @@ def test_a_peer_that_reads_nothing_for_long_is_given_up(reads_nothing: Any) -> N
         sending = asyncio.gather(
             *(net.invoke(reads_nothing, request, 60_000) for _ in range(500)), return_exceptions=True
         )
-        while net._connections[reads_nothing].is_writable:  # noqa: ASYNC110 - it tells nobody
+        while net.connections[reads_nothing].is_writable:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0)
-        (connection,) = net._connections.values()
+        (connection,) = net.connections.values()
         assert connection._unread_timer is not None
         connection._close_unread()
         assert {type(error).__name__ for error in await sending} == {"ConnectionClosed"}

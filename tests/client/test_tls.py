@@ -220,7 +220,7 @@ def test_a_closed_client_on_asyncio_leaves_no_connection_behind(serve: Any, auth
         await producer.start()
         await producer.send(Message("T", b"1"))
         await producer.close()
-        return [connection.is_lost for connection in producer._net._connections.values()]
+        return [connection.is_lost for connection in producer._net._lines.connections.values()]
 
     assert asyncio.run(main()) == [True] * 2
 
@@ -236,7 +236,7 @@ def test_a_server_that_does_not_part_is_left(serve: Any, authority: Any, monkeyp
         server.faults.refuse[None, None] = lambda passage: over.wait(10)
         await producer.send_oneway(Message("T", b"1"))
         await producer.close()
-        return [connection.is_lost for connection in producer._net._connections.values()]
+        return [connection.is_lost for connection in producer._net._lines.connections.values()]
 
     try:
         assert asyncio.run(main()) == [True] * 2

@@ -1,0 +1,131 @@
+"""Instances: the clients of a process and an event loop that have the same name servers, account and TLS share their
+connections, their client id and their heartbeats."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Protocol
+
+import attrs
+
+from mqbroker.client.identity import Identity
+from mqbroker.client.loop_net import LoopNet
+from mqbroker.client.net import decline
+from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.command import RemotingCommand
+
+
+class Asked(Protocol):
+    """A client that brokers ask."""
+
+    async def answer(self, request: RemotingCommand) -> RemotingCommand | None:
+        """The response to a broker's request."""
+
+    def takes(self, request: RemotingCommand) -> bool:
+        """Whether the request is for this client, and not for another one with the same connections."""
+
+
+@attrs.frozen(eq=False)
+class _Client:
+    net: LoopNet
+    asked: Callable[[], Asked]
+    group: str
+    is_member: bool
+
+
+class Instance:
+    """What its clients share. Brokers distinguish the members of a group by the client id, so that it has at most one
+    of each group."""
+
+    def __init__(
+        self, first: LoopNet, name_servers: tuple[str, ...], unit_name: str, ended: Callable[[Instance], None]
+    ) -> None:
+        """`ended` is called when the last client leaves."""
+        self.net = first.like(self.answer)
+        self.net.identity = Identity(name_servers, first.rng, first.now, unit_name)
+        self.net.identity.take()
+        self._ended = ended
+        self._clients: list[_Client] = []
+
+    def can_take(self, client: _Client) -> bool:
+        return not client.is_member or all(each.group != client.group for each in self._clients if each.is_member)
+
+    def join(self, client: _Client) -> None:
+        # Members first: a pull consumer may have the group of one.
+        self._clients.insert(0 if client.is_member else len(self._clients), client)
+
+    def leave(self, client: _Client) -> bool:
+        """Returns whether others stay."""
+        self._clients.remove(client)
+        if not self._clients:
+            self._ended(self)
+        return bool(self._clients)
+
+    async def answer(self, request: RemotingCommand) -> RemotingCommand | None:
+        """The response of the client that a broker's request is for. Of those with other groups, one says so."""
+        clients = [each.asked() for each in self._clients]
+        for asked in clients:
+            if asked.takes(request):
+                return await asked.answer(request)
+        for asked in clients:
+            response = await asked.answer(request)
+            if response is not None and response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                return response
+        return await decline(request)
+
+
+#: By process, event loop and whatever else must be the same. None lives longer than its clients, or its loop.
+_instances: dict[tuple[Hashable, ...], list[Instance]] = {}
+
+
+def _join(
+    client: _Client, name_servers: tuple[str, ...], unit_name: str, key: tuple[Hashable, ...]
+) -> tuple[LoopNet, Callable[[], bool]]:
+    for other in list(_instances):
+        if getattr(other[1], "is_closed", bool)():  # with clients that nobody has closed
+            _instances.pop(other, None)
+    key = os.getpid(), client.net.home, name_servers, unit_name, *key
+    found = _instances.setdefault(key, [])
+
+    def ended(instance: Instance) -> None:
+        found.remove(instance)
+        if not found and _instances.get(key) is found:
+            del _instances[key]
+
+    for instance in found:
+        if instance.can_take(client):
+            break
+    else:
+        instance = Instance(client.net, name_servers, unit_name, ended)
+        found.append(instance)
+    instance.join(client)
+    return instance.net, partial(instance.leave, client)
+
+
+class SharedIdentity(Identity):
+    """The identity of the instance that a client joins when it starts."""
+
+    def __init__(self, net: LoopNet, name_servers: tuple[str, ...]) -> None:
+        super().__init__(name_servers, net.rng, net.now)
+        self._net = net
+
+    def take(self) -> None:
+        assert self._net.lines.identity is not None
+        self.become(self._net.lines.identity)
+
+
+def share(
+    net: LoopNet,
+    asked: Callable[[], Asked],
+    name_servers: tuple[str, ...],
+    group: str,
+    unit_name: str,
+    *key: Hashable,
+    is_member: bool = False,
+) -> Identity:
+    """Have a client's `net` use the connections of an instance from its first use on, or the start of the client, until
+    it is closed. Of an instance all clients have the same name servers and `key`. Returns the client's identity."""
+    net.joins(partial(_join, _Client(net, asked, group, is_member), name_servers, unit_name, key))
+    return SharedIdentity(net, name_servers)

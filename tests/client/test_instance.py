@@ -1,0 +1,143 @@
+"""Clients of a process and an event loop share connections, client id and heartbeats, the same on each face."""
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from mqbroker.client import ConsumeFrom, Message, MessageQueue, ProducerOptions, PushOptions
+from mqbroker.client.aio import Producer
+from mqbroker.errors import ConnectionClosed
+from mqbroker.wire.codes import RequestCode
+from tests.client.faults import SILENT
+from tests.client.loopback import Loopback
+
+Q = MessageQueue("T", "a", 0)
+FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, takeover_pause_s=0.0)
+BEAT, LEAVE, SEND = RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT, RequestCode.SEND_MESSAGE_V2
+
+
+def groups(beat: Any) -> tuple[set[str], set[str]]:
+    """The groups of producers and consumers in a heartbeat."""
+    data = json.loads(beat.body)
+    producers, consumers = data["producerDataSet"], data["consumerDataSet"]
+    return {each["groupName"] for each in producers}, {each["groupName"] for each in consumers}
+
+
+def to_broker(cluster: Loopback) -> int:
+    """How many connections to the broker are open."""
+    with cluster.lock:
+        return sum(each.addr == cluster.broker_addr for each in cluster.faults.connections)
+
+
+def consumers_of(face: Any, names: Any) -> list[Any]:
+    found = [face.make("PushConsumer", name, lambda message: None, options=FROM_FIRST) for name in names]
+    for consumer in found:
+        consumer.subscribe("T")
+        consumer.start()
+    return found
+
+
+def test_clients_of_different_groups_share_a_connection_and_heartbeats(face: Any, cluster: Loopback) -> None:
+    producing, consuming = [f"p{n}" for n in range(10)], [f"c{n}" for n in range(10)]
+    producers = [face.make("Producer", name) for name in producing]
+    for producer in producers:
+        producer.start()
+        producer.send(Message("T", b"x"))
+    consumers = consumers_of(face, consuming)
+    assert len({consumer.client_id for consumer in consumers}) == 1
+    assert to_broker(cluster) == 1
+    assert groups(cluster.faults.asked(BEAT)[-1]) == (set(producing), set(consuming))
+
+    producers.pop().close()
+    consumers.pop().close()
+    left = [request.ext_fields for request in cluster.faults.asked(LEAVE)]
+    assert [(each.get("producerGroup"), each.get("consumerGroup")) for each in left] == [("p9", None), (None, "c9")]
+    for producer in producers:
+        producer.send(Message("T", b"y"))
+    assert to_broker(cluster) == 1
+    for client in [*producers, *consumers]:
+        client.close()
+    assert len(cluster.faults.asked(LEAVE)) == 20
+
+
+def test_one_heartbeat_is_sent_in_a_period(world: Any) -> None:
+    from mqbroker.client.deferred import Producer
+
+    world.cluster.add_topic("T", queues=1, brokers=["a"])
+    network = world.cluster.network.connector
+    producers = [Producer(world.clock, "10.0.0.1:9876", f"p{n}", connector=network) for n in range(10)]
+    for n, producer in enumerate(producers):
+        producer.start()
+        world.cluster.settle()
+        producer.send(Message("T", b"%d" % n))
+        world.clock.pump([1.0] * 2)
+    before = len(world.faults.asked(BEAT))
+    world.clock.pump([1.0] * 120)
+    assert len(world.faults.asked(BEAT)) - before == 4
+    assert groups(world.faults.asked(BEAT)[-1])[0] == {f"p{n}" for n in range(10)}
+    for producer in producers:
+        producer.close()
+    world.cluster.settle()
+
+
+def test_two_members_of_a_group_have_two_client_ids_and_connections(face: Any, cluster: Loopback) -> None:
+    cluster.add_topic("T", queues=2)
+    members = consumers_of(face, ["g", "g", "h"])
+    assert len({member.client_id for member in members}) == 2
+    assert members[0].client_id == members[2].client_id
+    assert to_broker(cluster) == 2
+    for member in members:
+        member.close()
+
+
+def test_other_accounts_units_and_loops_share_nothing(cluster: Loopback) -> None:
+    ids: list[str] = []
+
+    async def use(options: ProducerOptions | None = None) -> None:
+        async with Producer(cluster.addr, "pg", options=options) as producer:
+            await producer.send(Message("T", b"x"))
+            ids.append(producer._core._identity.client_id)
+            if options is None:
+                await use(ProducerOptions(unit_name="u"))
+
+    cluster.add_topic("T", queues=1)
+    asyncio.run(use())
+    thread = threading.Thread(target=lambda: asyncio.run(use()))
+    thread.start()
+    thread.join(20)
+    assert len(set(ids)) == 4
+
+
+def test_a_send_of_a_client_that_is_closed_ends_and_those_of_others_go_on(cluster: Loopback) -> None:
+    cluster.add_topic("T", queues=1)
+
+    async def main() -> None:
+        first, second = Producer(cluster.addr, "p1"), Producer(cluster.addr, "p2")
+        for producer in (first, second):
+            await producer.start()
+            await producer.send(Message("T", b"x"))
+            await producer.send(Message("T", b"x"))
+        cluster.faults.refuse[None, SEND] = SILENT
+        sends = [
+            asyncio.create_task(producer.send(Message("T", b"y"), timeout_s=how))
+            for producer in (first, second)
+            for how in (None, 60.0)
+        ]
+        while len(cluster.faults.asked(SEND)) < 8:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+        await first.close()
+        done, open_ = await asyncio.wait(sends[:2], timeout=10)
+        assert not open_
+        assert all(isinstance(each.exception(), Exception) for each in done)
+        assert [each.done() for each in sends] == [True, True, False, False]
+        cluster.faults.refuse.clear()
+        await second.send(Message("T", b"z"))
+        await second.close()
+        await asyncio.gather(*sends, return_exceptions=True)
+        with pytest.raises(ConnectionClosed):
+            await first._net.invoke(cluster.addr, None, 1000)
+
+    asyncio.run(main())

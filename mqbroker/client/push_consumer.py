@@ -113,7 +113,7 @@ class PushConsumerCore(Owner):
         self._releasing: dict[MessageQueue, AssignedQueue] = {}
         self._pull_failures = PullFailures()
         #: When the pulls were last looked at.
-        self._looked_at = net.steady()
+        self._looked_at = 0.0
         self._loops: list[Task] = []
         self._started = self._closed = self._ended = self._is_suspended = False
         self._closing = net.lock()
@@ -231,6 +231,7 @@ class PushConsumerCore(Owner):
         """
         self.check_startable()
         self._started = True
+        self._looked_at = self._net.steady()
         await self._store.open(self._group, self._about.name_servers)
         settled = await self._membership.join()
         if self._closed:

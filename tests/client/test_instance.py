@@ -141,3 +141,13 @@ def test_a_send_of_a_client_that_is_closed_ends_and_those_of_others_go_on(cluste
             await first._net.invoke(cluster.addr, None, 1000)
 
     asyncio.run(main())
+
+
+def test_a_client_is_made_where_no_loop_runs(cluster: Loopback) -> None:
+    from mqbroker.client import aio, blocking
+
+    for face in (aio, blocking):
+        face.Producer(cluster.addr, "pg")
+        face.PullConsumer(cluster.addr, "cg")
+        face.PushConsumer(cluster.addr, "g", print).subscribe("T")
+        face.LitePullConsumer(cluster.addr, "g")

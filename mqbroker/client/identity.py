@@ -11,8 +11,6 @@ import random
 import socket
 from collections.abc import Callable, Sequence
 
-import yaml
-
 from mqbroker.errors import MQError
 from mqbroker.wire.ids import UniqIdSource
 from mqbroker.wire.names import split_address
@@ -91,6 +89,8 @@ def read_account(path: str) -> Credentials:
 
     Raises BadAccount.
     """
+    import yaml  # only here: other clients need not load it
+
     try:
         with open(path, "rb") as file:
             text = file.read(_BYTES_MAX)

@@ -14,8 +14,7 @@ async def main() -> None:
         async def answer(question: ReceivedMessage) -> None:
             await producer.send(Message.reply_to(question, question.body.upper()))
 
-        # The first message creates the topic, and is no question.
-        await producer.send(Message("questions", "opened"))
+        await producer.create_topic("questions")
         responder = PushConsumer(NAME_SERVERS, "answers", answer)
         responder.subscribe("questions")
         async with responder:

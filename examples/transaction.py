@@ -31,9 +31,9 @@ def is_placed(order: ReceivedMessage) -> TransactionState:
 
 
 with TransactionProducer(
-    NAME_SERVERS, "shop", is_placed, topics=["ordered"]
+    NAME_SERVERS, "shop", is_placed, topics=["placed"]
 ) as producer:
     for item in ("a book", "a car"):
-        result = producer.send_in_transaction(Message("ordered", item), place)
+        result = producer.send_in_transaction(Message("placed", item), place)
         print(item, result.state.name)
 database.close()

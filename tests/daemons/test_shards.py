@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -317,8 +318,12 @@ def test_twistd_in_the_background_comes_back_when_all_serve(background: Backgrou
 
 
 def test_twistd_says_why_a_shard_cannot_start(background: Background, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with ExitStack() as held:
+        while True:  # until the port of the other shard is free
+            port = held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            with suppress(OSError):
+                socket.create_server(("127.0.0.1", port - 10)).close()
+                break
         options = [*settings(tmp_path), f"--option=listenPort={port - 10}", "--option=shards=2"]
         started = background.start("mqbroker", *options)
     assert started.returncode == 1

@@ -25,6 +25,7 @@ from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import Prop, SysFlag
 from mqbroker.wire.ids import UniqIdSource
 from mqbroker.wire.properties import decode_properties
+from tests.numbers import numbers
 
 NOW_MS = 1_700_000_000_000
 QUEUES = [MessageQueue("T", broker, n) for broker in ("a", "b") for n in range(4)]
@@ -95,7 +96,7 @@ message = st.builds(
     tags=st.none() | tag,
     keys=st.lists(key, max_size=3),
     properties=st.dictionaries(name, text, max_size=3),
-    flag=st.integers(-(2**31), 2**31 - 1),
+    flag=numbers(-(2**31), 2**31 - 1),
     unique_key=st.none() | text,
 )
 

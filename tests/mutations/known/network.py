@@ -123,6 +123,7 @@ MISTAKES = [
         "if plain_sends and not (self._observers or ",
         "if plain_sends and not (",
         ("tests/client/test_observers.py",),
+        with_compiled=True,
     ),
     Mutation(
         "end a line of a trace in an empty field, which Java's reader fails on",

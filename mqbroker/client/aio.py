@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import MemberRequests, PullConsumerRequests, decline
 from mqbroker.client.consume_service import Listener
-from mqbroker.client.faces import Named, core, offsets, queries, started, transactions
+from mqbroker.client.faces import Member, Named, at_once, core, offsets, queries, started, transactions
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
 from mqbroker.client.instance import Asked, share
@@ -45,7 +45,6 @@ from mqbroker.client.stack_traces import thread_stacks
 from mqbroker.client.subscription import ALL, Sql
 from mqbroker.client.transactions import Check, TransactionCore
 from mqbroker.kernel import compiled
-from mqbroker.wire.bodies import MessageQueue
 
 __all__ = ["LitePullConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
@@ -185,7 +184,7 @@ class TransactionProducer(Producer):
     send_in_transaction = call(TransactionCore.send_in_transaction, transactions)
 
 
-class PushConsumer(Iterated[Delivery], _Client):
+class PushConsumer(Iterated[Delivery], Member, _Client):
     """A member of `group`: `listener` is called with each ReceivedMessage, on the loop's thread.
 
     The listener is a coroutine function, or a function that does not block; up to `options.concurrency` run at once. It
@@ -213,16 +212,6 @@ class PushConsumer(Iterated[Delivery], _Client):
         self._listener = listener
         self._core = PushConsumerCore(self._net, servers, group, listener, options, identity)
 
-    @property
-    def client_id(self) -> str:
-        """The id of this member, as brokers know it; empty before the start."""
-        return self._core.client_id
-
-    @property
-    def assigned(self) -> frozenset[MessageQueue]:
-        """The queues this member consumes now."""
-        return self._core.assigned
-
     def subscribe(self, topic: str, expression: str | Sql = ALL) -> Awaitable[None]:
         """Consume `topic`: messages with one of the tags in "a || b", or all with "*", or those that `Sql("...")`
         picks. Raises BadArgument on a bad name, MQError on a bad expression.
@@ -240,13 +229,8 @@ class PushConsumer(Iterated[Delivery], _Client):
             return self._net.spawn(self._core.apply_subscription(topic))
         return _Done()
 
-    def suspend(self) -> None:
-        """Pull no more until `resume`; what was pulled still goes to the listener."""
-        self._core.suspend()
-
-    def resume(self) -> None:
-        """Pull again after `suspend`."""
-        self._core.resume()
+    suspend = at_once(PushConsumerCore.suspend)
+    resume = at_once(PushConsumerCore.resume)
 
     async def start(self) -> None:
         """Join the group; fires when the first balance is done.
@@ -296,7 +280,7 @@ class PullConsumer(_Client):
     close = call(PullConsumerCore.close, core)
 
 
-class LitePullConsumer(Iterated[ReceivedMessage], _Client):
+class LitePullConsumer(Iterated[ReceivedMessage], Member, _Client):
     """Reads messages when the program polls, of queues that it names (`assign`) or that its group shares (`subscribe`).
 
     It may be iterated over as well, by `async for message in consumer`; a message counts as consumed when the next one
@@ -333,23 +317,8 @@ class LitePullConsumer(Iterated[ReceivedMessage], _Client):
     offset_by_time = call(Offsets.at_time, offsets)
     close = call(LitePullConsumerCore.close, core)
 
-    @property
-    def client_id(self) -> str:
-        """The id of this client, as brokers know it; empty before the start."""
-        return self._core.client_id
-
-    @property
-    def assigned(self) -> frozenset[MessageQueue]:
-        """The queues that it reads now."""
-        return self._core.assigned
-
-    def pause(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Return no messages of these queues, or of all that it reads, and pull them no more, until `resume`."""
-        self._core.pause(queues)
-
-    def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Return messages of queues again after `pause`."""
-        self._core.resume(queues)
+    pause = at_once(LitePullConsumerCore.pause)
+    resume = at_once(LitePullConsumerCore.resume)
 
 
 class _Done:

@@ -31,7 +31,7 @@ from mqbroker.client import aio, loop_thread
 from mqbroker.client.allocation import RebalanceListener
 from mqbroker.client.broker_requests import MemberRequests
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.faces import Named, core, offsets, queries
+from mqbroker.client.faces import Member, Named, core, offsets, queries
 from mqbroker.client.index_requests import Queries
 from mqbroker.client.iteration import Delivery, IterationService, by_iteration
 from mqbroker.client.listeners import check_listener
@@ -448,7 +448,7 @@ class PullConsumer(_PerProcess[aio.PullConsumer, PullOptions]):
         return PullsInFlight(thread.submit(consumer.fetch(wants, requests)))
 
 
-class LitePullConsumer(_Client):
+class LitePullConsumer(Member, _Client):
     """Reads messages when the program polls, of queues that it names (`assign`) or that its group shares (`subscribe`).
 
     It may be iterated over as well, by `for message in consumer`; a message counts as consumed when the next one
@@ -527,16 +527,6 @@ class LitePullConsumer(_Client):
             finally:
                 loop_thread.release(thread)
 
-    @property
-    def client_id(self) -> str:
-        """The id of this client, as brokers know it; empty before the start."""
-        return self._core.client_id
-
-    @property
-    def assigned(self) -> frozenset[MessageQueue]:
-        """The queues that it reads now."""
-        return self._core.assigned
-
     def pause(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Return no messages of these queues, or of all that it reads, and pull them no more, until `resume`."""
         self._parts()[0].run(_later(functools.partial(self._core.pause, queues)))
@@ -546,7 +536,7 @@ class LitePullConsumer(_Client):
         self._parts()[0].run(_later(functools.partial(self._core.resume, queues)))
 
 
-class PushConsumer(_Client):
+class PushConsumer(Member, _Client):
     """A member of `group`: `listener` is called with each ReceivedMessage, on one of `options.concurrency` threads.
 
     It takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any
@@ -585,16 +575,6 @@ class PushConsumer(_Client):
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a PushConsumer cannot be pickled: make one in the process that consumes")
-
-    @property
-    def client_id(self) -> str:
-        """The id of this member, as brokers know it; empty before the start."""
-        return self._core.client_id
-
-    @property
-    def assigned(self) -> frozenset[MessageQueue]:
-        """The queues this member consumes now."""
-        return self._core.assigned
 
     def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
         """Consume `topic`: messages with one of the tags in "a || b", or all with "*", or those that `Sql("...")`

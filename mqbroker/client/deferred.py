@@ -25,7 +25,7 @@ from mqbroker.client.broker_requests import MemberRequests, PullConsumerRequests
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.faces import Named, core, offsets, queries, started, transactions
+from mqbroker.client.faces import Member, Named, at_once, core, offsets, queries, started, transactions
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
 from mqbroker.client.instance import Asked, share
@@ -52,7 +52,6 @@ from mqbroker.client.stack_traces import thread_stacks
 from mqbroker.client.transactions import Check, TransactionCore
 from mqbroker.kernel import compiled
 from mqbroker.remoting.client import Connector
-from mqbroker.wire.bodies import MessageQueue
 
 __all__ = ["LitePullConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
@@ -188,7 +187,7 @@ class TransactionProducer(Producer):
     send_in_transaction = call(TransactionCore.send_in_transaction, transactions)
 
 
-class PushConsumer(Iterated[Delivery], Named):
+class PushConsumer(Iterated[Delivery], Member):
     """A member of `group`: `listener` is called with each ReceivedMessage, on the reactor's thread.
 
     The listener is a function, a coroutine function, or returns a Deferred; up to `options.concurrency` run at once. It
@@ -218,26 +217,11 @@ class PushConsumer(Iterated[Delivery], Named):
         self._listener = listener
         self._core = PushConsumerCore(net, servers, group, listener, options, identity)
 
-    @property
-    def client_id(self) -> str:
-        """The id of this member, as brokers know it; empty before the start."""
-        return self._core.client_id
-
-    @property
-    def assigned(self) -> frozenset[MessageQueue]:
-        """The queues this member consumes now."""
-        return self._core.assigned
-
     subscribe = call(PushConsumerCore.subscribe, core)
     unsubscribe = call(PushConsumerCore.unsubscribe, core)
 
-    def suspend(self) -> None:
-        """Pull no more until `resume`; what was pulled still goes to the listener."""
-        self._core.suspend()
-
-    def resume(self) -> None:
-        """Pull again after `suspend`."""
-        self._core.resume()
+    suspend = at_once(PushConsumerCore.suspend)
+    resume = at_once(PushConsumerCore.resume)
 
     def start(self) -> Deferred[None]:
         """Join the group; fires when the first balance is done.
@@ -291,7 +275,7 @@ class PullConsumer(Named):
     close = call(PullConsumerCore.close, core)
 
 
-class LitePullConsumer(Iterated[ReceivedMessage], Named):
+class LitePullConsumer(Iterated[ReceivedMessage], Member):
     """Reads messages when the program polls, of queues that it names (`assign`) or that its group shares (`subscribe`).
 
     It may be iterated over as well, by `async for message in consumer`; a message counts as consumed when the next one
@@ -329,23 +313,8 @@ class LitePullConsumer(Iterated[ReceivedMessage], Named):
     offset_by_time = call(Offsets.at_time, offsets)
     close = call(LitePullConsumerCore.close, core)
 
-    @property
-    def client_id(self) -> str:
-        """The id of this client, as brokers know it; empty before the start."""
-        return self._core.client_id
-
-    @property
-    def assigned(self) -> frozenset[MessageQueue]:
-        """The queues that it reads now."""
-        return self._core.assigned
-
-    def pause(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Return no messages of these queues, or of all that it reads, and pull them no more, until `resume`."""
-        self._core.pause(queues)
-
-    def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Return messages of queues again after `pause`."""
-        self._core.resume(queues)
+    pause = at_once(LitePullConsumerCore.pause)
+    resume = at_once(LitePullConsumerCore.resume)
 
 
 def _net(

@@ -6,11 +6,17 @@ started)`. Parameters, types and docstrings are the core's.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.transactions import TransactionCore
+from mqbroker.wire.bodies import MessageQueue
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: The core of a client.
 core = attrgetter("_core")
@@ -40,3 +46,29 @@ class Named:
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__qualname__} of group {self._group}>"
+
+
+class Member(Named):
+    """A client that is a member of its group."""
+
+    @property
+    def client_id(self) -> str:
+        """The id of this client, as brokers know it; empty before the start."""
+        found: str = core(self).client_id
+        return found
+
+    @property
+    def assigned(self) -> frozenset[MessageQueue]:
+        """The queues that it reads now."""
+        found: frozenset[MessageQueue] = core(self).assigned
+        return found
+
+
+def at_once(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Make a client's method that calls a method of the core which waits for nothing."""
+
+    @functools.wraps(method)
+    def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(core(client), *args, **kwargs)
+
+    return calling

@@ -468,8 +468,8 @@ class InMemoryBroker:
         "%DLQ%GROUP", what waits for its retry those of "%RETRY%GROUP"."""
         found: list[ReceivedMessage] = []
         for each in self._queues(topic):
-            offset, pulled = 0, [True]
-            while pulled:
+            offset = 0
+            while True:
                 header = h.PullMessageRequestHeader(
                     consumer_group="in-memory-test",
                     topic=topic,
@@ -485,8 +485,9 @@ class InMemoryBroker:
                 )
                 answer = self._ask(RemotingCommand.request(RequestCode.PULL_MESSAGE, header), may_fail=True)
                 records = decode_records(answer.body) if answer.code == ResponseCode.SUCCESS else []
+                if not records:
+                    break
                 found += [ReceivedMessage.of_record(record, NAME) for record in records]
-                pulled = [True] * len(records)
                 offset += len(records)
         return found
 

@@ -11,6 +11,7 @@ from tests.interop.traffic import (
     assigned,
     bodies,
     consumer,
+    ours,
     produce,
     pull,
     stop_consumer,
@@ -86,20 +87,15 @@ def test_an_orderly_group_of_ours_and_java_shares_the_queues(
     member = blocking.PushConsumer(java_namesrv.addr, group, inbox, options=ORDERLY)
     member.subscribe(queues4)
     with member:
-
-        def mine() -> set[str]:
-            queues = [queue for queue in member.assigned if queue.topic == queues4]
-            return {f"{queue.broker_name}:{queue.queue_id}" for queue in queues}
-
         wait_assigned(theirs, queues=2, patience_s=15)
-        eventually("two queues are ours", lambda: len(mine()) == 2, patience_s=15)
-        assert assigned(theirs).isdisjoint(mine())
+        eventually("two queues are ours", lambda: len(ours(member, queues4)) == 2, patience_s=15)
+        assert assigned(theirs).isdisjoint(ours(member, queues4))
         sent = produce(shared_fleet, java_namesrv, queues4, count=40)
         inbox.wait(20)
         theirs.wait_events("message", 60)
         wait_committed(java_broker, group, queues4, queues=4, count=80)
         found_by_theirs = stop_consumer(theirs)
-        eventually("all queues are ours", lambda: len(mine()) == 4, patience_s=15)
+        eventually("all queues are ours", lambda: len(ours(member, queues4)) == 4, patience_s=15)
         later = produce(shared_fleet, java_namesrv, queues4, prefix="later", count=8)
         inbox.wait(28)
     assert hashes_of(inbox.messages) + bodies(found_by_theirs) == bodies(first) + bodies(sent) + bodies(later)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 
+from mqbroker.client.blocking import PushConsumer
 from mqbroker.wire import fastjson
 from mqbroker.wire.codes import RequestCode
 from tests.interop.fleet import Broker, Fleet, Namesrv
@@ -66,6 +67,11 @@ def assert_dense(events: Iterable[Event]) -> None:
 def assigned(process: Peer) -> set[str]:
     """The queues that a Java consumer has now, as "broker:queue id"."""
     return set(process.events("assigned")[-1]["queues"])
+
+
+def ours(member: PushConsumer, topic: str) -> set[str]:
+    """As `assigned`, of our consumer, without its group's retry queue."""
+    return {f"{queue.broker_name}:{queue.queue_id}" for queue in member.assigned if queue.topic == topic}
 
 
 def wait_assigned(process: Peer, queues: int, patience_s: float = PATIENCE_S) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 
-from tests.client.test_java_names import PAGE
 from tests.interop.java import JavaSystem
+from tests.test_java_names import PAGE
 
 PACKAGE = "org.apache.rocketmq.client"
 CLASSES = {

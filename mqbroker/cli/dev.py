@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -19,6 +20,10 @@ DATA = "mq-data"
 #: In memory only if this much is free: containers often have 64 MiB there, which the first log segment would fill.
 _SHM = Path("/dev/shm")
 _SHM_FREE_BYTES_MIN = 1024 * 1024 * 1024
+
+_PREFIX = "mq-dev-"
+#: A directory that was made a moment ago may not be locked yet.
+_UNLOCKED_SECONDS_MAX = 60
 
 PORT = click.IntRange(0, 65535)
 
@@ -54,15 +59,45 @@ def dev(port: int, broker_port: int, data: Path, memory: bool) -> None:
 @contextmanager
 def _directory(data: Path, memory: bool) -> Iterator[Path]:
     if memory:
-        with tempfile.TemporaryDirectory(prefix="mq-dev-", dir=_memory(), ignore_cleanup_errors=True) as directory:
-            yield Path(directory)
+        parent = _memory()
+        remove_abandoned(parent)
+        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True) as directory:
+            lock = _lock(Path(directory))
+            try:
+                yield Path(directory)
+            finally:
+                os.close(lock)
     else:
         data.mkdir(parents=True, exist_ok=True)
         yield data
 
 
-def _memory() -> Path | None:
-    """A directory in memory, or None for the usual temporary directory."""
+def _memory() -> Path:
+    """A directory in memory where there is room, else the usual temporary directory."""
     if os.access(_SHM, os.W_OK) and shutil.disk_usage(_SHM).free >= _SHM_FREE_BYTES_MIN:
         return _SHM
-    return None
+    return Path(tempfile.gettempdir())
+
+
+def _lock(directory: Path) -> int:
+    """Lock a directory until the returned descriptor is closed; raises OSError if another process has locked it."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the directories of processes that were killed: they would hold memory until the machine is restarted."""
+    for directory in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            status = directory.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > _UNLOCKED_SECONDS_MAX:
+                lock = _lock(directory)
+                try:
+                    shutil.rmtree(directory, ignore_errors=True)
+                finally:
+                    os.close(lock)

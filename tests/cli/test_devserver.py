@@ -1,10 +1,12 @@
 """`mq dev`: its settings, and what it says."""
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
 
-from mqbroker.cli.dev import _directory
+from mqbroker.cli.dev import _directory, remove_abandoned
 from mqbroker.cli.devserver import Place, broker_settings, lock_directory, namesrv_settings, port_in_use, welcome
 from mqbroker.cli.failures import Failure
 from mqbroker.config import FlushDiskType
@@ -63,6 +65,33 @@ def test_memory_leaves_nothing_behind(tmp_path: Path) -> None:
         (directory / "store").mkdir()
     assert not directory.exists()
     assert not (tmp_path / "unused").exists()
+
+
+def test_directories_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    killed, running, new, linked, other = (
+        tmp_path / name for name in ("mq-dev-a", "mq-dev-b", "mq-dev-c", "mq-dev-d", "e")
+    )
+    for directory in (killed, running, new, other):
+        (directory / "store").mkdir(parents=True)
+    linked.symlink_to(other)
+    for directory in (killed, running, other):
+        os.utime(directory, (0, 0))
+    lock = os.open(running, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_abandoned(tmp_path)
+    finally:
+        os.close(lock)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e", "mq-dev-b", "mq-dev-c", "mq-dev-d"]
+    assert (other / "store").is_dir()
+
+
+def test_a_running_process_keeps_its_directory_in_memory(tmp_path: Path) -> None:
+    with _directory(tmp_path / "unused", memory=True) as directory:
+        (directory / "store").mkdir()
+        os.utime(directory, (0, 0))
+        remove_abandoned(directory.parent)
+        assert (directory / "store").is_dir()
 
 
 def test_a_directory_stays(tmp_path: Path) -> None:

@@ -189,6 +189,20 @@ def test_a_message_that_was_retried_as_often_as_can_be_counted_can_be_sent_back(
     assert bench.records("%DLQ%CG")[0].reconsume_times == 2**31 - 1
 
 
+@pytest.mark.parametrize("times", [-1, -3, -(2**31)])
+def test_a_message_with_a_negative_count_of_retries_is_retried_as_a_new_one(
+    bench: Bench, client: Client, times: int
+) -> None:
+    """A Java broker makes 2^31 retries without a delay of it."""
+    client.send()
+    client.send(reconsume_times=times)
+    record = bench.records("T")[-1]
+    assert record.reconsume_times == times
+    assert send_back(client, record).code == 0
+    (again,) = bench.records("SCHEDULE_TOPIC_XXXX", 2)
+    assert (again.reconsume_times, again.properties["DELAY"]) == (1, "3")
+
+
 def test_a_half_message_without_room_for_its_count_is_asked_about_and_can_be_committed(
     make_bench: Callable[..., Bench], logged: Logged
 ) -> None:

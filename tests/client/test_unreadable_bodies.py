@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from mqbroker.client import ConsumeFrom, Message, PushOptions, messages
+from mqbroker.client import ConsumeFrom, MemoryOffsets, Message, MessageModel, PushOptions, messages
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.client.member import A, Member, Q
+from tests.client.test_lite_pull import Polling
 from tests.client.world import World
 
 GARBAGE = b"not zlib"
@@ -106,6 +107,42 @@ def test_one_of_another_tag_is_not_sent_back(one_queue: World, name_server: str)
     member = Member(one_queue, name_server).start("b || BB")
     assert member.bodies == [b"b"]
     assert one_queue.cluster.sent_back == []
+
+
+@pytest.mark.parametrize(
+    ("how", "comes_again"),
+    [
+        ({"orderly": True}, True),
+        ({"batch_max": 8}, True),
+        ({"orderly": True, "batch_max": 8}, True),
+        ({"model": MessageModel.BROADCASTING}, False),
+        ({"model": MessageModel.BROADCASTING, "orderly": True}, False),
+    ],
+    ids=["orderly", "several", "orderly several", "broadcasting", "broadcasting orderly"],
+)
+def test_each_way_of_consuming_goes_on_behind_it(
+    one_queue: World, name_server: str, how: dict[str, Any], comes_again: bool
+) -> None:
+    store_three(one_queue, GARBAGE, 1)
+    offsets = {} if comes_again else {"offset_store": MemoryOffsets()}
+    member = Member(one_queue, name_server, **how, **offsets).start()
+    got = [message.body for call in member.got for message in (call if "batch_max" in how else [call])]
+    assert got == [b"before", b"after"]
+    assert member.core.positions("T") == {Q: 3}
+    assert [(header.origin_msg_id, header.delay_level) for header in one_queue.cluster.sent_back] == (
+        [("bad", 0)] if comes_again else []
+    )
+
+
+def test_a_program_that_polls_gets_it_marked(one_queue: World, name_server: str) -> None:
+    store_three(one_queue, GARBAGE, 1)
+    polling = Polling(one_queue, name_server).start()
+    found = one_queue.result(polling.core.poll(0, 9))
+    assert [(message.body, bool(message.body_error)) for message in found] == [
+        (b"before", False),
+        (GARBAGE, True),
+        (b"after", False),
+    ]
 
 
 def test_each_api_delivers_the_messages_around_it(face: Any, cluster: Any) -> None:

@@ -82,6 +82,8 @@ class SendBackRequests:
         self, record: Record, header: ConsumerSendMsgBackRequestHeader, group: SubscriptionGroupConfig
     ) -> None:
         delay_level_max = self.live.current.store.delay_level_count
+        if record.reconsume_times < 0:  # as its producer said: it would have 2^31 tries more, each without a delay
+            record = attrs.evolve(record, reconsume_times=0)
         former = {name: value for name, value in record.properties.items() if name not in _DROPPED}
         added = {
             Prop.RETRY_TOPIC: record.topic,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mqbroker.client.errors import BadOffsetFile
 from mqbroker.client.identity import local_ip
+from mqbroker.config.system import open_new
 from mqbroker.wire.admin_bodies import ResetOffsetBody
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.body import BadBody
@@ -116,7 +117,7 @@ class LocalOffsets(MemoryOffsets):
         data = ResetOffsetBody(offset_table=dict(sorted(self._offsets.items()))).to_json()
         temporary = self._path.with_name(f"{self._path.name}.tmp")
         try:
-            with temporary.open("wb") as file:
+            with os.fdopen(open_new(str(temporary)), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

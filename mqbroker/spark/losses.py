@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from mqbroker.client.messages import PullStatus
+from mqbroker.config.system import open_new
 from mqbroker.errors import MQError
 from mqbroker.spark.errors import BadOption, DataLoss, Loss
 from mqbroker.spark.offsets import Mark, Positions, QueueRange
@@ -81,7 +82,7 @@ class LossLog:
         partial = os.path.join(directory, f".{name}.{os.getpid()}")
         try:
             os.makedirs(directory, exist_ok=True)
-            with open(partial, "w", encoding="utf-8") as file:
+            with os.fdopen(open_new(partial), "w", encoding="utf-8") as file:
                 json.dump(row, file)
                 file.write("\n")
             os.replace(partial, os.path.join(directory, f"{name}.json"))

@@ -96,6 +96,19 @@ def test_a_member_goes_on_from_its_file(one_queue: World, name_server: str, tmp_
     assert path.with_name("offsets.json.bak").exists()
 
 
+def test_a_link_that_somebody_put_beside_the_file_is_not_followed(
+    one_queue: World, name_server: str, tmp_path: Path
+) -> None:
+    another, path = tmp_path / "another", tmp_path / "offsets.json"
+    another.write_text("another's")
+    path.with_name("offsets.json.tmp").symlink_to(another)
+    one_queue.cluster.store(Q, b"0")
+    member = Member(one_queue, name_server, model=BROADCASTING, offset_store=LocalOffsets(path)).start()
+    one_queue.result(member.core.close())
+    assert (another.read_text(), path.is_symlink()) == ("another's", False)
+    assert opened(one_queue, path) == 1
+
+
 def test_the_default_file_is_that_of_a_java_consumer(
     one_queue: World, name_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,9 @@
 """Files that are written beside those of others: no link that somebody put there leads to another file."""
 
+import ast
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from mqbroker.store.layout import lock_file
 from mqbroker.store.os_disk import OsDisk, replace_file
 from mqbroker.wire.codes import RequestCode
 from tests.daemons.processes import Process, ask
+from tests.kept_tables import SOURCE
 
 CONTENT = "another's file\n"
 
@@ -34,6 +37,24 @@ WRITERS: dict[str, Callable[[str], object]] = {
 }
 #: What may be a link of the user's own.
 FOLLOWED = ("settings", "table", "ports")
+
+
+def test_no_file_is_opened_to_be_written_in_another_way() -> None:
+    """Also those of clients and of Spark: each is opened by `config/system.py`, or by the disk of a store."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            modes = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            is_open = called == "open" or (called.endswith(".open") and called != "os.open")
+            is_by_number = called == "open" and isinstance(node.args[0], ast.Name) and node.args[0].id == "fd"
+            writes = any(re.fullmatch("[rwxabt+]*[wxa+][rwxabt+]*", mode) for mode in modes)
+            if called.endswith((".write_text", ".write_bytes")) or (is_open and writes and not is_by_number):
+                found.append(f"{path.relative_to(SOURCE)}:{node.lineno} {ast.unparse(node)}")
+    assert found == []
 
 
 @pytest.fixture

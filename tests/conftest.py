@@ -12,7 +12,16 @@ from collections.abc import Generator
 import pytest
 
 #: A process has one file at a time: the slow ones come first, or one process ends long after the others.
-_LONGEST = ("tests/spark/", "tests/store/simulation/", "tests/demo/", "tests/daemons/", "tests/filter/")
+_LONGEST = (
+    "tests/spark/",
+    "tests/broker/service/test_group_runs.py",
+    "tests/test_examples.py",
+    "tests/store/simulation/",
+    "tests/docs/",
+    "tests/demo/",
+    "tests/daemons/",
+    "tests/filter/",
+)
 #: How many files are in the table of durations.
 _FILES_SHOWN = 15
 

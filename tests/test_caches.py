@@ -114,7 +114,7 @@ OWN: Final = {
     "client/loop_net.py: LoopNet._waiting": "addresses of routes",
     "client/plain_sends.py: PlainSends._targets": "topics that the program sends to",
     "client/plain_sends.py: _Targets.by_addr": "addresses of routes",
-    "client/send.py: Trials.brokers": "brokers of a topic, for one send",
+    "client/attempts.py: Trials.brokers": "brokers of a topic, for one send",
     "client/replies.py: Replies._expected": "requests_in_flight_max, by ids that are made here",
     "client/transactions.py: TransactionCore._checking": "CHECKS_MAX",
     "client/observers.py: Send.context": "an entry an observer, for one send",

@@ -1,5 +1,5 @@
 """Plain sends on an event loop, which are most: those of one turn are encoded together by the compiled module, and it
-reads what is answered. What is not plain, and all that goes wrong, is left to the general path (`client/producer.py`).
+reads what is answered. What is not plain, and all that goes wrong, is left to the general path (`client/attempts.py`).
 """
 
 from __future__ import annotations
@@ -8,17 +8,15 @@ from collections.abc import Callable, Iterable
 from itertools import groupby, repeat
 from operator import attrgetter, methodcaller
 
-from mqbroker.client.availability import Availability
+from mqbroker.client.attempts import Attempts, Chosen, FirstAttempt
 from mqbroker.client.connection import Place, Sent
-from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
 from mqbroker.client.loop import Future, Loop
 from mqbroker.client.loop_net import LoopNet
 from mqbroker.client.messages import Message, SendResult
-from mqbroker.client.options import ProducerOptions, milliseconds
-from mqbroker.client.producer import Chosen, FirstAttempt
-from mqbroker.client.routes import Route, Routes
-from mqbroker.client.send import Choose, Outgoing, Rotation, SendsInFlight
+from mqbroker.client.options import milliseconds
+from mqbroker.client.routes import Route
+from mqbroker.client.send import Choose, Outgoing, SendsInFlight
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.command import RemotingCommand, json_head
@@ -45,23 +43,19 @@ class PlainSends:
         self,
         net: LoopNet,
         identity: Identity,
-        routes: Routes,
-        rotation: Rotation,
-        availability: Availability,
-        heartbeats: Heartbeats,
+        attempts: Attempts,
         in_flight: SendsInFlight,
-        request: Callable[[Outgoing, MessageQueue], RemotingCommand],
-        options: ProducerOptions,
     ) -> None:
-        """`request` makes the request of the general path."""
+        """`attempts` are those of the general path."""
+        options = attempts.options
         self._net = net
         net.sends_ended = self._ended
-        self._routes = routes
-        self._rotation = rotation
-        self._availability = availability
-        self._heartbeats = heartbeats
+        self._routes = attempts.routes
+        self._rotation = attempts.rotation
+        self._availability = attempts.availability
+        self._heartbeats = attempts.heartbeats
         self._in_flight = in_flight
-        self._request = request
+        self._request = attempts.request
         self._timeout_ms = milliseconds("send_timeout_s", options.send_timeout_s)
         self._first_timeout_ms = self._timeout_ms if options.retries == 0 else max(1, self._timeout_ms // 2)
         self._identity = identity
@@ -72,12 +66,17 @@ class PlainSends:
         self._waiters: list[Future] = []
         self._targets: dict[str, _Targets] = {}
 
-    # The protocol of client/producer.py:
-
     def suits(self, message: Message) -> bool:
+        """Whether `message` may be plain."""
         return 0 < len(message.body) <= self._size_max and type(message) is Message
 
     def take(self, message: Message, choose: Choose | None = None) -> Future:
+        """Send `message` soon, to the queue that `choose` returns or to the next, in a slot among those in flight that
+        is acquired.
+
+        The slot ends with a SendResult. Otherwise it is kept: with a FirstAttempt, or if the message was not sent with
+        the queue that was Chosen, or None.
+        """
         loop = self._loop
         if loop is None:
             loop = self._loop = self._net.loop
@@ -92,6 +91,7 @@ class PlainSends:
         return waiter
 
     def give_up(self, message: Message, taken: Future) -> None:
+        """What `take` has returned is no longer awaited."""
         # Cancelled, its slot ends where it would have; with another outcome than a SendResult it was kept.
         if not taken.done():  # it is awaited on another loop than its own
             taken.cancel()
@@ -99,7 +99,7 @@ class PlainSends:
             self._in_flight.release(len(message.body))
 
     def flush(self) -> None:
-        """Send what was taken."""
+        """Send now what was taken: others must not go before it."""
         messages, self._messages = self._messages, []
         choices, self._choices = self._choices, []
         waiters, self._waiters = self._waiters, []
@@ -136,7 +136,7 @@ class PlainSends:
             places = [targets.places[number] for number in numbers]
             self._send(targets.addrs[0], route, messages, places, waiters, self._timeout_ms)
             return
-        # As in ProducerCore._attempts: a silent broker leaves time for another, unless the sender chose its queue.
+        # As in Attempts: a silent broker leaves time for another, unless the sender chose its queue.
         timeout_ms = self._timeout_ms if choices.count(None) < len(choices) else self._first_timeout_ms
         for addr, of_addr in targets.by_addr.items():
             mine = [n for n, number in enumerate(numbers) if number in of_addr]

@@ -1,58 +1,53 @@
-"""The producer's core: selection of queues, retries on other brokers, and time-outs. Uses the network only through
-Net."""
+"""The producer's core: what its API does. How a message is sent, and sent again, is in `attempts.py`."""
 
 from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 
-from mqbroker.client.availability import Availability
+from mqbroker.client.attempts import Attempts, Chosen, FirstAttempt
 from mqbroker.client.batches import parts_of
 from mqbroker.client.errors import (
     BadArgument,
     BadMessage,
     BatchFailed,
     ClientClosed,
-    NoBrokerForTopic,
     SendFailed,
     short,
 )
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import IndexRequests, Queries
-from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
+from mqbroker.client.messages import Message, ReceivedMessage, SendResult
 from mqbroker.client.names import bare, check_group, within
 from mqbroker.client.net import Net, Task, decline, every
 from mqbroker.client.observers import Observers, Send, SendKind
 from mqbroker.client.options import ProducerOptions, milliseconds
 from mqbroker.client.replies import Replies
-from mqbroker.client.routes import Route, Routes
+from mqbroker.client.routes import Routes
 from mqbroker.client.send import (
-    STATUSES,
     Choose,
     Outgoing,
-    Rotation,
     Selector,
     SendsInFlight,
     Slot,
-    Trials,
     chooser,
     prepare,
-    read_send_answer,
-    send_request,
 )
 from mqbroker.client.trace import FLUSH_S, Tracer
-from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut
+from mqbroker.errors import MQError, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import MASTER_ID, REPLY_TOPIC_POSTFIX, RequestCode
+from mqbroker.wire.codes import REPLY_TOPIC_POSTFIX, RequestCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.names import join_address, split_address
+
+if TYPE_CHECKING:
+    from mqbroker.client.plain_sends import PlainSends
 
 log = logging.getLogger(__name__)
 
@@ -60,52 +55,6 @@ T = TypeVar("T")
 
 #: Bodies of so many bytes are compressed on a thread: 64 KiB take about 2 ms, 4 MiB 0.2 to 0.4 s.
 _LARGE_BYTES = 64 * 1024
-
-#: The pause before a broker is tried a second time; it doubles, and varies by half.
-_RETRY_PAUSE_S = 0.05
-_RETRY_PAUSE_S_MAX = 0.4
-
-
-@attrs.frozen
-class FirstAttempt:
-    """An attempt that has not sent the message of `msg_id`: where to, and the response or error. `began_at` is the time
-    of day, `sent_at` that of the net's steady clock."""
-
-    began_at: float
-    sent_at: float
-    msg_id: str
-    queue: MessageQueue
-    addr: str
-    outcome: RemotingCommand | MQError
-
-
-@attrs.frozen
-class Chosen:
-    """The queue of `route` that was chosen for a message, which was not sent."""
-
-    queue: MessageQueue
-    route: Route
-
-
-class PlainSends(Protocol):
-    """Takes sends that are plain, several together."""
-
-    def suits(self, message: Message) -> bool:
-        """Whether `message` may be plain."""
-
-    def take(self, message: Message, choose: Choose | None = None) -> Any:
-        """Send `message` soon, to the queue that `choose` returns or to the next, in a slot among those in flight that
-        is acquired; returns an awaitable.
-
-        The slot ends with a SendResult. Otherwise it is kept: with a FirstAttempt, or if the message was not sent with
-        the queue that was Chosen, or None.
-        """
-
-    def give_up(self, message: Message, taken: Any) -> None:
-        """What `take` has returned is no longer awaited."""
-
-    def flush(self) -> None:
-        """Send now what was taken: others must not go before it."""
 
 
 class ProducerCore:
@@ -118,7 +67,7 @@ class ProducerCore:
         group: str,
         options: ProducerOptions,
         identity: Identity,
-        plain_sends: Callable[..., PlainSends] | None = None,
+        plain_sends: Callable[[Identity, Attempts, SendsInFlight], PlainSends] | None = None,
     ) -> None:
         """`plain_sends` makes what takes plain sends, where the net has that."""
         self._net = net
@@ -143,25 +92,14 @@ class ProducerCore:
             heartbeat_s=options.heartbeat_s,
             timeout_ms=timeout_ms,
         )
-        self.heartbeats.on_answer = self._answered
-        self._rotation = Rotation(net.rng)
-        self._availability = Availability(net.steady, is_enabled=options.avoid_slow_brokers)
+        self._attempts = Attempts(net, self._routes, self.heartbeats, self._group, options)
         self._in_flight = SendsInFlight(net, options.sends_in_flight_max, options.sends_in_flight_bytes_max)
         self._tracer = Tracer(net, options.trace_topic, self.send_unseen) if options.trace_topic else None
         observers = (*options.observers, *filter(None, [self._tracer]))
         self._observers = Observers(observers, net.steady) if observers else None
         self._plain: PlainSends | None = None
         if plain_sends and not (self._observers or self._namespace or options.retry_unstored or options.vip_channel):
-            self._plain = plain_sends(
-                self._identity,
-                self._routes,
-                self._rotation,
-                self._availability,
-                self.heartbeats,
-                self._in_flight,
-                self._request,
-                options,
-            )
+            self._plain = plain_sends(identity, self._attempts, self._in_flight)
         self._requests = SendsInFlight(net, options.requests_in_flight_max, options.sends_in_flight_bytes_max)
         self._replies = Replies(net)
         #: Held by a send to a chosen queue while it is encoded; how many hold it, or wait for it.
@@ -170,12 +108,12 @@ class ProducerCore:
         self.index = IndexRequests(net, self._routes, timeout_ms)
         self.queries = Queries(net, self._routes, timeout_ms, self._namespace)
         self._tasks: list[Task] = []
-        self._is_started = self._closed = False
+        self._is_started = False
         self._allowed_s = options.send_timeout_s
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of `topic` go to. Raises TopicNotFound, NameServerUnreachable, NoBrokerForTopic."""
-        route = await self._writable(within(self._namespace, topic), self._allowed_s)
+        route = await self._attempts.writable(within(self._namespace, topic), self._allowed_s)
         return [self._bare(queue) for queue in route.publish_queues]
 
     async def send(
@@ -201,7 +139,7 @@ class ProducerCore:
         if (
             plain is not None
             and timeout_s is None
-            and not self._closed
+            and not self._attempts.is_closed
             and plain.suits(message)
             and not (self._ordered and choose)
         ):
@@ -260,7 +198,7 @@ class ProducerCore:
 
     async def _be_known(self, topic: str, until: float) -> None:
         """Have the brokers know this producer that replies to a request may come through."""
-        route = await self._writable(within(self._namespace, topic), max(0.0, until - self._net.steady()))
+        route = await self._attempts.writable(within(self._namespace, topic), max(0.0, until - self._net.steady()))
         for cluster in route.clusters:
             reply_topic = f"{cluster}_{REPLY_TOPIC_POSTFIX}"
             if self._routes.known(reply_topic) is None:
@@ -325,7 +263,7 @@ class ProducerCore:
         `PlainSends.take` does, else None. Where that comes to no SendResult, `send_otherwise` goes on; where it is
         cancelled, `give_up` is called."""
         plain = self._plain
-        if plain is None or self._closed or not isinstance(message, Message) or not plain.suits(message):
+        if plain is None or self._attempts.is_closed or not isinstance(message, Message) or not plain.suits(message):
             return None
         if not self._in_flight.acquired(len(message.body)):
             return None
@@ -344,15 +282,11 @@ class ProducerCore:
         self._plain.give_up(message, taken)
 
     async def _send_otherwise(
-        self,
-        message: Message,
-        choose: Choose | None,
-        until: float | None,
-        outcome: FirstAttempt | Chosen | None,
+        self, message: Message, choose: Choose | None, until: float | None, outcome: FirstAttempt | Chosen | None
     ) -> SendResult:
         if isinstance(outcome, FirstAttempt):
             outgoing = prepare(message, self._options, lambda: outcome.msg_id, int(outcome.began_at * 1000))
-            return await self._attempts(outgoing, choose, outcome.sent_at + self._allowed_s, outcome)
+            return await self._attempts.send(outgoing, choose, outcome.sent_at + self._allowed_s, outcome)
         if choose is not None and (self._ordered or len(message.body) >= _LARGE_BYTES):
             # What follows a large one with the same key must not overtake it.
             self._ordered += 1
@@ -363,7 +297,7 @@ class ProducerCore:
                 self._ordered -= 1
         else:
             outgoing = await self._prepared(message)
-        return await self._attempts(outgoing, choose, until, chosen=outcome)
+        return await self._attempts.send(outgoing, choose, until, chosen=outcome)
 
     async def _prepared(self, message: Message) -> Outgoing:
         """The encoded message; a large body is compressed on a thread, so that it does not hold up the event loop."""
@@ -406,7 +340,7 @@ class ProducerCore:
                 try:
                     with await self._slot(part.size, until):
                         outgoing = part.outgoing(self._identity.next_ids, self._now_ms())
-                        sent = part.results(await self._attempts(outgoing, choose, until))
+                        sent = part.results(await self._attempts.send(outgoing, choose, until))
                 except MQError as error:
                     if part is parts[0]:
                         raise
@@ -423,7 +357,7 @@ class ProducerCore:
         """Send what was encoded elsewhere, and bounded: no place among the sends in flight is waited for, and no
         observer sees it. Raises as `send` does."""
         choose = None if queue is None else lambda queues: queue
-        return await self._attempts(outgoing, choose, self._until(timeout_s))
+        return await self._attempts.send(outgoing, choose, self._until(timeout_s))
 
     async def send_oneway(
         self,
@@ -442,9 +376,7 @@ class ProducerCore:
         async def run(messages: list[Message]) -> None:
             with await self._slot(len(messages[0].body)):
                 outgoing = await self._prepared(messages[0])
-                until = self._net.steady() + self._allowed_s
-                chosen, addr = await self._where(outgoing.topic, choose, until)
-                await self._net.send_oneway(self._port_of(addr), self._request(outgoing, chosen))
+                await self._attempts.send_oneway(outgoing, choose)
 
         await self._observed(SendKind.ONEWAY, [message], run)
 
@@ -460,7 +392,7 @@ class ProducerCore:
 
         Raises NameServerUnreachable, TlsFailed, and ClientClosed if it was started or closed before.
         """
-        if self._is_started or self._closed:
+        if self._is_started or self._attempts.is_closed:
             raise ClientClosed("a producer is started once")
         self._is_started = True
         self._identity.take()
@@ -469,7 +401,7 @@ class ProducerCore:
         except BaseException:
             self._is_started = False
             raise
-        if self._closed:
+        if self._attempts.is_closed:
             raise ClientClosed("this producer was closed while it started")
         self._tasks = [
             self._net.spawn(self.heartbeats.keep_sending()),
@@ -484,7 +416,7 @@ class ProducerCore:
             self._plain.flush()
         if self._tracer is not None:
             await self._tracer.flush()
-        self._closed = True
+        self._attempts.is_closed = True
         self._replies.close()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -504,15 +436,7 @@ class ProducerCore:
 
     def _until(self, timeout_s: float | timedelta | None) -> float | None:
         """When the time of a send ends that was given with it; of others it begins with their turns."""
-        if timeout_s is None:
-            return None
-        return self._net.steady() + milliseconds("timeout_s", timeout_s) / 1000
-
-    def _answered(self, addr: str) -> None:
-        """Called when a broker has answered a heartbeat."""
-        self._availability.answered(
-            name for name, addresses in self._routes.brokers().items() if addresses.get(MASTER_ID) == addr
-        )
+        return None if timeout_s is None else self._net.steady() + milliseconds("timeout_s", timeout_s) / 1000
 
     async def _slot(self, size: int, until: float | None = None) -> Slot:
         """A slot among the sends in flight. A waiting message is not encoded yet, so that it costs little."""
@@ -521,170 +445,3 @@ class ProducerCore:
         if not self._in_flight.acquired(size):
             await self._in_flight.acquire(size, None if until is None else until - self._net.steady())
         return Slot(self._in_flight, size)
-
-    async def _writable(self, topic: str, timeout_s: float) -> Route:
-        if self._closed:
-            raise ClientClosed("this producer was closed before the message was sent")
-        route = await self._routes.get(topic, create=True, timeout_s=timeout_s)
-        if not route.publish_queues:
-            self._routes.mark_stale(topic)
-            is_away = not any(route.master(name) for name in route.brokers)
-            why = "no master of it is up" if is_away else "none of its masters lets it be written to"
-            raise NoBrokerForTopic(topic, why, is_away)
-        return route
-
-    async def _attempts(
-        self,
-        outgoing: Outgoing,
-        choose: Choose | None,
-        until: float | None,
-        first: FirstAttempt | None = None,
-        chosen: Chosen | None = None,
-    ) -> SendResult:
-        trials = Trials(outgoing.topic, self._options.retries)
-        try:
-            return await self._tried(trials, outgoing, choose, until, first, chosen)
-        except MQError:
-            if trials.unstored is None:
-                raise
-            return trials.unstored
-
-    async def _tried(
-        self,
-        trials: Trials,
-        outgoing: Outgoing,
-        choose: Choose | None,
-        until: float | None,
-        first: FirstAttempt | None,
-        chosen: Chosen | None,
-    ) -> SendResult:
-        steady = self._net.steady
-        deadline = steady() + self._allowed_s if until is None else until
-        while True:
-            attempt_s = deadline - steady()
-            if first is not None:
-                queue, addr = first.queue, first.addr
-            else:
-                if attempt_s <= 0 and trials.attempts:
-                    raise trials.failure()
-                try:
-                    queue, addr = await self._where(
-                        outgoing.topic, choose, deadline, trials.brokers, chosen, outgoing.preferred
-                    )
-                except MQError as error:
-                    if not trials.outlast(error):
-                        raise
-                    await self._pause(trials, deadline, error)
-                    continue
-                if queue.broker_name in trials.brokers:
-                    await self._pause(trials, deadline)
-                attempt_s = deadline - steady()
-                if attempt_s <= 0:
-                    raise (
-                        trials.failure()
-                        if trials.attempts
-                        else RequestTimedOut(
-                            f"the time of a send to topic {outgoing.topic} was over before it could be sent"
-                        )
-                    )
-                if choose is None and not trials.is_last and self._has_others(outgoing.topic, queue, trials.brokers):
-                    attempt_s /= 2  # so that a silent broker leaves time for another
-            chosen = None
-            try:
-                return await self._attempt(trials, outgoing, queue, addr, attempt_s, first)
-            except MQError as error:
-                first = None
-                if not self._is_worth_retrying(error):
-                    raise
-                self._availability.failed(queue.broker_name)
-                self._routes.mark_stale(outgoing.topic)
-                trials.add(queue, addr, error)
-                # A connection that was closed for a frame's size will be closed each time.
-                is_hopeless = outgoing.exceeds_frames and isinstance(error, ConnectionClosed)
-                if trials.are_over or self._closed or is_hopeless:
-                    raise trials.failure() from error
-
-    def _is_worth_retrying(self, error: MQError) -> bool:
-        if not isinstance(error, Refused):
-            return error.retriable
-        return error.code in self._options.retry_codes or error.code in STATUSES
-
-    def _has_others(self, topic: str, queue: MessageQueue, tried: Collection[str]) -> bool:
-        """Whether a message of `topic` could be sent to a broker that was not tried, beside that of `queue`."""
-        route = self._routes.known(topic, create=True)
-        names = {each.broker_name for each in route.publish_queues} if route is not None else set()
-        return bool(names.difference(tried, (queue.broker_name,)))
-
-    async def _attempt(
-        self,
-        trials: Trials,
-        outgoing: Outgoing,
-        queue: MessageQueue,
-        addr: str,
-        timeout_s: float,
-        made: FirstAttempt | None,
-    ) -> SendResult:
-        """Send, or act on what came of an attempt that was made."""
-        if made is None:
-            began = self._net.steady()
-            answer = await self._net.invoke(
-                self._port_of(addr), self._request(outgoing, queue), max(1, int(timeout_s * 1000))
-            )
-            self._availability.took(queue.broker_name, self._net.steady() - began)
-        elif isinstance(made.outcome, MQError):
-            raise made.outcome
-        else:
-            answer = made.outcome
-        result = read_send_answer(outgoing, queue, answer)
-        if self.heartbeats.is_due(addr):
-            await self.heartbeats.send_to(addr)
-        if self._options.retry_unstored and result.status is not SendStatus.SEND_OK:
-            trials.note_unstored(result)
-        return result
-
-    def _port_of(self, addr: str) -> str:
-        """Where sends to the broker at `addr` go."""
-        if not self._options.vip_channel:
-            return addr
-        host, port = split_address(addr)
-        return join_address(host, port - 2)
-
-    def _request(self, outgoing: Outgoing, queue: MessageQueue) -> RemotingCommand:
-        return send_request(outgoing, queue, self._group, self._options)
-
-    async def _where(
-        self,
-        topic: str,
-        choose: Choose | None,
-        until: float,
-        tried: Collection[str] = (),
-        chosen: Chosen | None = None,
-        preferred: str | None = None,
-    ) -> tuple[MessageQueue, str]:
-        """The queue to send to, and its broker's address: the one that was `chosen`, if the route is still the same."""
-        route = await self._writable(topic, max(0.0, until - self._net.steady()))
-        queues = route.publish_queues
-        if chosen is not None and chosen.route is route:
-            queue = chosen.queue
-        else:
-            avoided = self._availability.avoided()
-            if preferred is not None:
-                avoided = {queue.broker_name for queue in queues}.difference((preferred,))
-            queue = choose(queues) if choose else self._rotation.next(topic, queues, tried, avoided)
-        return queue, _master(route, queue)
-
-    async def _pause(self, trials: Trials, deadline: float, error: MQError | None = None) -> None:
-        """Wait before the next attempt. If the time ends first, raises SendFailed, or `error` if nothing was sent."""
-        pause_s = min(_RETRY_PAUSE_S * 2.0**trials.pauses, _RETRY_PAUSE_S_MAX) * self._net.rng.uniform(0.5, 1.0)
-        trials.pauses = min(trials.pauses + 1, 10)
-        if self._net.steady() + pause_s >= deadline:
-            raise trials.failure() if trials.attempts or error is None else error
-        await self._net.sleep(pause_s)
-
-
-def _master(route: Route, queue: MessageQueue) -> str:
-    addr = route.master(queue.broker_name)
-    if addr is None:
-        why = f"the name server knows no master of broker {queue.broker_name}"
-        raise NoBrokerForTopic(queue.topic, why, is_away=True)
-    return addr

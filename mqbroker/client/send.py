@@ -6,16 +6,15 @@ import random
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import NoReturn
 
 import attrs
 
-from mqbroker.client.errors import DELAY_LEVEL_MAX, BadArgument, BadMessage, NoBrokerForTopic, SendFailed
+from mqbroker.client.errors import DELAY_LEVEL_MAX, BadArgument, BadMessage
 from mqbroker.client.messages import REPLY_TYPE, Message, ReceivedMessage, SendResult, SendStatus, SystemMessage
 from mqbroker.client.names import check_queue
 from mqbroker.client.net import Net, Signal
 from mqbroker.client.options import ProducerOptions
-from mqbroker.errors import MQError, Refused, RequestTimedOut
+from mqbroker.errors import Refused, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import (
     AUTO_CREATE_TOPIC,
@@ -23,16 +22,12 @@ from mqbroker.wire.codes import (
     KEY_SEPARATOR,
     Prop,
     RequestCode,
-    ResponseCode,
     SysFlag,
 )
 from mqbroker.wire.command import FRAME_BYTES_MAX, RemotingCommand
 from mqbroker.wire.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader, decode_header
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, encode_properties
-
-#: Response codes that may pass with time on the same broker.
-PASSING_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 
 #: Codes of responses of brokers that have the message.
 STATUSES = frozenset(status.value for status in SendStatus)
@@ -43,12 +38,6 @@ Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 
 #: Chooses the queue of a send with `queue`, `key` or `selector`.
 Choose = Callable[[Sequence[MessageQueue]], MessageQueue]
-
-#: Attempts that are listed if all failed: the first and the last ones.
-_ATTEMPTS_TOLD_MAX = 16
-
-#: Attempts for a message that was refused for a reason that time does not change.
-_REFUSALS_MAX = 3
 
 #: Approximate bytes of a request beside body and properties.
 _FIELDS_BYTES = 512
@@ -228,51 +217,6 @@ def chooser(message: Message, queue: MessageQueue | None, key: str | None, selec
         return chosen
 
     return choose
-
-
-class Trials:
-    """The failed attempts to send one message, and the decision about another."""
-
-    def __init__(self, topic: str, retries: int | None) -> None:
-        self.attempts: list[tuple[str, str, MQError]] = []
-        self.brokers: set[str] = set()
-        self.pauses = 0
-        #: The result of a broker that may lose the message, where another is asked then.
-        self.unstored: SendResult | None = None
-        self._topic = topic
-        self._left = retries
-        self._refusals_left = _REFUSALS_MAX
-
-    def add(self, queue: MessageQueue, addr: str, error: MQError) -> None:
-        self.attempts.append((queue.broker_name, addr, error))
-        del self.attempts[_ATTEMPTS_TOLD_MAX // 2 : -_ATTEMPTS_TOLD_MAX // 2]
-        self.brokers.add(queue.broker_name)
-        if isinstance(error, Refused) and error.code not in PASSING_CODES:
-            self._refusals_left -= 1
-        self._left = None if self._left is None else self._left - 1
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no attempt may follow the next one."""
-        return self._left == 0
-
-    @property
-    def are_over(self) -> bool:
-        return self._refusals_left <= 0 or (self._left is not None and self._left < 0)
-
-    def outlast(self, error: MQError) -> bool:
-        """Whether a missing route may be back in a moment: its broker is away, or was just lost."""
-        return error.retriable and (bool(self.attempts) or (isinstance(error, NoBrokerForTopic) and error.is_away))
-
-    def note_unstored(self, result: SendResult) -> NoReturn:
-        """Note the result of a broker that does not promise all; another may. Raises Refused."""
-        self.unstored = result
-        raise Refused(result.status, "the broker has the message, but it may be lost")
-
-    def failure(self) -> SendFailed:
-        failure = SendFailed(self._topic, tuple(self.attempts))
-        failure.__cause__ = self.attempts[-1][2]
-        return failure
 
 
 class Rotation:

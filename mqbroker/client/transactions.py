@@ -195,7 +195,7 @@ class TransactionCore(ProducerCore):
         group = message.properties.get(Prop.PRODUCER_GROUP)
         if group != self._group:
             log.info("a broker asks about a transaction of group %s", short(group))
-        elif message.msg_id not in self._checking and not self._closed:
+        elif message.msg_id not in self._checking and not self._attempts.is_closed:
             if len(self._checking) >= CHECKS_MAX:
                 log.info("%d checks of transactions are under way; brokers ask again about others", CHECKS_MAX)
             else:

@@ -15,10 +15,10 @@ import pytest
 
 from mqbroker.client import ClientClosed, Message, ProducerOptions, SendFailed
 from mqbroker.client.aio import Producer
-from mqbroker.client.availability import Availability
+from mqbroker.client.attempts import Attempts
 from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.routes import Route
-from mqbroker.client.send import Rotation, queue_for_key, send_request
+from mqbroker.client.send import queue_for_key
 from mqbroker.errors import MQError, Refused, RequestTimedOut
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
@@ -358,17 +358,8 @@ def test_each_message_goes_to_the_master_of_its_queue() -> None:
 
     async def main() -> None:
         net.loop = asyncio.get_running_loop()
-        sends = PlainSends(
-            net,
-            parts,
-            parts,
-            Rotation(Random(1)),
-            Availability(lambda: 0.0, is_enabled=True),
-            parts,
-            parts,
-            lambda outgoing, queue: send_request(outgoing, queue, "g", OPTIONS),
-            OPTIONS,
-        )
+        net.rng, net.steady = Random(1), lambda: 0.0
+        sends = PlainSends(net, parts, Attempts(net, parts, parts, "g", OPTIONS), parts)
         for n in range(20):
             sends.take(Message("T", b"%02d" % n))
         sends.flush()

@@ -164,15 +164,15 @@ def test_a_slow_broker_is_left_out_for_a_while(two_brokers: World, is_plain: boo
 def test_where_all_brokers_are_avoided_none_is(two_brokers: World) -> None:
     producer = make(two_brokers)
     for name in ("a", "b"):
-        producer._availability.failed(name)
+        producer._attempts.availability.failed(name)
     # The one that it goes to has answered, and is avoided no longer.
     name = two_brokers.result(producer.send(Message("T", b"x"))).queue.broker_name
-    assert producer._availability.avoided() == {"a", "b"} - {name}
+    assert producer._attempts.availability.avoided() == {"a", "b"} - {name}
 
 
 def test_nothing_is_avoided_where_that_is_off(two_brokers: World) -> None:
     producer = make(two_brokers, avoid_slow_brokers=False)
-    producer._availability.failed("a")
+    producer._attempts.availability.failed("a")
     names = {two_brokers.result(producer.send(Message("T", b"x"))).queue.broker_name for _ in range(8)}
     assert names == {"a", "b"}
 

@@ -91,15 +91,15 @@ MISTAKES = [
     ),
     Mutation(
         "give the first attempt all of a send's time",
-        "client/producer.py",
-        "                    attempt_s /= 2  # so that a silent broker leaves time for another\n",
-        "                    pass\n",
+        "client/attempts.py",
+        "                attempt_s /= 2  # so that a silent broker leaves time for another\n",
+        "                pass\n",
         ("tests/client/test_silent_peers.py",),
     ),
     Mutation(
         "leave a broker out for ever that has failed once",
-        "client/producer.py",
-        "        self.heartbeats.on_answer = self._answered\n",
+        "client/attempts.py",
+        "        heartbeats.on_answer = self._answered\n",
         "        pass\n",
         ("tests/client/test_silent_peers.py",),
     ),
@@ -162,7 +162,7 @@ MISTAKES = [
     ),
     Mutation(
         "end a send's time by the time of day",
-        "client/producer.py",
+        "client/attempts.py",
         "        if self._net.steady() + pause_s >= deadline:",
         "        if self._net.now() + pause_s >= deadline:",
         ("tests/client/test_producer.py",),
@@ -525,7 +525,7 @@ MISTAKES = [
     ),
     Mutation(
         "send too long a frame again and again",
-        "client/producer.py",
+        "client/attempts.py",
         "                is_hopeless = outgoing.exceeds_frames and isinstance(error, ConnectionClosed)\n",
         "                is_hopeless = False\n",
         ("tests/client/test_producer.py",),

@@ -437,7 +437,7 @@ class PullConsumer(_PerProcess[aio.PullConsumer, PullOptions]):
     committed = call(Offsets.committed, offsets)
     commit = call(Offsets.commit, offsets)
 
-    def fetch_ahead(self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL) -> PullsInFlight:
+    def fetch_ahead(self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str | Sql = ALL) -> PullsInFlight:
         """As `fetch_many`, in two steps: the pulls are sent now, so that brokers work while the caller does.
 
         Raises a route's errors.

@@ -13,9 +13,10 @@ from mqbroker.client.net import Net
 from mqbroker.client.options import PullOptions, check_number, milliseconds
 from mqbroker.client.queue_requests import Offsets, message_by_time, pull_request, read_messages, read_pull_answer
 from mqbroker.client.routes import Routes
-from mqbroker.client.subscription import ALL, subscribe_to
+from mqbroker.client.subscription import ALL, Sql, subscribe_to
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue, SubscriptionData
+from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
 
 #: Extra time for a response that the broker delays (long polling).
@@ -33,7 +34,7 @@ class PullConsumerCore:
         self._options = options
         self._is_started = self._closed = False
         self._pull_timeout_ms = milliseconds("pull_timeout_s", options.pull_timeout_s)
-        self.offsets = Offsets(net, self._routes, group, self._timeout_ms)
+        self.offsets = Offsets(net, self._routes, group, self._timeout_ms, options.read_from)
         self.queries = Queries(net, self._routes, self._timeout_ms, options.namespace)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
@@ -43,6 +44,10 @@ class PullConsumerCore:
             self._routes.mark_stale(topic)
             raise NoBrokerForTopic(topic, "none lets it be read")
         return list(route.subscribe_queues)
+
+    async def topics(self) -> tuple[frozenset[str], frozenset[str]]:
+        """All topics that a name server lists, and the system's among them. Raises NameServerUnreachable."""
+        return await self._routes.topics(), await self._routes.topics(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
 
     async def pull(
         self,
@@ -95,7 +100,7 @@ class PullConsumerCore:
         return await self._pull(queue, offset, max_count, subscribe_to(queue.topic, tags, 0), suspend_ms)
 
     async def fetch_many(
-        self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL
+        self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str | Sql = ALL
     ) -> list[RawPull | MQError]:
         """Several `fetch_raw` at once, of (queue, offset, max count): all are sent before any response is awaited.
 
@@ -104,7 +109,7 @@ class PullConsumerCore:
         return await self.fetch(wants, await self.requests(wants, tags=tags))
 
     async def requests(
-        self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL
+        self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str | Sql = ALL
     ) -> list[tuple[str, RemotingCommand]]:
         """The pulls of `fetch_many` and their addresses. Raises a route's errors."""
         return [

@@ -16,7 +16,7 @@ from mqbroker.client.routes import Routes
 from mqbroker.client.subscription import matches
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.bodies import MessageQueue, SubscriptionData
-from mqbroker.wire.codes import RETRY_PREFIX, PullSysFlag, RequestCode, ResponseCode
+from mqbroker.wire.codes import MASTER_ID, RETRY_PREFIX, PullSysFlag, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
     GetMaxOffsetRequestHeader,
@@ -126,9 +126,13 @@ H = TypeVar("H", bound=Header)
 
 
 class Offsets(OffsetStore):
-    """Offset requests on behalf of `group`. All methods raise Unreachable, Refused, or a route's errors."""
+    """Offset requests on behalf of `group`. All methods raise Unreachable, Refused, or a route's errors.
 
-    def __init__(self, net: Net, routes: Routes, group: str, timeout_ms: int) -> None:
+    The ends of queues are asked of masters, or of `read_from` if that is another broker of the set.
+    """
+
+    def __init__(self, net: Net, routes: Routes, group: str, timeout_ms: int, read_from: int = MASTER_ID) -> None:
+        self._read_from = read_from
         self._net = net
         self._routes = routes
         self._group = group
@@ -212,7 +216,7 @@ class Offsets(OffsetStore):
         requests: list[tuple[str, RemotingCommand]] = []
         for queue in queues:
             try:
-                addr = await self._routes.address(queue, master_only=True)
+                addr = await self._routes.address(queue, self._read_from, master_only=self._read_from == MASTER_ID)
             except MQError as error:
                 found[queue] = error
                 continue
@@ -258,7 +262,7 @@ class Offsets(OffsetStore):
         return await self.max(queue) if is_retry else await self.at_time(queue, timestamp_ms)
 
     async def _ask(self, queue: MessageQueue, request: RemotingCommand, answer_class: type[H]) -> H:
-        addr = await self._routes.address(queue, master_only=True)
+        addr = await self._routes.address(queue, self._read_from, master_only=self._read_from == MASTER_ID)
         return _read(await self._net.invoke(addr, request, self._timeout_ms), answer_class)
 
 

@@ -21,7 +21,7 @@ from mqbroker.client.errors import (
 )
 from mqbroker.client.net import Net, Signal, Task
 from mqbroker.errors import ConnectionClosed, MQError, Refused
-from mqbroker.wire.bodies import BrokerData, ClusterInfo, MessageQueue, TopicRouteData
+from mqbroker.wire.bodies import BrokerData, ClusterInfo, MessageQueue, TopicList, TopicRouteData
 from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX, BadBody
 from mqbroker.wire.codes import AUTO_CREATE_TOPIC, MASTER_ID, Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
@@ -297,6 +297,19 @@ class Routes:
             return answer.code == ResponseCode.SUCCESS and not ClusterInfo.from_json(answer.body).broker_addr_table
         except MQError:
             return False
+
+    async def topics(self, code: int = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) -> frozenset[str]:
+        """The topics that the first name server to answer lists. Raises NameServerUnreachable."""
+        errors: dict[str, MQError] = {}
+        for addr in [*self._name_servers[self._first :], *self._name_servers[: self._first]]:
+            try:
+                answer = await self._net.invoke(addr, RemotingCommand.request(code), self._timeout_ms)
+                if answer.code != ResponseCode.SUCCESS:
+                    raise Refused(answer.code, answer.remark or "")
+                return TopicList.from_json(answer.body, ANSWERED_DIALECT_BYTES_MAX).topic_list
+            except MQError as error:
+                errors[addr] = error
+        raise _none_answers(errors)
 
     async def _ask(self, topic: str) -> TopicRouteData | None:
         """Ask the name servers in turn, the next one as well where one is silent for a moment; None if those that

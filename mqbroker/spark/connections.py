@@ -6,39 +6,172 @@ drops a connection that failed or has pending responses; idle ones are always cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cache
 
+import attrs
+
 from mqbroker.client.blocking import Producer, PullConsumer, parts
 from mqbroker.client.faces import core
-from mqbroker.client.messages import SendResult
+from mqbroker.client.messages import RawPull, SendResult
+from mqbroker.client.names import bare, within
 from mqbroker.client.options import ProducerOptions, PullOptions
 from mqbroker.client.producer import ProducerCore
+from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.send import Outgoing
+from mqbroker.client.subscription import ALL, Sql
 from mqbroker.client.tls import ClientTls
-from mqbroker.spark.options import SourceOptions
+from mqbroker.errors import MQError
+from mqbroker.spark.options import ReadFrom, SourceOptions
+from mqbroker.spark.reading import PullsAhead
 from mqbroker.spark.sink_options import Guarantee, SinkOptions
 from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import MASTER_ID
 from mqbroker.wire.signature import Credentials
 
 _PULL_TIMEOUT_S = 15.0
 _SEND_TIMEOUT_S = 5.0
 #: How soon a stream notices new queues, and brokers that came back.
 _ROUTE_AGE_S = 10.0
+#: The broker id that is asked for a slave; where a set lacks it, another broker of the set answers.
+_SLAVE_ID = 1
 
 
-def client_for(options: SourceOptions) -> PullConsumer:
+class QueueClient:
+    """The requests of a query by pull consumers of this process, for topics without their `namespace`.
+
+    :param pulls: where messages are read: the next of them where the one before did not answer for a broker.
+    :param bounds: where the ends of queues are asked for.
+    """
+
+    def __init__(self, pulls: Sequence[PullConsumer], bounds: Sequence[PullConsumer], namespace: str) -> None:
+        self._pulls, self._bounds, self._namespace = pulls, bounds, namespace
+        #: Of each broker that has failed, the place in `pulls` that is tried next.
+        self._turn: dict[str, int] = {}
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """Raises as `PullConsumer.queues` does."""
+        found = self._bounds[0].queues(within(self._namespace, topic))
+        return [MessageQueue(topic, queue.broker_name, queue.queue_id) for queue in found]
+
+    def topics(self) -> tuple[set[str], set[str]]:
+        """All topics of the namespace, and those of them that are the system's. Raises NameServerUnreachable."""
+        thread, client = parts(self._bounds[0])
+        consumer: PullConsumerCore = core(client)
+        listed, internal = thread.run(consumer.topics())
+        names = {bare(topic, self._namespace or None): topic for topic in listed} if self._namespace else {}
+        inside = {name for name, topic in names.items() if within(self._namespace, name) == topic}
+        return (inside if self._namespace else set(listed)), set(internal)
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
+        """As `Offsets.bounds`."""
+        inside = [self._inside(queue) for queue in queues]
+        found = self._bounds[0].bounds(inside)
+        for other in self._bounds[1:]:
+            failed = [n for n, each in enumerate(found) if isinstance(each, MQError)]
+            for n, each in zip(failed, other.bounds([inside[n] for n in failed]) if failed else (), strict=True):
+                found[n] = each
+        return found
+
+    def fetch_ahead(self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str | Sql = ALL) -> PullsAhead:
+        """As `PullConsumer.fetch_ahead`; all wants are of brokers that have the same turn."""
+        broker = wants[0][0].broker_name
+        source = self._pulls[self._turn.get(broker, 0) % len(self._pulls)]
+        inside = [(self._inside(queue), at, count) for queue, at, count in wants]
+        pulls = source.fetch_ahead(inside, tags=tags)
+        return pulls if len(self._pulls) == 1 else _Watched(pulls, lambda: self._failed(broker))
+
+    def _failed(self, broker: str) -> None:
+        self._turn[broker] = self._turn.get(broker, 0) + 1
+
+    def committed(self, queues: Sequence[MessageQueue]) -> list[int | None]:
+        """The group's offset in each queue. Raises as `Offsets.committed`."""
+        thread, client = parts(self._bounds[0])
+        consumer: PullConsumerCore = core(client)
+        return _all([thread.submit(consumer.offsets.committed(self._inside(queue))) for queue in queues])
+
+    def at_times(self, times: Sequence[tuple[MessageQueue, int]]) -> list[int | None]:
+        """The first offset stored at each time or later. Raises as `PullConsumer.message_by_time`."""
+        thread, client = parts(self._bounds[0])
+        consumer: PullConsumerCore = core(client)
+
+        async def find(queue: MessageQueue, at: int) -> int | None:
+            message = await consumer.message_by_time(queue, at)
+            return None if message is None else message.queue_offset
+
+        return _all([thread.submit(find(self._inside(queue), at)) for queue, at in times])
+
+    def _inside(self, queue: MessageQueue) -> MessageQueue:
+        if not self._namespace:
+            return queue
+        return MessageQueue(within(self._namespace, queue.topic), queue.broker_name, queue.queue_id)
+
+
+class _Watched:
+    """Pulls in flight; `failed` is called if none of them is answered."""
+
+    def __init__(self, pulls: PullsAhead, failed: Callable[[], None]) -> None:
+        self._pulls, self._failed = pulls, failed
+
+    def finish(self) -> list[RawPull | MQError]:
+        answers = self._pulls.finish()
+        if all(isinstance(answer, MQError) for answer in answers):
+            self._failed()
+        return answers
+
+    def abandon(self) -> None:
+        self._pulls.abandon()
+
+
+def _all(futures: Sequence[Future[int | None]]) -> list[int | None]:
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def client_for(options: SourceOptions) -> QueueClient:
     """The client of this process for `options`; it connects when it is used."""
-    return _client(options.name_servers, options.group, options.credentials, options.tls)
+    # A stream that asked one broker after another would see queues that end before they did.
+    asks_master = options.is_stream or options.read_from is ReadFrom.MASTER
+    way = _Way(options.name_servers, options.group, options.namespace, options.credentials, options.tls)
+    return _client(way, options.read_from, asks_master)
+
+
+@attrs.frozen
+class _Way:
+    """How brokers are reached, and as whom."""
+
+    name_servers: tuple[str, ...]
+    group: str
+    namespace: str
+    credentials: Credentials | None
+    tls: ClientTls | None
 
 
 @cache
-def _client(
-    name_servers: tuple[str, ...], group: str, credentials: Credentials | None, tls: ClientTls | None
-) -> PullConsumer:
-    options = PullOptions(credentials=credentials, tls=tls, pull_timeout_s=_PULL_TIMEOUT_S, route_age_s=_ROUTE_AGE_S)
-    return PullConsumer(name_servers, group, options=options)
+def _client(way: _Way, read_from: ReadFrom, asks_master: bool) -> QueueClient:
+    if read_from is ReadFrom.MASTER:
+        pulls = [_consumer(way, MASTER_ID)]
+    elif read_from is ReadFrom.SLAVE:
+        pulls = [_consumer(way, _SLAVE_ID)]
+    else:
+        pulls = [_consumer(way, MASTER_ID), _consumer(way, _SLAVE_ID)]
+    return QueueClient(pulls, [_consumer(way, MASTER_ID)] if asks_master else pulls, way.namespace)
+
+
+@cache
+def _consumer(way: _Way, read_from: int) -> PullConsumer:
+    options = PullOptions(
+        credentials=way.credentials,
+        tls=way.tls,
+        pull_timeout_s=_PULL_TIMEOUT_S,
+        route_age_s=_ROUTE_AGE_S,
+        read_from=read_from,
+    )
+    return PullConsumer(way.name_servers, within(way.namespace, way.group), options=options)
 
 
 class ClientSender:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mqbroker.client.names import within
 from mqbroker.kernel import compiled
 from mqbroker.spark.decode_plain import TIME_MS_MAX, delay_level, host_text, plain_batch, split_keys
 from mqbroker.spark.errors import DataLoss, Loss
@@ -44,14 +45,16 @@ _size = fields_struct("size").unpack_from
 _OFFSET_AT = OFFSETS["physical_offset"]
 
 
-def decode_chunk(chunk: Chunk, columns: Sequence[str], schema: Any) -> Iterator[Any]:
+def decode_chunk(chunk: Chunk, columns: Sequence[str], schema: Any, namespace: str = "") -> Iterator[Any]:
     """Yield record batches of `schema` that hold the `columns`, named as in `schema.COLUMNS`, of all records.
+
+    `namespace` is that of the stored topics; the chunk's queue is without.
 
     Raises DataLoss if the records are not those of the chunk's offsets, BadRecord if one is corrupt.
     """
     starts = record_starts(chunk.records)
     rows = Rows(chunk, starts)
-    _check_dense(chunk, rows)
+    _check_dense(chunk, rows, within(namespace, chunk.queue.topic))
     for part in (rows,) if _BODY_COLUMNS.isdisjoint(columns) else _parts(rows):
         try:
             arrays = [_COLUMNS[name](part, field.type) for name, field in zip(columns, schema, strict=True)]
@@ -81,7 +84,7 @@ def record_starts(data: bytes) -> Ints:
     return np.array(starts, np.int64)
 
 
-def _check_dense(chunk: Chunk, rows: Rows) -> None:
+def _check_dense(chunk: Chunk, rows: Rows, stored_topic: str) -> None:
     wanted = np.arange(chunk.start, chunk.end, dtype=np.int64)
     offsets = rows.head["queue_offset"]
     if len(offsets) != len(wanted) or not (offsets == wanted).all():
@@ -89,7 +92,7 @@ def _check_dense(chunk: Chunk, rows: Rows) -> None:
         at = chunk.start + (int(np.argmin(same)) if not same.all() else len(same))
         details = f"asked for {chunk.start} to {chunk.end}, {len(offsets)} messages came, and not that of {at}"
         raise DataLoss(Loss.NOT_DENSE, chunk.queue, details)
-    if not (rows.head["queue_id"] == chunk.queue.queue_id).all() or not rows.are_of(chunk.queue.topic):
+    if not (rows.head["queue_id"] == chunk.queue.queue_id).all() or not rows.are_of(stored_topic):
         raise DataLoss(Loss.NOT_DENSE, chunk.queue, "there are messages of another queue in the answer")
 
 

@@ -14,7 +14,8 @@ the offsets at its first message, and read from the next batch on.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -55,17 +56,26 @@ def to_json(positions: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[s
 def from_json(value: Any) -> Positions:
     """The inverse of `to_json`. What a stream records beside its offsets is left out. Raises ValueError that names the
     fault."""
-    found: Positions = {}
+    found = flatten(value)
+    for queue, offset in found.items():
+        if type(offset) is not int:
+            raise ValueError(
+                f"offset {offset!r} of queue {queue.queue_id} of broker {queue.broker_name!r} is not an integer"
+            )
+    return found
+
+
+def flatten(value: Any) -> dict[MessageQueue, Any]:
+    """What an object of topics, brokers and queues has for each queue. Raises ValueError that names the fault."""
+    found = {}
     for topic, brokers in _items(value, "the whole"):
         if topic.startswith(NOT_A_TOPIC):
             continue
         for broker, queues in _items(brokers, f"topic {topic!r}"):
-            for queue_id, offset in _items(queues, f"broker {broker!r} of topic {topic!r}"):
+            for queue_id, each in _items(queues, f"broker {broker!r} of topic {topic!r}"):
                 if not (queue_id.isascii() and queue_id.isdigit()):
                     raise ValueError(f"queue {queue_id!r} of broker {broker!r} is not a number")
-                if type(offset) is not int:
-                    raise ValueError(f"offset {offset!r} of queue {queue_id} of broker {broker!r} is not an integer")
-                found[MessageQueue(topic, broker, int(queue_id))] = offset
+                found[MessageQueue(topic, broker, int(queue_id))] = each
     return found
 
 
@@ -77,22 +87,39 @@ def _items(value: Any, what: str) -> Iterable[tuple[str, Any]]:
 
 @attrs.frozen
 class OffsetSpec:
-    """An offsets option: `given` for some queues, `default` (EARLIEST or LATEST) for all others."""
+    """An offsets option: `given` for some queues, `default` (EARLIEST or LATEST) for all others.
+
+    With `time_ms`, or `times` of some queues, it is the first message stored then or later, and if there is none,
+    `if_no_message` (None: an error). With `is_committed` it is the offset that the group has committed.
+    """
 
     option: str
     default: int
     given: Mapping[MessageQueue, int] = attrs.field(factory=dict)
+    time_ms: int | None = None
+    times: Mapping[MessageQueue, int] = attrs.field(factory=dict)
+    if_no_message: int | None = None
+    is_committed: bool = False
+
+    @property
+    def named(self) -> Set[MessageQueue]:
+        """The queues that the option names."""
+        return self.given.keys() | self.times.keys()
 
     def resolve(self, bounds: Mapping[MessageQueue, Bounds]) -> Positions:
-        """The position in each queue of `bounds`.
+        """The position in each queue of `bounds`, without regard to times and committed offsets.
 
         Raises BadOption on a queue that does not exist or an offset beyond its end, DataLoss on one that is deleted.
         """
-        for queue in self.given:
+        self.check_exist(self.given, bounds)
+        return {queue: self._position(queue, bound) for queue, bound in bounds.items()}
+
+    def check_exist(self, queues: Iterable[MessageQueue], bounds: Mapping[MessageQueue, Bounds]) -> None:
+        """Raises BadOption on a queue that does not exist."""
+        for queue in queues:
             if queue not in bounds:
                 there = json.dumps(to_json(dict.fromkeys(bounds, LATEST)), separators=(",", ":"))
                 raise BadOption(self.option, f"{describe(queue)} does not exist; these do: {there}")
-        return {queue: self._position(queue, bound) for queue, bound in bounds.items()}
 
     def _position(self, queue: MessageQueue, bound: Bounds) -> int:
         offset = self.given.get(queue, self.default)
@@ -118,7 +145,7 @@ class OffsetSpec:
         return attrs.evolve(self, given=given), losses
 
 
-def parse_offsets(option: str, text: str, default: int, topics: Iterable[str], words: Iterable[str]) -> OffsetSpec:
+def parse_offsets(option: str, text: str, default: int, topics: Sequence[str], words: Iterable[str]) -> OffsetSpec:
     """Read the value of an offsets option: one of `words`, or JSON for queues of `topics`. Raises BadOption."""
     words = tuple(words)
     right = f"{' or '.join(repr(word) for word in words)}, or JSON like {_EXAMPLE}"
@@ -130,12 +157,17 @@ def parse_offsets(option: str, text: str, default: int, topics: Iterable[str], w
         raise BadOption(option, f"{text!r} is not {right}: {error}") from None
     allowed = {_WORDS[word] for word in words}
     for queue, offset in given.items():
-        if queue.topic not in topics:
+        if topics and queue.topic not in topics:
             raise BadOption(option, f"topic {queue.topic!r} is not among those read: {', '.join(topics)}")
         if offset < 0 and offset not in allowed:
             meanings = " or ".join(f"{_WORDS[word]} for {word}" for word in words)
             raise BadOption(option, f"{offset} for {describe(queue)}: an offset is 0 or more, {meanings}")
     return OffsetSpec(option, default, given)
+
+
+def time_text(ms: int) -> str:
+    """A time in messages to users."""
+    return f"{datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec='milliseconds')} ({ms} ms)"
 
 
 def describe(queue: MessageQueue) -> str:
@@ -163,13 +195,14 @@ class QueueRange:
 
 @attrs.frozen
 class TopicBounds:
-    """The brokers' responses: `bounds` of the queues that responded, and the `queues` that are listed.
+    """The brokers' responses: `bounds` of the queues that responded, and the `queues` that are listed and chosen.
 
-    A broker that is down is in neither; its queues are waited for.
+    A broker that is down is in neither; its queues are waited for. `all_queues` has those that are not chosen, too.
     """
 
     queues: Set[MessageQueue]
     bounds: Mapping[MessageQueue, Bounds]
+    all_queues: Set[MessageQueue] = attrs.field(default=attrs.Factory(lambda self: self.queues, takes_self=True))
 
     def silent(self) -> list[MessageQueue]:
         """The listed queues that did not respond."""
@@ -177,15 +210,15 @@ class TopicBounds:
 
     def is_missing(self, queue: MessageQueue) -> bool:
         """Whether the queue's broker is listed for the topic, but the queue is not."""
-        brokers = {(q.topic, q.broker_name) for q in self.queues}
-        return queue not in self.queues and (queue.topic, queue.broker_name) in brokers
+        brokers = {(q.topic, q.broker_name) for q in self.all_queues}
+        return queue not in self.all_queues and (queue.topic, queue.broker_name) in brokers
 
 
-def plan_batch(starts: Positions, ends: Positions) -> list[QueueRange]:
-    """The non-empty ranges of a batch. Raises BadOption if one would end before it starts."""
+def plan_batch(starts: Positions, ends: Positions, option: str = "endingOffsets") -> list[QueueRange]:
+    """The non-empty ranges of a batch. Raises BadOption if one would end before it starts; `option` sets the end."""
     for queue, start in starts.items():
         if start > ends[queue]:
-            raise BadOption("endingOffsets", f"{ends[queue]} is before the start, {start}, of {describe(queue)}")
+            raise BadOption(option, f"{ends[queue]} is before the start, {start}, of {describe(queue)}")
     return _ranges(starts, ends)
 
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from enum import Enum
 
 import attrs
 
 from mqbroker.client.identity import BadAccount, read_account
+from mqbroker.client.names import check_namespace
 from mqbroker.client.options import parse_name_servers
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import BadTls, MQError, Refused
+from mqbroker.spark.choosing import WAYS, Selection, parse_selection
 from mqbroker.spark.errors import BadOption
-from mqbroker.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_offsets
-from mqbroker.wire.names import check_group, check_topic
+from mqbroker.spark.offsets import EARLIEST, LATEST, OffsetSpec
+from mqbroker.spark.starting import parse_bound
+from mqbroker.wire.names import check_group
 from mqbroker.wire.signature import Credentials
 
 #: The group of the reads in the broker's statistics. It takes part in no rebalancing and commits nothing, so that all
@@ -27,10 +31,19 @@ DEFAULT_GROUP = "spark-rocketmq"
 NAMES = (
     "nameServer",
     "topic",
+    "subscribePattern",
+    "assign",
     "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
     "maxOffsetsPerTrigger",
     "consumerGroup",
+    "namespace",
+    "readFrom",
     "pullBatchSize",
     "retryTimeoutMs",
     "minPartitions",
@@ -52,6 +65,14 @@ NAMES = (
 )
 
 
+class ReadFrom(Enum):
+    """Which brokers of a set are read from. Streams ask masters for the ends of queues, whatever this is."""
+
+    MASTER = "master"
+    SLAVE = "slave"
+    ANY = "any"
+
+
 @attrs.frozen
 class SourceOptions:
     """Options of a query. `ending` is for batches, `max_offsets_per_trigger` for streams.
@@ -60,11 +81,14 @@ class SourceOptions:
     """
 
     name_servers: tuple[str, ...]
-    topics: tuple[str, ...]
+    selection: Selection
     starting: OffsetSpec
     ending: OffsetSpec
     max_offsets_per_trigger: int | None
     group: str
+    namespace: str
+    read_from: ReadFrom
+    is_stream: bool
     pull_batch: int
     retry_timeout_ms: int
     min_partitions: int
@@ -75,6 +99,11 @@ class SourceOptions:
     credentials: Credentials | None
     tls: ClientTls | None
 
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that options name."""
+        return self.selection.topics
+
 
 def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
     """Check all options of a query. Raises BadOption at the first invalid one.
@@ -83,30 +112,35 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
     """
     for name in given:
         _refuse_kafka(name)
-    names = (*NAMES, "subscribe")
+    names = (*NAMES, *WAYS)
     options = {known(name, names): text.strip() for name, text in given.items()}
-    if "subscribe" in options:
-        if "topic" in options:
-            raise BadOption("subscribe", "is another name of topic; set one of the two")
-        options["topic"] = options.pop("subscribe")
-    topics = _topics(required(options, "topic", "a topic, or several joined by commas"))
+    servers = name_servers_of(required(options, "nameServer", "host:port, or several joined by ';'"))
+    selection = parse_selection(options)
     default = LATEST if streaming else EARLIEST
     fail_on_data_loss = _flag(options, "failOnDataLoss", "true")
     if options.get("dataLossTo") and fail_on_data_loss:
         raise BadOption("dataLossTo", "it records what failOnDataLoss=false skips; set that too, or leave this out")
-    if streaming and "endingOffsets" in options:
-        raise BadOption("endingOffsets", "a stream has no end; use it with spark.read, or leave it out")
+    for name in ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets"):
+        if streaming and name in options:
+            raise BadOption(name, "a stream has no end; use it with spark.read, or leave it out")
+    starting = parse_bound(options, "starting", default, selection.topics)
+    ending = parse_bound(options, "ending", LATEST, selection.topics)
+    if None not in (starting.time_ms, ending.time_ms) and starting.time_ms > ending.time_ms:  # type: ignore[operator]
+        raise BadOption("endingTimestamp", "is before startingTimestamp")
     if streaming is False and "maxOffsetsPerTrigger" in options:
         raise BadOption("maxOffsetsPerTrigger", "a batch has no triggers; use it with spark.readStream")
     return SourceOptions(
-        name_servers=name_servers_of(required(options, "nameServer", "host:port, or several joined by ';'")),
-        topics=topics,
-        starting=_offsets(options, "startingOffsets", default, topics, ("earliest", "latest")),
-        ending=_offsets(options, "endingOffsets", LATEST, topics, ("latest",)),
+        name_servers=servers,
+        selection=selection,
+        starting=starting,
+        ending=ending,
         max_offsets_per_trigger=number_of(options, "maxOffsetsPerTrigger", 1, 1, 2**62)
         if "maxOffsetsPerTrigger" in options
         else None,
         group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
+        namespace=_namespace(options.get("namespace", "")),
+        read_from=ReadFrom(one_of(options, "readFrom", [each.value for each in ReadFrom])),
+        is_stream=bool(streaming),
         pull_batch=number_of(options, "pullBatchSize", 32, 1, 1024),
         retry_timeout_ms=number_of(options, "retryTimeoutMs", 60_000, 0, 24 * 3600 * 1000),
         min_partitions=number_of(options, "minPartitions", 1, 1, 100_000),
@@ -165,16 +199,19 @@ def name_servers_of(text: str) -> tuple[str, ...]:
         raise BadOption("nameServer", f"{error}; right is host:port, or several joined by ';'") from None
 
 
-def _topics(text: str) -> tuple[str, ...]:
-    names = dict.fromkeys(part.strip() for part in text.split(","))
-    if "" in names:
-        raise BadOption("topic", f"{text!r} has an empty name; right is a topic, or several joined by commas")
+def _namespace(text: str) -> str:
     try:
-        for name in names:
-            check_topic(name)
-    except Refused as refused:
-        raise BadOption("topic", f"{text!r}: {refused.remark}") from None
-    return tuple(names)
+        return check_namespace(text)
+    except MQError as error:
+        raise BadOption("namespace", str(error)) from None
+
+
+def one_of(options: Mapping[str, str], name: str, words: Sequence[str]) -> str:
+    """One of `words`, the first by default, without regard to case."""
+    text = options.get(name, words[0]).lower()
+    if text not in words:
+        raise BadOption(name, f"{text[:80]!r} is none of {', '.join(words)}")
+    return text
 
 
 def _group(text: str) -> str:
@@ -241,14 +278,6 @@ def _flag(options: Mapping[str, str], name: str, default: str = "false") -> bool
     if text not in ("true", "false"):
         raise BadOption(name, f"{text[:80]!r} is neither true nor false")
     return text == "true"
-
-
-def _offsets(
-    options: Mapping[str, str], name: str, default: int, topics: tuple[str, ...], words: tuple[str, ...]
-) -> OffsetSpec:
-    if name not in options:
-        return OffsetSpec(name, default)
-    return parse_offsets(name, options[name], default, topics, words)
 
 
 def number_of(options: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:

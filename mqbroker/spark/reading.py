@@ -16,6 +16,7 @@ import attrs
 from mqbroker.client.errors import Creates, TopicNotFound, is_about_account
 from mqbroker.client.messages import PullStatus, RawPull
 from mqbroker.errors import MQError, Refused
+from mqbroker.spark.choosing import Selection
 from mqbroker.spark.errors import DataLoss, Loss, NotReadable
 from mqbroker.spark.offsets import Bounds, QueueRange, TopicBounds, describe
 from mqbroker.wire.bodies import MessageQueue
@@ -238,22 +239,34 @@ class QueueSource(Protocol):
 
 
 def fetch_bounds(
-    source: QueueSource, topics: Sequence[str], deadline: RetryDeadline, *, wait_for_topics: bool = True
+    source: QueueSource,
+    topics: Sequence[str],
+    deadline: RetryDeadline,
+    *,
+    wait_for_topics: bool = True,
+    selection: Selection | None = None,
 ) -> TopicBounds:
     """Request the bounds once, waiting only if a topic has no queue at all. Raises TopicNotFound or
-    NameServerUnreachable.
+    NameServerUnreachable. `selection` chooses among the queues; topics of its pattern may be gone.
 
     A queue whose broker does not respond, or refuses, has no bounds in the result; if it refuses the account, Refused
     is raised.
     """
-    queues = [queue for topic in topics for queue in _queues(source, topic, deadline, wait_for_topics)]
+    has_pattern = selection is not None and selection.pattern is not None
+    listed = [
+        queue
+        for topic in topics
+        for queue in _queues(source, topic, deadline, wait_for_topics, may_be_gone=has_pattern)
+    ]
+    chosen = selection.queues if selection is not None else frozenset()
+    queues = [queue for queue in listed if queue in chosen] if chosen else listed
     bounds = {}
     for queue, found in zip(queues, source.bounds(queues), strict=True):
         if not isinstance(found, MQError):
             bounds[queue] = Bounds(*found)
         elif is_about_account(found) or not (found.retriable or isinstance(found, Refused)):
             raise found
-    return TopicBounds(frozenset(queues), bounds)
+    return TopicBounds(frozenset(queues), bounds, frozenset(listed))
 
 
 @attrs.frozen
@@ -269,7 +282,7 @@ class Expected:
 
     def missing(self, seen: TopicBounds) -> str | None:
         """What is not listed, in words. A queue that is missing on a broker that has the topic does not exist."""
-        listed = {(queue.topic, queue.broker_name) for queue in seen.queues}
+        listed = {(queue.topic, queue.broker_name) for queue in seen.all_queues}
         named = {queue.broker_name for queue in self.queues if (queue.topic, queue.broker_name) not in listed}
         absent = sorted(named | (self.brokers - {broker for _, broker in listed}))
         if not absent:
@@ -284,6 +297,7 @@ def fetch_all_bounds(
     deadline: RetryDeadline,
     name_server_deadline: RetryDeadline,
     expected: Expected | None = None,
+    selection: Selection | None = None,
 ) -> TopicBounds:
     """As `fetch_bounds`, until every listed queue has responded, and all that is expected is listed. Raises NotReadable
     if that takes too long, NameServerUnreachable after `name_server_deadline`.
@@ -293,7 +307,7 @@ def fetch_all_bounds(
     expected = expected or Expected()
     while True:
         try:
-            seen = fetch_bounds(source, topics, name_server_deadline, wait_for_topics=False)
+            seen = fetch_bounds(source, topics, name_server_deadline, wait_for_topics=False, selection=selection)
         except TopicNotFound as error:
             if error.creates is not Creates.NO_BROKER and not expected.is_of(error.topic):
                 raise
@@ -307,11 +321,15 @@ def fetch_all_bounds(
         deadline.wait(NotReadable(why))
 
 
-def _queues(source: QueueSource, topic: str, deadline: RetryDeadline, wait_for_topics: bool) -> list[MessageQueue]:
+def _queues(
+    source: QueueSource, topic: str, deadline: RetryDeadline, wait_for_topics: bool, *, may_be_gone: bool
+) -> list[MessageQueue]:
     while True:
         try:
             return source.queues(topic)
         except MQError as error:
+            if may_be_gone and isinstance(error, TopicNotFound):
+                return []
             if not error.retriable or (isinstance(error, TopicNotFound) and not wait_for_topics):
                 raise
             deadline.wait(error)

@@ -14,7 +14,7 @@ from mqbroker.client.tls import ClientTls
 from mqbroker.errors import Refused
 from mqbroker.spark import options as of_reads
 from mqbroker.spark.errors import BadOption, BadSchema
-from mqbroker.spark.options import credentials_of, known, name_servers_of, number_of, required, tls_of
+from mqbroker.spark.options import credentials_of, known, name_servers_of, number_of, one_of, required, tls_of
 from mqbroker.wire.codes import RETRY_PREFIX
 from mqbroker.wire.names import check_group, check_topic
 from mqbroker.wire.signature import Credentials
@@ -88,7 +88,7 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
     """Check all options of a write. Raises BadOption at the first invalid one."""
     options = {_known(name): text.strip() for name, text in given.items() if name.lower() not in _SPARKS}
     path = next((text.strip() for name, text in given.items() if name.lower() == "path"), "")
-    guarantee = Guarantee(_one_of(options, "guarantee", [each.value for each in Guarantee]))
+    guarantee = Guarantee(one_of(options, "guarantee", [each.value for each in Guarantee]))
     id_columns = tuple(name.strip() for name in options.get("idColumns", "").split(",") if name.strip())
     if id_columns and guarantee is not Guarantee.EFFECTIVELY_ONCE:
         raise BadOption("idColumns", "is used with guarantee=effectively-once only: set that, or leave idColumns out")
@@ -98,7 +98,7 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
         guarantee=guarantee,
         id_columns=id_columns,
         write_id=options.get("writeId") or None,
-        acks=Acks(_one_of(options, "acks", [each.value for each in Acks])),
+        acks=Acks(one_of(options, "acks", [each.value for each in Acks])),
         batch_bytes=number_of(options, "batchBytes", 128 * 1024, 1, BATCH_BYTES_MAX),
         in_flight=number_of(options, "batchesInFlight", 8, 1, 1024),
         retry_timeout_ms=number_of(options, "retryTimeoutMs", 60_000, 0, 24 * 3600 * 1000),
@@ -144,13 +144,6 @@ def _group(text: str) -> str:
         return check_group(text)
     except Refused as refused:
         raise BadOption("producerGroup", f"{text!r}: {refused.remark}") from None
-
-
-def _one_of(options: Mapping[str, str], name: str, words: list[str]) -> str:
-    text = options.get(name, words[0]).lower()
-    if text not in words:
-        raise BadOption(name, f"{text[:80]!r} is none of {', '.join(words)}")
-    return text
 
 
 _TEXT = frozenset({"string"})

@@ -26,10 +26,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from mqbroker.errors import MQError
-from mqbroker.spark.errors import DataLoss, Loss, PySparkTooOld
+from mqbroker.spark.errors import BadOption, DataLoss, Loss, PySparkTooOld
 from mqbroker.spark.losses import LossLog, fetch_marks, read_batches, refuse_loss
 from mqbroker.spark.offsets import (
+    EARLIEST,
     Mark,
+    OffsetSpec,
     Positions,
     QueueRange,
     TopicBounds,
@@ -48,6 +50,7 @@ from mqbroker.spark.reading import Expected, RetryDeadline, fetch_all_bounds, fe
 from mqbroker.spark.schema import choose_columns, default_ddl
 from mqbroker.spark.sink import BatchWriter, StreamWriter, refuse_overwriting
 from mqbroker.spark.sink_options import parse_sink_options
+from mqbroker.spark.starting import ask_patiently, find_positions, settle_committed
 from mqbroker.wire.bodies import MessageQueue
 
 log = logging.getLogger(__name__)
@@ -117,13 +120,15 @@ class BatchReader(DataSourceReader):
         """One for each queue with messages to read. Raises BadOption, DataLoss, or the client's errors."""
         options = self._options
         seen = _bounds_at_start(options)
-        starting = options.starting
-        if not options.fail_on_data_loss:
-            starting, losses = starting.without_lost(seen.bounds)
-            for loss in losses:
-                LossLog(options.data_loss_to)(loss)
-        ranges = plan_batch(starting.resolve(seen.bounds), options.ending.resolve(seen.bounds))
-        return _partitions(options, ranges)
+        starts, losses = _find_starts(options, seen)
+        for loss in losses:
+            LossLog(options.data_loss_to)(loss)
+        ends = find_positions(options.ending, seen.bounds, _client(options), _deadline(options))
+        # A time may be that of a message that was stored since the bounds were asked for.
+        starts, ends = (
+            {queue: min(at, seen.bounds[queue].end) for queue, at in positions.items()} for positions in (starts, ends)
+        )
+        return _partitions(options, plan_batch(starts, ends, options.ending.option))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(self._options, self._columns, self._schema, partition.value)
@@ -150,11 +155,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The start of a query without a checkpoint. Spark calls it twice, and must get the same."""
         if self._initial is None:
             seen = _bounds_at_start(self._options)
-            starting = self._options.starting
-            if not self._options.fail_on_data_loss:
-                starting, losses = starting.without_lost(seen.bounds)
-                self._skip(losses)
-            initial = starting.resolve(seen.bounds)
+            initial, losses = _find_starts(self._options, seen)
+            self._skip(losses)
             self._initial_marks = self._marks_before(initial)
             self._initial = initial
         return StreamOffset(self._initial, self._initial_marks).to_json()
@@ -166,7 +168,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         here = StreamOffset.from_json(start)
         if here.positions == self._initial and not self._anchored:
             return start
-        seen = fetch_bounds(_client(self._options), self._options.topics, _deadline(self._options))
+        client = _client(self._options)
+        topics = _topics(client, self._options, _deadline(self._options))
+        seen = fetch_bounds(client, topics, _deadline(self._options), selection=self._options.selection)
         self._warn_silent(seen.silent())
         losses = self._find_losses(here, seen)
         self._skip(losses)
@@ -266,12 +270,35 @@ def _deadline(options: SourceOptions) -> RetryDeadline:
 
 def _bounds_at_start(options: SourceOptions) -> TopicBounds:
     soon = RetryDeadline(min(options.retry_timeout_ms / 1000, _NAME_SERVER_TIMEOUT_S), time.monotonic, time.sleep)
-    named = options.starting.given.keys() | options.ending.given.keys()
+    selection = options.selection
+    named = options.starting.named | options.ending.named | selection.queues
     expected = Expected(options.expect_brokers, named)
-    seen = fetch_all_bounds(_client(options), options.topics, _deadline(options), soon, expected)
+    client, deadline = _client(options), _deadline(options)
+    topics = _topics(client, options, soon)
+    if not topics and not options.is_stream:
+        raise BadOption("subscribePattern", f"{selection.pattern!r} matches no topic that the name server lists")
+    seen = fetch_all_bounds(client, topics, deadline, soon, expected, selection)
+    OffsetSpec("assign", EARLIEST).check_exist(selection.queues, seen.bounds)
     counts = Counter(f"{queue.topic} on {queue.broker_name}" for queue in seen.queues)
     log.info("queues at the start: %s", "; ".join(f"{where}: {count}" for where, count in sorted(counts.items())))
     return seen
+
+
+def _topics(client: Any, options: SourceOptions, deadline: RetryDeadline) -> Sequence[str]:
+    """The topics that are read now."""
+    if options.selection.pattern is None:
+        return options.topics
+    return options.selection.matching(*ask_patiently(client.topics, deadline))
+
+
+def _find_starts(options: SourceOptions, seen: TopicBounds) -> tuple[Positions, list[DataLoss]]:
+    """Where the query starts, and what is lost before that if it goes on without."""
+    client, deadline = _client(options), _deadline(options)
+    spec = settle_committed(options.starting, seen.bounds, client, deadline)
+    losses: list[DataLoss] = []
+    if not options.fail_on_data_loss:
+        spec, losses = spec.without_lost(seen.bounds)
+    return find_positions(spec, seen.bounds, client, deadline), losses
 
 
 def _client(options: SourceOptions) -> Any:
@@ -299,7 +326,7 @@ def _read(
             todo,
             options.pull_batch,
             _deadline(options),
-            lambda chunk: decode_chunk(chunk, columns, arrow_schema),
+            lambda chunk: decode_chunk(chunk, columns, arrow_schema, options.namespace),
             on_loss,
         )
     ) as batches:

@@ -7,7 +7,7 @@ from mqbroker.client.errors import TopicNotFound
 from mqbroker.client.messages import PullStatus, RawPull
 from mqbroker.errors import MQError, Unreachable
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.record import Record, encode_record
+from mqbroker.wire.record import Record, decode_record, encode_record
 
 Want = tuple[MessageQueue, int, int]
 Fault = Callable[[Want], "RawPull | MQError | None"]
@@ -64,6 +64,8 @@ class FakeLog:
         self.first: dict[MessageQueue, int] = {}
         self.down: set[str] = set()
         self.faults: list[Fault] = []
+        self.group: dict[MessageQueue, int] = {}
+        self.internal: set[str] = set()
         self.flying = 0
         self.pulls: list[Want] = []
         self.rounds = 0
@@ -89,6 +91,21 @@ class FakeLog:
         if not found:
             raise TopicNotFound(topic, ["here:1"], "gone")
         return found
+
+    def topics(self) -> tuple[set[str], set[str]]:
+        return {queue.topic for queue in self.records} | self.internal, self.internal
+
+    def committed(self, queues: Sequence[MessageQueue]) -> list[int | None]:
+        return [self.group.get(queue) for queue in queues]
+
+    def at_times(self, times: Sequence[tuple[MessageQueue, int]]) -> list[int | None]:
+        return [
+            next((r.queue_offset for r in self.decoded(queue) if r.store_timestamp >= at), None) for queue, at in times
+        ]
+
+    def decoded(self, queue: MessageQueue) -> list[Record]:
+        first = self.first.get(queue, 0)
+        return [decode_record(data) for data in self.records[queue][first:]]
 
     def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
         return [

@@ -123,7 +123,7 @@ def test_offsets_of_queues() -> None:
         ({"startingOffsets": '{"orders":{"b":{"0":true}}}'}, True, "is not an integer"),
         ({"startingOffsets": '{"orders":{"b":{"0":-3}}}'}, True, "an offset is 0 or more, -2 for earliest or -1"),
         ({"startingOffsets": '{"bills":{"b":{"0":1}}}'}, True, "topic 'bills' is not among those read: orders"),
-        ({"subscribe": "orders"}, True, "option subscribe: is another name of topic; set one of the two"),
+        ({"subscribe": "orders"}, True, "option topic: set one of topic and subscribe: each says what is read"),
         ({"kafka.bootstrap.servers": "a:1"}, True, "of Spark's Kafka source; the address is nameServer=host:port"),
         ({"kafka.max.poll.records": "5"}, True, "no settings of Kafka's client; leave it out"),
         ({"includeheaders": "true"}, False, "option includeheaders: .*the column properties always has them"),

@@ -1,0 +1,78 @@
+"""Real Spark on our own broker: which messages options choose, compared with a plain consumer's view."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+from mqbroker.client import Message
+from mqbroker.client.blocking import Producer, PullConsumer
+from mqbroker.client.options import ProducerOptions
+from mqbroker.wire.bodies import MessageQueue
+from tests.spark.test_spark import QUEUES, Cluster, Row, publish, reader, rows_of
+from tests.spark.test_spark import cluster as cluster
+from tests.spark.test_spark import spark as spark
+
+pytestmark = [pytest.mark.spark, pytest.mark.daemons]
+
+
+def chosen(spark: Any, cluster: Cluster, /, **options: str) -> Any:
+    return spark.read.format("rocketmq").options(**{"nameServer": cluster.name_server} | options)
+
+
+def test_a_pattern_an_assignment_and_a_path_choose_what_is_read(spark: Any, cluster: Cluster) -> None:
+    one, two = publish(cluster, "Choice-1", 12), publish(cluster, "Choice-2", 8)
+    assert rows_of(chosen(spark, cluster, subscribePattern="Choice-.").load()) == sorted(one + two)
+    queues = json.dumps({"Choice-1": {"broker-a": [1, 3]}})
+    assert rows_of(chosen(spark, cluster, assign=queues).load()) == sorted(row for row in one if row[0] in (1, 3))
+    assert rows_of(chosen(spark, cluster).load("Choice-2")) == sorted(two)
+
+
+def stored(cluster: Cluster, topic: str) -> list[tuple[int, Row]]:
+    """The time of storing, and the row, of each message: a plain consumer's view."""
+    found = []
+    with PullConsumer(cluster.name_server, "checker") as consumer:
+        for n in range(QUEUES):
+            queue = MessageQueue(topic, "broker-a", n)
+            for each in consumer.pull(queue, 0).messages:
+                found.append((each.store_timestamp_ms, (n, each.queue_offset, each.body.decode())))
+    return found
+
+
+def test_times_choose_exactly_the_messages_between_them(spark: Any, cluster: Cluster) -> None:
+    with Producer(cluster.name_server, "publisher") as producer:
+        for n in range(30):  # several messages of a queue have the same time
+            producer.send_batch([Message("Times", f"message {n}-{k}") for k in range(3)])
+    messages = stored(cluster, "Times")
+    times = sorted({time for time, _ in messages})
+    for low, high in ((times[len(times) // 3], times[2 * len(times) // 3]), (times[1] - 1, times[-2] + 1)):
+        wanted = sorted(row for time, row in messages if low <= time < high)
+        options = {
+            "startingTimestamp": datetime.fromtimestamp(low / 1000, UTC).isoformat(timespec="milliseconds"),
+            "endingTimestamp": str(high),
+            "startingOffsetsByTimestampStrategy": "latest",
+        }
+        assert rows_of(reader(spark, cluster, "Times", **options).load()) == wanted
+
+
+def test_a_batch_begins_where_a_group_stands(spark: Any, cluster: Cluster) -> None:
+    sent = publish(cluster, "Group", 20)
+    with PullConsumer(cluster.name_server, "spark-readers") as consumer:
+        consumer.commit(MessageQueue("Group", "broker-a", 0), 3)
+    options = {"startingOffsets": "group", "consumerGroup": "spark-readers"}
+    wanted = [row for row in sent if row[0] != 0 or row[1] >= 3]
+    assert rows_of(reader(spark, cluster, "Group", **options).load()) == sorted(wanted)
+
+
+def test_a_namespace_is_in_no_column(spark: Any, cluster: Cluster) -> None:
+    with Producer(cluster.name_server, "publisher", options=ProducerOptions(namespace="shop")) as producer:
+        producer.send(Message("Inside", "message"))
+    options = {"namespace": "shop"}
+    (row,) = reader(spark, cluster, "Inside", **options).load().select("topic", "body").collect()
+    assert (row.topic, bytes(row.body)) == ("Inside", b"message")
+    (row,) = chosen(spark, cluster, subscribePattern="Ins.*", **options).load().select("topic", "body").collect()
+    assert (row.topic, bytes(row.body)) == ("Inside", b"message")

@@ -17,11 +17,7 @@ from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import decline as decline
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.errors import MQError, Refused
-from mqbroker.wire.admin_bodies import (
-    GetConsumerStatusBody,
-    ResetOffsetBody,
-    ResetOffsetBodyForC,
-)
+from mqbroker.wire.admin_bodies import GetConsumerStatusBody, ResetOffsetBody, ResetOffsetBodyForC
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX, BadBody
 from mqbroker.wire.codes import RequestCode, ResponseCode

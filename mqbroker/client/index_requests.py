@@ -232,13 +232,7 @@ def _checked(answer: RemotingCommand | MQError) -> RemotingCommand:
 
 
 def _request(
-    topic: str,
-    key: str,
-    max_count: int = _FOUND_MAX,
-    begin: int = 0,
-    end: int = _LATEST_MS,
-    *,
-    is_unique: bool = True,
+    topic: str, key: str, max_count: int = _FOUND_MAX, begin: int = 0, end: int = _LATEST_MS, *, is_unique: bool = True
 ) -> RemotingCommand:
     header = QueryMessageRequestHeader(
         topic=topic, key=key, max_num=max_count, begin_timestamp=begin, end_timestamp=end

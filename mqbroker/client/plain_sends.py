@@ -39,13 +39,7 @@ class PlainSends:
     """Takes sends; those of a turn of the loop leave at its end, or when they are enough, in the order in which they
     came."""
 
-    def __init__(
-        self,
-        net: LoopNet,
-        identity: Identity,
-        attempts: Attempts,
-        in_flight: SendsInFlight,
-    ) -> None:
+    def __init__(self, net: LoopNet, identity: Identity, attempts: Attempts, in_flight: SendsInFlight) -> None:
         """`attempts` are those of the general path."""
         options = attempts.options
         self._net = net

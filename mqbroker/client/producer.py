@@ -13,14 +13,7 @@ import attrs
 
 from mqbroker.client.attempts import Attempts, Chosen, FirstAttempt
 from mqbroker.client.batches import parts_of
-from mqbroker.client.errors import (
-    BadArgument,
-    BadMessage,
-    BatchFailed,
-    ClientClosed,
-    SendFailed,
-    short,
-)
+from mqbroker.client.errors import BadArgument, BadMessage, BatchFailed, ClientClosed, SendFailed, short
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import IndexRequests, Queries
@@ -31,15 +24,7 @@ from mqbroker.client.observers import Observers, Send, SendKind
 from mqbroker.client.options import ProducerOptions, milliseconds
 from mqbroker.client.replies import Replies
 from mqbroker.client.routes import Routes
-from mqbroker.client.send import (
-    Choose,
-    Outgoing,
-    Selector,
-    SendsInFlight,
-    Slot,
-    chooser,
-    prepare,
-)
+from mqbroker.client.send import Choose, Outgoing, Selector, SendsInFlight, Slot, chooser, prepare
 from mqbroker.client.trace import FLUSH_S, Tracer
 from mqbroker.errors import MQError, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue

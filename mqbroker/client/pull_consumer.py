@@ -68,13 +68,7 @@ class PullConsumerCore:
         subscription = subscribe_to(queue.topic, tags, 0)
         raw = await self._pull(queue, offset, max_count, subscription, milliseconds("suspend_s", suspend_s, 0))
         messages, _ = read_messages(raw, queue, subscription, offset)
-        return PullResult(
-            raw.status,
-            raw.next_offset,
-            raw.min_offset,
-            raw.max_offset,
-            tuple(messages),
-        )
+        return PullResult(raw.status, raw.next_offset, raw.min_offset, raw.max_offset, tuple(messages))
 
     async def message_by_time(self, queue: MessageQueue, time: datetime | int) -> ReceivedMessage | None:
         """The first message of a queue that was stored at `time` or later, whatever the broker's search says; None if

@@ -233,11 +233,7 @@ class Rotation:
         return first
 
     def next(
-        self,
-        topic: str,
-        queues: Sequence[MessageQueue],
-        tried: Collection[str] = (),
-        avoided: Collection[str] = (),
+        self, topic: str, queues: Sequence[MessageQueue], tried: Collection[str] = (), avoided: Collection[str] = ()
     ) -> MessageQueue:
         """The next queue that is on a broker that was not `tried`, and is not `avoided` if there is such a one; simply
         the next if all were tried."""

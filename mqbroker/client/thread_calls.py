@@ -64,12 +64,7 @@ class ThreadConsumeService(ConsumeService):
     """Calls the listener on at most `concurrency` threads, which are made when they are needed."""
 
     def __init__(
-        self,
-        net: AioNet,
-        listener: Listener,
-        send_back: SendBack,
-        stats: ConsumerStats,
-        **options: Any,
+        self, net: AioNet, listener: Listener, send_back: SendBack, stats: ConsumerStats, **options: Any
     ) -> None:
         super().__init__(net, listener, send_back, stats, **options)
         self._aio = net

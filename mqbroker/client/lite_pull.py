@@ -11,32 +11,31 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import attrs
 
+from mqbroker.client.assigned_queues import AssignedQueue, AssignedQueues
 from mqbroker.client.errors import BadArgument, ClientClosed
 from mqbroker.client.identity import Identity
 from mqbroker.client.loop_watch import LoopWatch
-from mqbroker.client.membership import Membership, Owner
-from mqbroker.client.messages import RawPull, ReceivedMessage
+from mqbroker.client.membership import Membership
+from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import check_group, check_queue, check_topic
 from mqbroker.client.net import Net, Signal, Task, every
 from mqbroker.client.offset_stores import LocalOffsets
 from mqbroker.client.options import LitePullOptions, MessageModel, check_number, milliseconds
-from mqbroker.client.process_queue import AssignedQueue, Portion, PulledBatch, PullFailures
+from mqbroker.client.process_queue import Portion, PulledBatch
 from mqbroker.client.queue_requests import Offsets, message_by_time, pull_request, read_messages, read_pull_answer
 from mqbroker.client.routes import Routes
+from mqbroker.client.running_info import positions
 from mqbroker.client.subscription import ALL, Sql, subscribe_to
-from mqbroker.errors import MQError, Refused, Unreachable
+from mqbroker.errors import MQError, Refused
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
-
-_HALF_AN_HOUR_MS = 30 * 60 * 1000
 
 #: Called with the queues of a topic when they have changed.
 QueuesChanged = Callable[[frozenset[MessageQueue]], Any]
@@ -60,19 +59,6 @@ class Lag:
         return sum(max(0, lag) for lag in self.queues.values())
 
 
-class _Shares(Owner):
-    """Hands the queues of a membership on."""
-
-    def __init__(self, consumer: LitePullConsumerCore) -> None:
-        self._consumer = consumer
-
-    def assign(self, queues: Sequence[MessageQueue], is_shared: bool) -> None:
-        self._consumer.take_share(queues, is_shared)
-
-    async def revoke(self, queues: Sequence[MessageQueue]) -> None:
-        await self._consumer.revoke(queues)
-
-
 class LitePullConsumerCore:
     """Reads queues for `group`: those that it is told to (`assign`), or its share of those of topics (`subscribe`)."""
 
@@ -83,7 +69,7 @@ class LitePullConsumerCore:
             raise BadArgument("LitePullOptions.namespace", "left out: write it into the names", options.namespace)
         self._net = net
         self._name_servers = name_servers
-        self._group = check_group(group)
+        self.group = check_group(group)
         self._options = options
         self._identity = identity
         self._timeout_ms = milliseconds("request_timeout_s", options.request_timeout_s)
@@ -92,18 +78,18 @@ class LitePullConsumerCore:
         self.offsets = Offsets(net, self._routes, group, self._timeout_ms)
         is_broadcasting = options.model is MessageModel.BROADCASTING
         self._store = options.offset_store or (LocalOffsets() if is_broadcasting else self.offsets)
-        self._membership = Membership(net, self._routes, identity, group, _Shares(self), options, "CONSUME_ACTIVELY")
+        self._membership = Membership(
+            net, self._routes, identity, group, options, self._take_share, self._give_up, "CONSUME_ACTIVELY"
+        )
         self._watch = LoopWatch(net, group, "that polls", options.heartbeat_s, self._come_back)
-        self._assigned: dict[MessageQueue, AssignedQueue] = {}
+        self._assigned = AssignedQueues(net, self._routes, group, options, self._store, self.offsets, self._deliver)
         self._paused: set[MessageQueue] = set()
-        self._failures = PullFailures()
         self._waiting: deque[Portion] = deque()
         #: What the last poll has returned.
         self._returned: list[tuple[PulledBatch, int]] = []
         self._asking: list[Signal] = []
         self._by_hand = self._joined = self._started = self._closed = False
         self._loops: list[Task] = []
-        self._timestamp_ms = options.consume_from_time or int(net.now() * 1000) - _HALF_AN_HOUR_MS
 
     # which queues
 
@@ -124,7 +110,7 @@ class LitePullConsumerCore:
             raise ClientClosed("a lite pull consumer is started once")
         await self._routes.check()
         self._identity.take()
-        await self._store.open(self._group, self._name_servers)
+        await self._store.open(self.group, self._name_servers)
         self._started = True
         options = self._options
         loops = [every(self._net, options.route_age_s, self._routes.refresh_all)]
@@ -165,7 +151,7 @@ class LitePullConsumerCore:
         self._by_hand = True
         self._membership.queues = wanted
         if self._started:
-            await self.revoke([queue for queue in self._assigned if queue not in wanted])
+            await self._give_up([queue for queue in self._assigned if queue not in wanted])
             self._take([queue for queue in wanted if queue not in self._assigned])
 
     async def _join(self) -> None:
@@ -175,62 +161,33 @@ class LitePullConsumerCore:
         for loop in (self._watch.run(), self._membership.keep_balanced(settled), heartbeats):
             self._loops.append(self._net.spawn(loop))
 
-    def take_share(self, queues: Sequence[MessageQueue], is_shared: bool) -> None:
+    def _take_share(self, queues: Sequence[MessageQueue], is_shared: bool) -> None:
         self._take(queues, self._options.takeover_pause_s if is_shared else 0.0)
 
-    async def revoke(self, queues: Sequence[MessageQueue]) -> None:
+    async def _give_up(self, queues: Sequence[MessageQueue]) -> None:
         for queue in queues:
-            assigned = self._assigned.pop(queue)
             self._paused.discard(queue)
-            offset = assigned.committable
-            assigned.drop()
-            if offset is not None and self._options.auto_commit:
-                await self._store.commit_oneway(queue, offset)
+            await self._assigned.give_up(queue, commits=self._options.auto_commit)
         self._forget_dropped()
+        self._assigned.limit()
         await self._store.flush()
 
     def _take(self, queues: Iterable[MessageQueue], pause_s: float = 0.0, promised: int | None = None) -> None:
+        async def there(queue: MessageQueue) -> int:
+            assert promised is not None
+            return promised
+
         for queue in sorted(queues):
-            self._assigned[queue] = AssignedQueue(
-                self._net,
+            begun = self._assigned.begin(
                 queue,
                 self._membership.subscriptions.get(queue.topic) or subscribe_to(queue.topic, ALL, 0),
-                self._options,
                 pause_s=pause_s,
-                find_start=partial(self._find_start, promised=promised),
-                pull=self._pull,
-                deliver=self._deliver,
-                failures=self._failures,
                 promised=promised,
+                find_start=None if promised is None else there,
             )
             if queue in self._paused:
-                self._assigned[queue].pause()
-
-    async def _find_start(self, queue: MessageQueue, *, promised: int | None) -> int:
-        if promised is not None:
-            return promised
-        committed = await self._store.committed(queue)
-        if committed is not None:
-            return committed
-        return await self.offsets.start(queue, self._options.consume_from, self._timestamp_ms)
-
-    async def _pull(self, assigned: AssignedQueue, offset: int, broker_id: int) -> RawPull:
-        queue = assigned.queue
-        request = pull_request(
-            queue,
-            offset,
-            self._options.pull_batch,
-            group=self._group,
-            subscription=assigned.subscription,
-            suspend_ms=milliseconds("suspend_s", self._options.suspend_s, 0),
-            carry_subscription=True,
-        )
-        addr = await self._routes.address(queue, broker_id)
-        try:
-            return read_pull_answer(await self._net.invoke(addr, request, self._pull_timeout_ms))
-        except Unreachable:
-            self._routes.mark_stale(queue.topic)
-            raise
+                begun.pause()
+        self._assigned.limit()
 
     # messages
 
@@ -354,7 +311,7 @@ class LitePullConsumerCore:
     async def _read(self, queue: MessageQueue, offset: int, count: int) -> Sequence[ReceivedMessage]:
         subscription = subscribe_to(queue.topic, ALL, 0)
         request = pull_request(
-            queue, offset, count, group=self._group, subscription=subscription, carry_subscription=True
+            queue, offset, count, group=self.group, subscription=subscription, carry_subscription=True
         )
         addr = await self._routes.address(queue, master_only=True)
         raw = read_pull_answer(await self._net.invoke(addr, request, self._pull_timeout_ms))
@@ -364,7 +321,7 @@ class LitePullConsumerCore:
         """Commit all that polls have returned, or these offsets. Raises the first error of a broker."""
         if offsets is None:
             self._settle()
-            offsets = self._committable()
+            offsets = self._assigned.committable()
         for queue, offset in offsets.items():
             check_queue(queue)
             check_number("offset", offset, 0, 2**63 - 1)
@@ -395,16 +352,9 @@ class LitePullConsumerCore:
                 found[queue] = max(0, bounds[1] - position - returned)
         return Lag(found)
 
-    def _committable(self) -> dict[MessageQueue, int]:
-        offsets = {queue: assigned.committable for queue, assigned in self._assigned.items()}
-        return {queue: offset for queue, offset in offsets.items() if offset is not None}
-
     async def _commit_oneway(self) -> None:
         if not self._watch.was_away:
-            for queue, offset in self._committable().items():
-                if queue in self._assigned:
-                    await self._store.commit_oneway(queue, offset)
-            await self._store.flush()
+            await self._assigned.commit_oneway()
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of `topic` that can be read. Raises TopicNotFound and NameServerUnreachable."""
@@ -440,16 +390,14 @@ class LitePullConsumerCore:
         if self._joined:
             await self._membership.tell_revoked()
         if self._started and self._options.auto_commit and not self._watch.was_away:
-            await self._store.commit_many(self._committable())
+            await self._store.commit_many(self._assigned.committable())
         if self._joined:
             await self._membership.leave()
-        for assigned in self._assigned.values():
-            assigned.drop()
+        self._assigned.drop()
         await self._net.close()
 
     async def _come_back(self) -> None:
-        for assigned in self._assigned.values():
-            assigned.drop()
+        self._assigned.drop()
         self._assigned.clear()
         self._returned.clear()
         self._forget_dropped()
@@ -457,13 +405,9 @@ class LitePullConsumerCore:
 
     # what brokers ask
 
-    @property
-    def group(self) -> str:
-        return self._group
-
     def ids_changed(self, group: str) -> None:
         """A broker reports that members of `group` joined or left."""
-        if group == self._group and self._joined:
+        if group == self.group and self._joined:
             self._membership.wake()
 
     def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
@@ -473,7 +417,7 @@ class LitePullConsumerCore:
 
     def positions(self, topic: str) -> dict[MessageQueue, int]:
         """The offsets that would be committed now, of one topic, or of all if `topic` is empty."""
-        return {queue: offset for queue, offset in self._committable().items() if topic in ("", queue.topic)}
+        return positions(topic, self._assigned)
 
     def running_info(self) -> ConsumerRunningInfo:
         """Refused: there is no listener to tell of."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -47,20 +47,11 @@ class Share:
     is_shared: bool
 
 
-class Owner:
-    """What has the queues of a member."""
-
-    def assign(self, queues: Sequence[MessageQueue], is_shared: bool) -> None:
-        """Begin with queues; `is_shared` if the group has other members, one of which may have had them."""
-
-    async def revoke(self, queues: Sequence[MessageQueue]) -> None:
-        """End with queues, and commit their offsets."""
-
-
 class Membership:
-    """One member of `group`, whose queues `owner` has.
+    """One member of `group`.
 
-    Its tasks are `keep_balanced`, and what `tasks` returns.
+    `assigned` is called with queues to begin with, and whether the group has other members, one of which may have had
+    them; `revoked` with queues to end with, whose offsets it commits.
     """
 
     def __init__(
@@ -69,16 +60,18 @@ class Membership:
         routes: Routes,
         identity: Identity,
         group: str,
-        owner: Owner,
         options: MemberOptions,
+        assigned: Callable[[Sequence[MessageQueue], bool], None],
+        revoked: Callable[[Sequence[MessageQueue]], Awaitable[None]],
         consume_type: str = "CONSUME_PASSIVELY",
     ) -> None:
         self._net = net
         self._routes = routes
         self._identity = identity
         self._group = group
-        self._owner = owner
         self._options = options
+        self._assigned = assigned
+        self._revoked = revoked
         self._consume_type = consume_type
         self._timeout_ms = milliseconds("request_timeout_s", options.request_timeout_s)
         self.heartbeats = Heartbeats(
@@ -184,7 +177,7 @@ class Membership:
         for queue in new:
             log.info("%s is assigned %s", self._group, queue)
         self.queues.update(new)
-        self._owner.assign(new, share.is_shared)
+        self._assigned(new, share.is_shared)
         await self._tell("assigned", new)
 
     async def _revoke(self, queues: Iterable[MessageQueue]) -> None:
@@ -196,7 +189,7 @@ class Membership:
         self.queues.difference_update(gone)
         for queue in gone:
             log.info("%s releases %s", self._group, queue)
-        await self._owner.revoke(gone)
+        await self._revoked(gone)
 
     async def _tell(self, what: str, queues: Sequence[MessageQueue]) -> None:
         listener = self._options.rebalance_listener

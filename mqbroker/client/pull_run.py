@@ -2,7 +2,7 @@
 as the response is there, before its messages are looked at, and no coroutine runs. The broker has work meanwhile.
 
 What ends a run - nothing found, another broker to pull from, no more room, an error - is left to the general path
-(`client/push_consumer.py`), which also begins the next one.
+(`client/assigned_queues.py`), which also begins the next one.
 """
 
 from __future__ import annotations

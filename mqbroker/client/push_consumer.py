@@ -6,55 +6,45 @@ At least once: a message is delivered again if a member died, was slow to leave 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from mqbroker.client.assigned_queues import AssignedQueue, AssignedQueues
 from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener
-from mqbroker.client.errors import BadArgument, BadListener, ClientClosed, NoBrokerForTopic
+from mqbroker.client.errors import BadArgument, BadListener, ClientClosed
 from mqbroker.client.identity import Identity
 from mqbroker.client.iteration import Delivery, IterationService, by_iteration
 from mqbroker.client.listener_calls import LoopConsumeService
 from mqbroker.client.listeners import Throttle
 from mqbroker.client.loop_watch import LoopWatch
-from mqbroker.client.membership import Membership, Owner
-from mqbroker.client.messages import RawPull, ReceivedMessage
+from mqbroker.client.membership import Membership
+from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import bare, check_group, check_topic, within
 from mqbroker.client.net import Net, Task, every
 from mqbroker.client.observers import InNamespace, Observers
 from mqbroker.client.offset_stores import LocalOffsets
 from mqbroker.client.options import MessageModel, ProducerOptions, PushOptions, milliseconds
 from mqbroker.client.orderly import LOCK_EVERY_S, LOCK_PAUSE_S, Order, QueueLocks
-from mqbroker.client.process_queue import AssignedQueue, PulledBatch, PullFailures
+from mqbroker.client.process_queue import PulledBatch
 from mqbroker.client.producer import ProducerCore
-from mqbroker.client.queue_requests import Offsets, pull_from, pull_request, read_pull_answer
+from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.routes import Routes
 from mqbroker.client.running_info import About, ConsumerStats, positions, running_info
-from mqbroker.client.send import STATUSES, retry_request
+from mqbroker.client.send_back import SendBack
 from mqbroker.client.subscription import ALL, Sql
 from mqbroker.client.trace import FLUSH_S, Tracer
-from mqbroker.errors import MQError, Refused, Unreachable
+from mqbroker.errors import MQError, Refused
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import INNER_TRACE_PRODUCER_PREFIX, RETRY_PREFIX, RequestCode, ResponseCode
-from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
+from mqbroker.wire.codes import INNER_TRACE_PRODUCER_PREFIX, RETRY_PREFIX, ResponseCode
 
 log = logging.getLogger(__name__)
-
-#: Response codes of a broker that has not got this member's latest heartbeat, as after its restart.
-_HEARTBEAT_HELPS = frozenset({ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST})
 
 #: How long a queue whose offset is reset waits for listeners that hold its messages, as in Java.
 RESET_WAIT_S = 10.0
 
-#: How often a message that is not consumed comes again by default.
-_ATTEMPTS_MAX = 16
 
-_HALF_AN_HOUR_MS = 30 * 60 * 1000
-
-
-class PushConsumerCore(Owner):
+class PushConsumerCore:
     """One member of `group`. `subscribe` before `start`, or at any time after."""
 
     def __init__(
@@ -71,18 +61,16 @@ class PushConsumerCore(Owner):
         self._net = net
         self._identity = identity
         self._namespace = options.namespace
-        self._group = group = within(self._namespace, check_group(group))
+        self.group = group = within(self._namespace, check_group(group))
         self._about = About(group, name_servers, options, int(net.now() * 1000))
         self._stats = ConsumerStats(net.now)
         self._options = options
-        self._attempts_max = _ATTEMPTS_MAX if options.max_reconsume_times < 0 else options.max_reconsume_times
         timeout_ms = self._timeout_ms = milliseconds("request_timeout_s", options.request_timeout_s)
-        self._pull_timeout_ms = milliseconds("pull_timeout_s", options.pull_timeout_s)
         self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)
         self._offsets = Offsets(net, self._routes, group, timeout_ms)
         self._is_broadcasting = options.model is MessageModel.BROADCASTING
         self._store = options.offset_store or (LocalOffsets() if self._is_broadcasting else self._offsets)
-        self._membership = Membership(net, self._routes, identity, group, self, options)
+        self._membership = Membership(net, self._routes, identity, group, options, self._take, self._give_up)
         self._locks, self._order = self._make_order()
         observers = self._make_observers(name_servers)
         most = options.concurrency
@@ -93,7 +81,7 @@ class PushConsumerCore(Owner):
         self.consuming = consume(
             net,
             listener if listener is by_iteration else observers.consuming(listener, group, lambda: identity.client_id),
-            self._drop if self._is_broadcasting else self._send_back,
+            self._drop if self._is_broadcasting else SendBack(net, self._routes, group, options),
             self._stats,
             concurrency=most,
             local_retry_s=options.local_retry_s,
@@ -106,18 +94,17 @@ class PushConsumerCore(Owner):
         self.consuming.watch = self._watch
         if self._is_broadcasting:
             self.consuming.fate = "dropped"
-        #: A pull of each assigned queue, which the next ones differ from by the offset.
-        self._first_pulls: dict[MessageQueue, RemotingCommand] = {}
-        self._assigned: dict[MessageQueue, AssignedQueue] = {}
+        heartbeat = self._membership.heartbeats.send_to
+        self._assigned = AssignedQueues(
+            net, self._routes, group, options, self._store, self._offsets, self._deliver, heartbeat
+        )
         #: Those that the listener still has a message of, where order is kept.
         self._releasing: dict[MessageQueue, AssignedQueue] = {}
-        self._pull_failures = PullFailures()
         #: When the pulls were last looked at.
         self._looked_at = 0.0
         self._loops: list[Task] = []
         self._started = self._closed = self._ended = self._is_suspended = False
         self._closing = net.lock()
-        self._timestamp_ms = options.consume_from_time or self._now_ms() - _HALF_AN_HOUR_MS
         self._dropped = Throttle(net.steady)
         if not self._is_broadcasting:
             self._membership.subscribe(RETRY_PREFIX + group)
@@ -128,7 +115,7 @@ class PushConsumerCore(Owner):
             return None, None
         locks = None
         if not self._is_broadcasting:
-            locks = QueueLocks(self._net, self._routes, self._identity, self._group, self._timeout_ms)
+            locks = QueueLocks(self._net, self._routes, self._identity, self.group, self._timeout_ms)
         order = Order(
             self._net,
             locks,
@@ -142,7 +129,7 @@ class PushConsumerCore(Owner):
         net, options = self._net, self._options
         self._tracer: Tracer | None = None
         if options.trace_topic:
-            group = f"{INNER_TRACE_PRODUCER_PREFIX}-{bare(self._group)}"
+            group = f"{INNER_TRACE_PRODUCER_PREFIX}-{bare(self.group)}"
             traces = ProducerCore(net, name_servers, group, ProducerOptions(), self._identity)
             self._tracer = Tracer(net, options.trace_topic, traces.send_unseen)
         doors = [InNamespace(self._namespace)] if self._namespace else []
@@ -173,7 +160,6 @@ class PushConsumerCore(Owner):
     def add_subscription(self, topic: str, expression: str | Sql = ALL) -> bool:
         """The immediate part of `subscribe`; True if `apply_subscription` must follow. Raises Refused."""
         self._membership.subscribe(within(self._namespace, check_topic(topic)), expression)
-        self._first_pulls.clear()
         return self._started
 
     async def apply_subscription(self, topic: str) -> None:
@@ -232,7 +218,7 @@ class PushConsumerCore(Owner):
         self.check_startable()
         self._started = True
         self._looked_at = self._net.steady()
-        await self._store.open(self._group, self._about.name_servers)
+        await self._store.open(self.group, self._about.name_servers)
         settled = await self._membership.join()
         if self._closed:
             raise ClientClosed("this push consumer was closed while it started")
@@ -287,7 +273,7 @@ class PushConsumerCore(Owner):
         if not await self.consuming.close(self._options.close_timeout_s):
             log.warning(
                 "listeners of %s still run after %g s, and their messages will come again: %s",
-                self._group,
+                self.group,
                 self._options.close_timeout_s,
                 self.consuming.still_running(),
             )
@@ -295,7 +281,7 @@ class PushConsumerCore(Owner):
             await self._tracer.flush()
         if self._started:
             await self._membership.tell_revoked()
-            await self._store.commit_many({} if self._watch.was_away else self._committable())
+            await self._store.commit_many({} if self._watch.was_away else self._assigned.committable())
             await self._membership.leave()
             if self._locks is not None:
                 await self._locks.unlock([*self._assigned, *self._releasing])
@@ -305,12 +291,8 @@ class PushConsumerCore(Owner):
 
     def ids_changed(self, group: str) -> None:
         """A broker reports that members of `group` joined or left."""
-        if group == self._group:
+        if group == self.group:
             self._membership.wake()
-
-    @property
-    def group(self) -> str:
-        return self._group
 
     def running_info(self) -> ConsumerRunningInfo:
         """This member's state, for administrators."""
@@ -337,47 +319,23 @@ class PushConsumerCore(Owner):
             self._assigned[queue].drop()
         self.consuming.forget_dropped()
         for queue in moved:
-            log.info("%s goes on at offset %d of %s", self._group, offsets[queue], queue)
+            log.info("%s goes on at offset %d of %s", self.group, offsets[queue], queue)
             self._assign(queue, promised=offsets[queue])
 
-    def _now_ms(self) -> int:
-        return int(self._net.now() * 1000)
-
-    def assign(self, queues: Sequence[MessageQueue], is_shared: bool) -> None:
+    def _take(self, queues: Sequence[MessageQueue], is_shared: bool) -> None:
         for queue in queues:
             self._assign(queue, pause_s=self._options.takeover_pause_s if is_shared else 0.0)
-        self._limit()
+        self._assigned.limit()
 
-    async def revoke(self, queues: Sequence[MessageQueue]) -> None:
+    async def _give_up(self, queues: Sequence[MessageQueue]) -> None:
         for queue in queues:
-            assigned = self._assigned.pop(queue)
-            self._first_pulls.pop(queue, None)
-            if self._locks is not None:
-                self._releasing[queue] = assigned
+            if self._locks is None:
+                await self._assigned.give_up(queue, commits=True)
+            else:
+                assigned = self._releasing[queue] = self._assigned.pop(queue)
                 self._net.spawn(self._release(self._locks, queue, assigned))
-                continue
-            offset = assigned.committable
-            assigned.drop()
-            if offset is not None:
-                await self._store.commit_oneway(queue, offset)
-        self._limit()
+        self._assigned.limit()
         await self._store.flush()
-
-    def _limit(self) -> None:
-        """Divide the limits of topics among their queues."""
-        options = self._options
-        if options.topic_messages_max is None and options.topic_bytes_max is None:
-            return
-        counts = Counter(queue.topic for queue in self._assigned)
-        for queue, assigned in self._assigned.items():
-            most, size = (
-                limit if of_topic is None else min(limit, max(1, of_topic // counts[queue.topic]))
-                for limit, of_topic in (
-                    (options.queue_messages_max, options.topic_messages_max),
-                    (options.queue_bytes_max, options.topic_bytes_max),
-                )
-            )
-            assigned.limit(most, size)
 
     async def _renew_stuck(self) -> None:
         """Begin queues anew that could be pulled and are not. Where the loop did not run meanwhile, that is no sign."""
@@ -415,26 +373,21 @@ class PushConsumerCore(Owner):
         for queue in await self._locks.lock({*self._assigned, *self._releasing}):
             assigned = self._assigned.get(queue)
             if assigned is not None and assigned.committable is not None and not self._closed:
-                log.warning("%s has lost the lock of %s, and takes it anew", self._group, queue)
+                log.warning("%s has lost the lock of %s, and takes it anew", self.group, queue)
                 assigned.drop()
                 self.consuming.forget_dropped()
                 self._assign(queue)
 
     def _assign(self, queue: MessageQueue, *, pause_s: float = 0.0, promised: int | None = None) -> None:
-        self._assigned[queue] = AssignedQueue(
-            self._net,
+        begun = self._assigned.begin(
             queue,
             self._membership.subscriptions[queue.topic],
-            self._options,
             pause_s=pause_s,
-            find_start=self._find_start if promised is None else partial(self._start_over, offset=promised),
-            pull=self._pull,
-            deliver=self._deliver,
-            failures=self._pull_failures,
             promised=promised,
+            find_start=self._find_start if promised is None else partial(self._start_over, offset=promised),
         )
         if self._is_suspended:
-            self._assigned[queue].pause()
+            begun.pause()
 
     def _deliver(self, assigned: AssignedQueue, batch: PulledBatch, took_s: float) -> None:
         self._stats.of(assigned.queue.topic).pulled(took_s * 1000, batch.left)
@@ -448,10 +401,7 @@ class PushConsumerCore(Owner):
             await self._locks.lock([queue])
             if not self._locks.holds(queue):
                 await self._net.sleep(LOCK_PAUSE_S)
-        committed = await self._store.committed(queue)
-        if committed is not None:
-            return committed
-        return await self._offsets.start(queue, self._options.consume_from, self._timestamp_ms)
+        return await self._assigned.find_start(queue)
 
     async def _start_over(self, queue: MessageQueue, *, offset: int) -> int:
         try:
@@ -462,31 +412,6 @@ class PushConsumerCore(Owner):
             log.warning("%s continues while the listener still holds messages from before its reset", queue)
         return offset
 
-    def _first_pull(self, queue: MessageQueue, offset: int) -> RemotingCommand:
-        first = self._first_pulls[queue] = pull_request(
-            queue,
-            offset,
-            self._options.pull_batch,
-            group=self._group,
-            subscription=self._membership.subscriptions[queue.topic],
-            suspend_ms=milliseconds("suspend_s", self._options.suspend_s, 0),
-        )
-        return first
-
-    async def _pull(self, assigned: AssignedQueue, offset: int, broker_id: int) -> RawPull:
-        queue = assigned.queue
-        request = pull_from(self._first_pulls.get(queue) or self._first_pull(queue, offset), offset)
-        addr = await self._routes.address(queue, broker_id)
-        try:
-            return read_pull_answer(await self._net.pull_on(addr, request, self._pull_timeout_ms, assigned))
-        except Refused as refused:
-            if refused.code in _HEARTBEAT_HELPS:
-                await self._membership.heartbeats.send_to(addr)
-            raise
-        except Unreachable:
-            self._routes.mark_stale(queue.topic)
-            raise
-
     async def _drop(self, message: ReceivedMessage, delay_level: int) -> None:
         if (more := self._dropped.more()) is not None:
             log.warning(
@@ -496,77 +421,20 @@ class PushConsumerCore(Owner):
                 more,
             )
 
-    async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
-        """Have the broker deliver a message again. Where it does not answer, or refuses, the message is sent anew to
-        the group's retry topic, at any broker. Raises the first error if that fails too."""
-        header = ConsumerSendMsgBackRequestHeader(
-            offset=message.commit_log_offset,
-            group=self._group,
-            delay_level=delay_level,
-            origin_msg_id=message.msg_id,
-            origin_topic=message.topic,
-            max_reconsume_times=self._attempts_max,
-            bname=message.queue.broker_name,
-        )
-        try:
-            addr = await self._routes.address(message.queue, master_only=True)
-            request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
-            answer = await self._net.invoke(addr, request, self._timeout_ms)
-            if answer.code != ResponseCode.SUCCESS:
-                raise Refused(answer.code, answer.remark or "")
-        except MQError as error:
-            try:
-                await self._send_anew(message, delay_level)
-            except MQError as second:
-                log.info("%s was not accepted as a new message either: %s", message.msg_id, second)
-                raise error from None
-            log.info("%s is sent to the retry topic as a new message: %s", message.msg_id, error)
-
-    async def _send_anew(self, message: ReceivedMessage, delay_level: int) -> None:
-        retry_topic = RETRY_PREFIX + self._group
-        route = await self._routes.get(retry_topic)
-        if not route.publish_queues:
-            raise NoBrokerForTopic(retry_topic, "none lets it be written")
-        others = [queue for queue in route.publish_queues if queue.broker_name != message.queue.broker_name]
-        queue = self._net.rng.choice(others or route.publish_queues)
-        times = message.reconsume_times
-        if delay_level < 0 or times >= self._attempts_max:
-            request = retry_request(message, queue, times, times, 3)
-        else:
-            # Brokers count otherwise here: a dead letter is what has come so often already.
-            level = delay_level or 3 + times
-            request = retry_request(message, queue, times + 1, self._attempts_max + 1, level)
-        addr = await self._routes.address(queue, master_only=True)
-        answer = await self._net.invoke(addr, request, self._timeout_ms)
-        if answer.code not in STATUSES:
-            raise Refused(answer.code, answer.remark or "")
-
-    def _committable(self) -> dict[MessageQueue, int]:
-        offsets = {queue: assigned.committable for queue, assigned in self._assigned.items()}
-        return {queue: offset for queue, offset in offsets.items() if offset is not None}
-
     async def _come_back(self) -> None:
         """Take queues anew after the member was away: others may have had them, and consumed what is held here. That is
         dropped, and not committed, as that would set the group's offsets back."""
         if self._is_broadcasting:  # nobody else takes them
             await self._membership.heartbeats.send_to_all()
             return
-        log.warning("%s was away for longer than brokers keep members: it takes its queues anew", self._group)
-        for assigned in self._assigned.values():
-            assigned.drop()
+        log.warning("%s was away for longer than brokers keep members: it takes its queues anew", self.group)
+        self._assigned.drop()
         self._assigned.clear()
-        self._first_pulls.clear()
         if self._locks is not None:
             self._locks.forget()
         self.consuming.forget_dropped()
         await self._membership.lose()
 
     async def _commit_oneway(self) -> None:
-        if self._watch.was_away:
-            return
-        for queue in list(self._assigned):
-            # Looked up at its turn: the queue may be revoked by then, or reset.
-            assigned = self._assigned.get(queue)
-            if assigned is not None and (offset := assigned.committable) is not None:
-                await self._store.commit_oneway(queue, offset)
-        await self._store.flush()
+        if not self._watch.was_away:
+            await self._assigned.commit_oneway()

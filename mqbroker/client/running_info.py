@@ -11,8 +11,8 @@ from itertools import islice
 
 import attrs
 
+from mqbroker.client.assigned_queues import AssignedQueue
 from mqbroker.client.options import PushOptions
-from mqbroker.client.process_queue import AssignedQueue
 from mqbroker.wire.admin_bodies import ConsumerRunningInfo, ConsumeStatus
 from mqbroker.wire.bodies import MessageQueue, SubscriptionData
 from mqbroker.wire.codes import VERSION_NAME

@@ -9,16 +9,14 @@ from collections.abc import Callable, Collection, Sequence
 
 import attrs
 
-from mqbroker.client.errors import DELAY_LEVEL_MAX, BadArgument, BadMessage
-from mqbroker.client.messages import REPLY_TYPE, Message, ReceivedMessage, SendResult, SendStatus, SystemMessage
+from mqbroker.client.errors import BadArgument, BadMessage
+from mqbroker.client.messages import REPLY_TYPE, Message, SendResult, SendStatus, SystemMessage
 from mqbroker.client.names import check_queue
 from mqbroker.client.net import Net, Signal
 from mqbroker.client.options import ProducerOptions
 from mqbroker.errors import Refused, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import (
-    AUTO_CREATE_TOPIC,
-    CLIENT_INNER_PRODUCER_GROUP,
     KEY_SEPARATOR,
     Prop,
     RequestCode,
@@ -145,36 +143,6 @@ def send_request(outgoing: Outgoing, queue: MessageQueue, group: str, options: P
     code = RequestCode.SEND_BATCH_MESSAGE if outgoing.is_batch else RequestCode.SEND_MESSAGE_V2
     code = RequestCode.SEND_REPLY_MESSAGE_V2 if outgoing.is_reply else code
     return RemotingCommand.request(code, header, outgoing.body)
-
-
-def retry_request(
-    message: ReceivedMessage, queue: MessageQueue, times: int, times_max: int, delay_level: int
-) -> RemotingCommand:
-    """The request that sends a received message anew to a queue of its group's retry topic, to come `times` times again
-    already: ConsumeMessageOrderlyService.sendMessageBack and its like of 4.9.7. The broker makes a dead letter of it
-    where `times` is `times_max`."""
-    properties = {**message.properties, Prop.RETRY_TOPIC: message.topic}
-    properties.setdefault(Prop.ORIGIN_MESSAGE_ID, message.msg_id)
-    properties[Prop.DELAY_TIME_LEVEL] = str(min(delay_level, DELAY_LEVEL_MAX))
-    properties.pop(Prop.TRANSACTION_PREPARED, None)
-    body, sys_flag = message.body, message.sys_flag & (SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK)
-    if message.body_error is None and sys_flag & SysFlag.COMPRESSED:
-        body, sys_flag = zlib.compress(body), SysFlag.COMPRESSED
-    header = SendMessageRequestHeaderV2(
-        producer_group=CLIENT_INNER_PRODUCER_GROUP,
-        topic=queue.topic,
-        default_topic=AUTO_CREATE_TOPIC,
-        default_topic_queue_nums=1,
-        queue_id=queue.queue_id,
-        sys_flag=sys_flag,
-        born_timestamp=message.born_timestamp_ms,
-        flag=message.flag,
-        properties=encode_properties(properties).decode(),
-        reconsume_times=times,
-        max_reconsume_times=times_max,
-        bname=queue.broker_name,
-    )
-    return RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, body)
 
 
 def read_send_answer(outgoing: Outgoing, queue: MessageQueue, answer: RemotingCommand) -> SendResult:

@@ -6,7 +6,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from mqbroker.client import BadArgument, MemoryOffsets, MessageModel, MessageQueue, RetryLater, Sql
-from mqbroker.client.process_queue import AssignedQueue
+from mqbroker.client.assigned_queues import AssignedQueue
 from mqbroker.client.subscription import subscribe_to
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import HeartbeatData

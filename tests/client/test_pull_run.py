@@ -15,9 +15,9 @@ import pytest
 from mqbroker.client import Message, MessageQueue, PushOptions
 from mqbroker.client.aio import Producer, PushConsumer
 from mqbroker.client.aio_net import AioNet
+from mqbroker.client.assigned_queues import AssignedQueue, PullFailures
 from mqbroker.client.messages import RawPull
 from mqbroker.client.options import ConsumeFrom
-from mqbroker.client.process_queue import AssignedQueue, PullFailures
 from mqbroker.client.pull_run import RUN_S, PullRun
 from mqbroker.client.queue_requests import pull_from, pull_request, read_pull_answer
 from mqbroker.client.subscription import subscribe_to

@@ -114,7 +114,7 @@ def test_what_a_route_is_kept_for_has_no_advice_to_create_its_topic(
 
 
 def test_an_error_that_is_no_refusal_is_logged_with_its_traceback_once(caplog: pytest.LogCaptureFixture) -> None:
-    from mqbroker.client.process_queue import PullFailures
+    from mqbroker.client.assigned_queues import PullFailures
 
     failures = PullFailures()
     error: Any = ZeroDivisionError("bug")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mqbroker.client import PushOptions
-from mqbroker.client.membership import BROKERS_ASKED_MAX, Membership, Owner
+from mqbroker.client.membership import BROKERS_ASKED_MAX, Membership
 from mqbroker.client.routes import route_of
 from mqbroker.errors import Refused, Unreachable
 from mqbroker.wire.bodies import BrokerData, GetConsumerListByGroupResponseBody, QueueData, TopicRouteData
@@ -49,7 +49,12 @@ class Brokers:
 
 
 def member(brokers: Any, me: Any, **options: Any) -> Membership:
-    return Membership(brokers, brokers, FixedIdentity(me), "g", Owner(), PushOptions(**options))
+    async def revoked(queues: object) -> None:
+        """Nothing is revoked here."""
+
+    return Membership(
+        brokers, brokers, FixedIdentity(me), "g", PushOptions(**options), lambda queues, is_shared: None, revoked
+    )
 
 
 def share(brokers: Any, me: Any = "A") -> Any:

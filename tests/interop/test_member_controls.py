@@ -1,7 +1,8 @@
 """What our members ask of the Java broker beside plain pulls: expressions, and messages sent back as new ones."""
 
+from typing import Any
+
 from mqbroker.client import ConsumeFrom, Message, MQError, PushOptions, ReceivedMessage, Sql, blocking
-from mqbroker.client.push_consumer import PushConsumerCore
 from tests.interop.fleet import Broker, Fleet, Namesrv
 from tests.interop.processes import eventually
 from tests.interop.test_our_clients import Inbox, queues4
@@ -35,8 +36,8 @@ def test_what_goes_back_as_a_new_message_comes_again_and_becomes_a_dead_letter(
     options = PushOptions(consume_from=ConsumeFrom.FIRST, max_reconsume_times=1)
     member = blocking.PushConsumer(java_namesrv.addr, group, listener, options=options)
     member.subscribe(queues4)
-    core: PushConsumerCore = member._core
-    core.consuming._send_back = core._send_anew
+    consuming: Any = member._core.consuming
+    consuming._send_back = consuming._send_back._send_anew
     with member, blocking.Producer(java_namesrv.addr, "fallback") as producer:
         producer.send(Message(queues4, b"bad", tags="x"))
         eventually("it comes twice", lambda: tries == [(queues4, 0), (queues4, 1)], patience_s=40)

@@ -149,8 +149,8 @@ MISTAKES = [
     Mutation(
         "commit what is held after others may have consumed it",
         "client/push_consumer.py",
-        "        if self._watch.was_away:\n            return\n",
-        "        if False:\n            return\n",
+        "        if not self._watch.was_away:\n",
+        "        if True:\n",
         ("tests/client/test_loop_watch.py",),
     ),
     Mutation(
@@ -198,7 +198,7 @@ MISTAKES = [
     ),
     Mutation(
         "ask again at once after a pull that moved the consumer back",
-        "client/process_queue.py",
+        "client/assigned_queues.py",
         "                elif pulled.next_offset <= asked:\n",
         "                elif pulled.next_offset == asked:\n",
         ("tests/client/test_hostile_pulls.py",),
@@ -248,7 +248,7 @@ MISTAKES = [
     ),
     Mutation(
         "pull a queue that is full with what was just found",
-        "client/process_queue.py",
+        "client/assigned_queues.py",
         "        if held.would_be_full(self._options.pull_batch, len(pulled.body)):\n            return False\n",
         "",
         ("tests/client/test_pull_run.py",),

@@ -178,7 +178,7 @@ MISTAKES = [
     ),
     Mutation(
         "name only the first message that keeps a queue from being pulled",
-        "client/process_queue.py",
+        "client/assigned_queues.py",
         "                self._warn_of_span_at = self._net.steady() + TELL_EVERY_S\n",
         '                self._warn_of_span_at = float("inf")\n',
         _CLIENT,

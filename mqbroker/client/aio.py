@@ -113,11 +113,12 @@ class _Client(Named):
 
 
 class Producer(_Client):
-    """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list."""
+    """Sends messages for `group`. `name_servers` is "host:port;host:port", a list, the URL of an address server, or
+    None for NAMESRV_ADDR of the environment."""
 
     def __init__(
         self,
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         *,
         options: ProducerOptions | None = None,
@@ -128,7 +129,7 @@ class Producer(_Client):
     def _make(
         self,
         kind: Callable[..., P1],
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         options: ProducerOptions | None,
         rng: random.Random | None,
@@ -167,7 +168,7 @@ class TransactionProducer(Producer):
 
     def __init__(
         self,
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         check: Check,
         *,
@@ -197,7 +198,7 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
 
     def __init__(
         self,
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         listener: Listener = by_iteration,
         *,
@@ -249,7 +250,7 @@ class PullConsumer(_Client):
 
     def __init__(
         self,
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         *,
         options: PullOptions | None = None,
@@ -289,7 +290,7 @@ class LitePullConsumer(Iterated[ReceivedMessage], Member, _Client):
 
     def __init__(
         self,
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         *,
         options: LitePullOptions | None = None,

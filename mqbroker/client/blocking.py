@@ -130,7 +130,7 @@ class _PerProcess(_Client, Generic[Client, Options]):
     """A client whose connections are made anew in each process that uses it: one of asyncio, on the process's loop
     thread."""
 
-    def __init__(self, name_servers: str | Iterable[str], group: str, options: Options) -> None:
+    def __init__(self, name_servers: str | Iterable[str] | None, group: str, options: Options) -> None:
         self._name_servers = parse_name_servers(name_servers)
         self._group = check_group(group)
         self._options: Options = options
@@ -195,10 +195,12 @@ class _PerProcess(_Client, Generic[Client, Options]):
 
 
 class Producer(_PerProcess[aio.Producer, ProducerOptions]):
-    """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list. Threads may share it."""
+    """Sends messages for `group`; threads may share it. `name_servers` is "host:port;host:port", a list, the URL of an
+    address server, or None
+    for NAMESRV_ADDR of the environment."""
 
     def __init__(
-        self, name_servers: str | Iterable[str], group: str, *, options: ProducerOptions | None = None
+        self, name_servers: str | Iterable[str] | None, group: str, *, options: ProducerOptions | None = None
     ) -> None:
         super().__init__(name_servers, group, options_of(options, ProducerOptions))
         self._under_way = _UnderWay(self._options)
@@ -279,7 +281,7 @@ class TransactionProducer(Producer):
 
     def __init__(
         self,
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         check: Callable[[ReceivedMessage], TransactionState],
         *,
@@ -415,7 +417,9 @@ class PullsInFlight:
 class PullConsumer(_PerProcess[aio.PullConsumer, PullOptions]):
     """Reads queues at offsets that the caller keeps; `group` names the committed offsets. Threads may share it."""
 
-    def __init__(self, name_servers: str | Iterable[str], group: str, *, options: PullOptions | None = None) -> None:
+    def __init__(
+        self, name_servers: str | Iterable[str] | None, group: str, *, options: PullOptions | None = None
+    ) -> None:
         super().__init__(name_servers, group, options_of(options, PullOptions))
 
     def _make(self) -> aio.PullConsumer:
@@ -456,7 +460,7 @@ class LitePullConsumer(Member, _Client):
     """
 
     def __init__(
-        self, name_servers: str | Iterable[str], group: str, *, options: LitePullOptions | None = None
+        self, name_servers: str | Iterable[str] | None, group: str, *, options: LitePullOptions | None = None
     ) -> None:
         servers, self._group = parse_name_servers(name_servers), check_group(group)
         rng, options = random.Random(), options_of(options, LitePullOptions)
@@ -549,7 +553,7 @@ class PushConsumer(Member, _Client):
 
     def __init__(
         self,
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         listener: Callable[[Any], ConsumeResult | OrderlyResult | FirstConsumed | bool | None] = by_iteration,
         *,

@@ -110,7 +110,8 @@ def _given_up(failure: Failure, producer: ProducerCore, message: Message, taken:
 
 
 class Producer(Named):
-    """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list.
+    """Sends messages for `group`. `name_servers` is "host:port;host:port", a list, the URL of an address server, or
+    None for NAMESRV_ADDR of the environment.
 
     `connector(host, port)` makes the endpoint of a connection; None means TCP, encrypted by `options.tls`.
     """
@@ -118,7 +119,7 @@ class Producer(Named):
     def __init__(
         self,
         reactor: Any,
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         *,
         options: ProducerOptions | None = None,
@@ -131,7 +132,7 @@ class Producer(Named):
         self,
         kind: Callable[..., P1],
         reactor: Any,
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         options: ProducerOptions | None,
         rng: random.Random | None,
@@ -171,7 +172,7 @@ class TransactionProducer(Producer):
     def __init__(
         self,
         reactor: Any,
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         check: Check,
         *,
@@ -201,7 +202,7 @@ class PushConsumer(Iterated[Delivery], Member):
     def __init__(
         self,
         reactor: Any,
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         listener: Listener = by_iteration,
         *,
@@ -243,7 +244,7 @@ class PullConsumer(Named):
     def __init__(
         self,
         reactor: Any,
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         *,
         options: PullOptions | None = None,
@@ -285,7 +286,7 @@ class LitePullConsumer(Iterated[ReceivedMessage], Member):
     def __init__(
         self,
         reactor: Any,
-        name_servers: str | Iterable[str],
+        name_servers: str | Iterable[str] | None,
         group: str,
         *,
         options: LitePullOptions | None = None,

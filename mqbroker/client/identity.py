@@ -11,6 +11,7 @@ import random
 import socket
 from collections.abc import Callable, Sequence
 
+from mqbroker.client.address_server import address_of, is_url
 from mqbroker.errors import MQError
 from mqbroker.wire.ids import UniqIdSource
 from mqbroker.wire.names import split_address
@@ -22,7 +23,7 @@ _OUTSIDE = ("192.0.2.1", 9)
 
 def local_ip(name_servers: Sequence[str]) -> str:
     """This machine's address towards the first name server, or 127.0.0.1."""
-    host, port = split_address(name_servers[0])
+    host, port = (address_of if is_url(name_servers[0]) else split_address)(name_servers[0])
     try:
         version = ipaddress.ip_address(host).version
     except ValueError:

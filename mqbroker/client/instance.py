@@ -46,6 +46,7 @@ class Instance:
         self.net = first.like(self.answer)
         self.net.identity = Identity(name_servers, first.rng, first.now, unit_name)
         self.net.identity.take()
+        self.net.unit_name = unit_name
         self._ended = ended
         self._clients: list[_Client] = []
 

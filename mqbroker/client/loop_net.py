@@ -9,15 +9,16 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import attrs
 
+from mqbroker.client.address_server import AddressServer
 from mqbroker.client.connection import Connection, Line, SendsEnded, WhyLost
 from mqbroker.client.fifo_lock import FifoLock
 from mqbroker.client.identity import Identity
 from mqbroker.client.loop import Future, Loop, LoopSignal, complete
-from mqbroker.client.net import Lock, Puller, RequestHandler, Signal, Task, signed
+from mqbroker.client.net import Lock, Net, Puller, RequestHandler, Signal, Task, signed
 from mqbroker.client.pull_run import PullRun
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut
 from mqbroker.remoting.response_table import Timeout
@@ -84,6 +85,8 @@ class LoopNet(ABC):
         #: Of an instance: its identity, and the heartbeats of its clients.
         self.identity: Identity | None = None
         self.heartbeats_of: list[Any] = []
+        self.unit_name = ""
+        self.address_server: AddressServer | None = None
         #: Requests that wait to be sent.
         self._unsent: dict[Future, None] = {}
         #: Called with plain sends that have ended, and how.
@@ -167,6 +170,12 @@ class LoopNet(ABC):
         connection = self._lines.connections.get(addr)
         return connection if connection is not None and connection.is_free and self._credentials is None else None
 
+    async def name_servers(self, url: str) -> tuple[str, ...]:
+        lines = self.lines
+        if lines.address_server is None:
+            lines.address_server = AddressServer(cast(Net, lines), url, lines.unit_name)
+        return await lines.address_server.name_servers()
+
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         self.check_loop()  # before anything is sent
         lines = self.lines
@@ -225,6 +234,8 @@ class LoopNet(ABC):
             else:
                 await self._lines.close()
             return
+        if self.address_server is not None and self.address_server.task is not None:
+            self.address_server.task.cancel()
         for waiting in self._waiting.values():
             if waiting.attempt is not None:
                 waiting.attempt.cancel()

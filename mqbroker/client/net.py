@@ -95,6 +95,9 @@ class Net(Protocol):
     def heartbeats(self) -> list[Any]:
         """The heartbeats of all clients that share connections and client id with this one."""
 
+    async def name_servers(self, url: str) -> tuple[str, ...]:
+        """Those that an address server lists. Raises NameServerUnreachable."""
+
     def now(self) -> float:
         """Seconds since the epoch."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from enum import Enum
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from mqbroker.client.address_server import address_of, is_url
 from mqbroker.client.allocation import Allocation, RebalanceListener, allocate_averagely, check_allocation
 from mqbroker.client.errors import BadArgument
 from mqbroker.client.names import check_namespace, check_topic
@@ -22,8 +24,11 @@ from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
 
 
-def parse_name_servers(addresses: str | Iterable[str]) -> tuple[str, ...]:
-    """Parse "host:port;host:port" or a list of such. Raises MQError naming the invalid one."""
+def parse_name_servers(addresses: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Parse "host:port;host:port" or a list of such, or the URL of an address server; by default what NAMESRV_ADDR in
+    the environment has. Raises MQError naming the invalid one."""
+    if addresses is None:
+        addresses = os.environ.get("NAMESRV_ADDR") or None
     parts: Any = addresses.replace(",", ";").split(";") if isinstance(addresses, str) else addresses
     if isinstance(parts, bytes) or not isinstance(parts, Iterable):
         raise BadArgument("name_servers", "host:port, several joined by ';', or a list of such", addresses)
@@ -33,6 +38,11 @@ def parse_name_servers(addresses: str | Iterable[str]) -> tuple[str, ...]:
             raise BadArgument("each name server", "host:port", part)
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     for address in found:
+        if is_url(address):
+            address_of(address)
+            if len(found) > 1:
+                raise MQError(f"the address server {address!r} is given alone: it lists the name servers")
+            continue
         try:
             split_address(address)
         except MQError:

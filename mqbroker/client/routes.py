@@ -11,6 +11,7 @@ from functools import partial
 
 import attrs
 
+from mqbroker.client.address_server import is_url
 from mqbroker.client.errors import (
     ClientError,
     Creates,
@@ -144,6 +145,17 @@ class Routes:
         self._timeout_ms = timeout_ms
         self._entries: dict[str, _Entry] = {}
         self._first = net.rng.randrange(len(name_servers))
+        self._url = name_servers[0] if is_url(name_servers[0]) else None
+
+    async def _servers(self) -> list[str]:
+        """The name servers, the one that answered last first. Raises NameServerUnreachable."""
+        if self._url is not None and self._name_servers != (found := await self._net.name_servers(self._url)):
+            self._name_servers, self._first = found, self._net.rng.randrange(len(found))
+        return [*self._name_servers[self._first :], *self._name_servers[: self._first]]
+
+    def _answered_by(self, addr: str) -> None:
+        if addr in self._name_servers:  # an address server may list others by now
+            self._first = self._name_servers.index(addr)
 
     async def check(self) -> None:
         """Raises NameServerUnreachable or TlsFailed unless a name server answers."""
@@ -301,7 +313,7 @@ class Routes:
     async def topics(self, code: int = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) -> frozenset[str]:
         """The topics that the first name server to answer lists. Raises NameServerUnreachable."""
         errors: dict[str, MQError] = {}
-        for addr in [*self._name_servers[self._first :], *self._name_servers[: self._first]]:
+        for addr in await self._servers():
             try:
                 answer = await self._net.invoke(addr, RemotingCommand.request(code), self._timeout_ms)
                 if answer.code != ResponseCode.SUCCESS:
@@ -314,7 +326,7 @@ class Routes:
     async def _ask(self, topic: str) -> TopicRouteData | None:
         """Ask the name servers in turn, the next one as well where one is silent for a moment; None if those that
         respond do not know the topic."""
-        addrs = [*self._name_servers[self._first :], *self._name_servers[: self._first]]
+        addrs = await self._servers()
         outcomes: dict[str, TopicRouteData | MQError | None] = {}
         answered = self._net.signal()
 
@@ -338,7 +350,7 @@ class Routes:
                 while True:
                     for found, data in outcomes.items():
                         if isinstance(data, TopicRouteData):
-                            self._first = self._name_servers.index(found)
+                            self._answered_by(found)
                             return data
                     if len(outcomes) == len(tasks):
                         break

@@ -16,9 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mqbroker.client.messages import RESERVED_PROPERTIES
 from mqbroker.client.names import within
 from mqbroker.kernel import compiled
-from mqbroker.spark.decode_plain import TIME_MS_MAX, delay_level, host_text, plain_batch, split_keys
+from mqbroker.spark.decode_plain import (
+    LOG_APPEND_TIME,
+    TIME_MS_MAX,
+    delay_level,
+    host_text,
+    plain_batch,
+    split_keys,
+)
 from mqbroker.spark.errors import DataLoss, Loss
 from mqbroker.spark.reading import Chunk
 from mqbroker.spark.rows import Inflated, Ints, Rows, UndecodableProperties, gather, places_of, slices
@@ -37,7 +45,7 @@ from mqbroker.wire.record import (
 #: A batch is cut where the bodies that were inflated for it exceed this.
 INFLATED_BATCH_BYTES = 64 * 1024 * 1024
 
-_BODY_COLUMNS = {"body", "bodyError", "storedBody"}
+_BODY_COLUMNS = {"body", "bodyError", "storedBody", "value"}
 
 
 _LONG = np.dtype(">i8")
@@ -54,13 +62,20 @@ def decode_chunk(chunk: Chunk, columns: Sequence[str], schema: Any, namespace: s
     """
     starts = record_starts(chunk.records)
     rows = Rows(chunk, starts)
-    _check_dense(chunk, rows, within(namespace, chunk.queue.topic))
+    if chunk.tags is None:
+        _check_dense(chunk, rows)
+    _check_queue(chunk, rows, within(namespace, chunk.queue.topic))
+    if chunk.tags is not None:
+        rows = _matching(chunk, rows, chunk.tags)
+        if not len(rows):
+            return
     for part in (rows,) if _BODY_COLUMNS.isdisjoint(columns) else _parts(rows):
         try:
             arrays = [_COLUMNS[name](part, field.type) for name, field in zip(columns, schema, strict=True)]
         except UndecodableProperties:
             queue = chunk.queue
-            yield plain_batch(decode_records(part.data()), queue.topic, queue.broker_name, columns, schema)
+            records = decode_records(part.data())
+            yield plain_batch(records, queue.topic, queue.broker_name, columns, schema, chunk.number)
             continue
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -84,7 +99,7 @@ def record_starts(data: bytes) -> Ints:
     return np.array(starts, np.int64)
 
 
-def _check_dense(chunk: Chunk, rows: Rows, stored_topic: str) -> None:
+def _check_dense(chunk: Chunk, rows: Rows) -> None:
     wanted = np.arange(chunk.start, chunk.end, dtype=np.int64)
     offsets = rows.head["queue_offset"]
     if len(offsets) != len(wanted) or not (offsets == wanted).all():
@@ -92,8 +107,26 @@ def _check_dense(chunk: Chunk, rows: Rows, stored_topic: str) -> None:
         at = chunk.start + (int(np.argmin(same)) if not same.all() else len(same))
         details = f"asked for {chunk.start} to {chunk.end}, {len(offsets)} messages came, and not that of {at}"
         raise DataLoss(Loss.NOT_DENSE, chunk.queue, details)
+
+
+def _check_queue(chunk: Chunk, rows: Rows, stored_topic: str) -> None:
     if not (rows.head["queue_id"] == chunk.queue.queue_id).all() or not rows.are_of(stored_topic):
         raise DataLoss(Loss.NOT_DENSE, chunk.queue, "there are messages of another queue in the answer")
+
+
+def _matching(chunk: Chunk, rows: Rows, tags: frozenset[str]) -> Rows:
+    """The rows with one of the `tags`, which brokers compare by their hashes; all of them without tags."""
+    offsets = rows.head["queue_offset"].astype(np.int64)
+    if (np.diff(offsets, prepend=chunk.start - 1, append=chunk.end) <= 0).any():
+        raise DataLoss(Loss.NOT_DENSE, chunk.queue, f"asked for {chunk.start} to {chunk.end}, other offsets came")
+    if not tags or not len(rows):
+        return rows
+    try:
+        values = rows.pairs.column(Prop.TAGS)
+    except UndecodableProperties:
+        values = pa.array([record.properties.get(Prop.TAGS) for record in decode_records(rows.data())], pa.string())
+    keeps = pc.is_in(values, pa.array(sorted(tags))).to_numpy(zero_copy_only=False)
+    return rows if keeps.all() else Rows(chunk, rows.at[keeps])
 
 
 def _parts(rows: Rows) -> Iterator[Rows]:
@@ -220,6 +253,15 @@ def _properties(rows: Rows, kind: Any) -> Any:
     return pa.MapArray.from_arrays(pairs.offsets(), pairs.names, pairs.values, type=kind)
 
 
+def _headers(rows: Rows, kind: Any) -> Any:
+    pairs = rows.pairs
+    of_user = pc.invert(pc.is_in(pairs.names, pa.array(sorted(RESERVED_PROPERTIES))))
+    counts = np.bincount(pairs.row[of_user.to_numpy(zero_copy_only=False)], minlength=len(rows))
+    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
+    parts = [pairs.names.filter(of_user), pairs.values.filter(of_user).cast(pa.binary())]
+    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(parts, fields=list(kind.value_type)), type=kind)
+
+
 def _delay_level(rows: Rows, kind: Any) -> Any:
     having, values = rows.pairs.rows_with(Prop.DELAY_TIME_LEVEL)
     levels = pa.array([delay_level(value) for value in values.to_pylist()], kind)
@@ -252,4 +294,12 @@ _COLUMNS: dict[str, Callable[[Rows, Any], Any]] = {
     "producerGroup": _property_column(Prop.PRODUCER_GROUP),
     "bodyError": _unreadable_column(lambda rows, n, error: str(error)),
     "storedBody": _unreadable_column(lambda rows, n, error: rows.raw_body(n)),
+    # Those of Spark's Kafka source.
+    "key": _property_column(Prop.KEYS),
+    "value": _body,
+    "partition": lambda rows, kind: pa.repeat(pa.scalar(rows.chunk.number, kind), len(rows)),
+    "offset": _head_column("queue_offset"),
+    "timestamp": _store_time,
+    "timestampType": lambda rows, kind: pa.repeat(pa.scalar(LOG_APPEND_TIME, kind), len(rows)),
+    "headers": _headers,
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from mqbroker.client.messages import RESERVED_PROPERTIES
 from mqbroker.wire.codes import KEY_SEPARATOR, Prop
 from mqbroker.wire.compression import UnreadableBody, decompress_body
 from mqbroker.wire.ids import offset_message_id
@@ -17,6 +18,9 @@ from mqbroker.wire.record import Host, Record
 
 #: Times come from producers; larger ones are clamped to this, as microseconds must fit into 64 bits.
 TIME_MS_MAX = 2**63 // 1000 - 1
+
+#: Kafka's number for times that the broker sets.
+LOG_APPEND_TIME = 1
 
 _level = re.compile(r"-?[0-9]{1,9}").fullmatch
 
@@ -36,9 +40,16 @@ def delay_level(text: str) -> int | None:
     return int(text) if _level(text) else None
 
 
-def plain_batch(records: Sequence[Record], topic: str, broker_name: str, columns: Sequence[str], schema: Any) -> Any:
-    """A record batch of `schema` with `columns` of `records`, all of one queue."""
-    constants = {"topic": topic, "brokerName": broker_name}
+def plain_batch(
+    records: Sequence[Record],
+    topic: str,
+    broker_name: str,
+    columns: Sequence[str],
+    schema: Any,
+    number: int = 0,
+) -> Any:
+    """A record batch of `schema` with `columns` of `records`, all of one queue, which has the `number`."""
+    constants = {"topic": topic, "brokerName": broker_name, "partition": number}
     arrays = [
         pa.array([constants[name] if name in constants else _VALUES[name](record) for record in records], field.type)
         for name, field in zip(columns, schema, strict=True)
@@ -66,6 +77,15 @@ def _body(record: Record) -> tuple[bytes | None, str | None]:
         return None, str(error)
 
 
+def _key(record: Record) -> bytes | None:
+    return record.properties[Prop.KEYS].encode() if Prop.KEYS in record.properties else None
+
+
+def _headers(record: Record) -> list[dict[str, Any]]:
+    of_user = ((name, value) for name, value in record.properties.items() if name not in RESERVED_PROPERTIES)
+    return [{"key": name, "value": value.encode()} for name, value in of_user]
+
+
 _VALUES: dict[str, Callable[[Record], Any]] = {
     "queueId": lambda record: record.queue_id,
     "queueOffset": lambda record: record.queue_offset,
@@ -89,5 +109,11 @@ _VALUES: dict[str, Callable[[Record], Any]] = {
     "delayTimeLevel": lambda record: delay_level(record.properties.get(Prop.DELAY_TIME_LEVEL, "")),
     "producerGroup": _property(Prop.PRODUCER_GROUP),
     "bodyError": lambda record: _body(record)[1],
+    "key": _key,
+    "value": lambda record: _body(record)[0],
+    "offset": lambda record: record.queue_offset,
+    "timestamp": lambda record: _microseconds(record.store_timestamp),
+    "timestampType": lambda record: LOG_APPEND_TIME,
+    "headers": _headers,
     "storedBody": lambda record: None if _body(record)[1] is None else record.body,
 }

@@ -11,18 +11,20 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import attrs
 
 from mqbroker.client.messages import PullStatus
+from mqbroker.client.subscription import Sql
 from mqbroker.config.system import open_new
 from mqbroker.errors import MQError
 from mqbroker.spark.errors import BadOption, DataLoss, Loss
 from mqbroker.spark.offsets import Mark, Positions, QueueRange
-from mqbroker.spark.reading import Chunk, PullSource, RetryDeadline, read_chunks
+from mqbroker.spark.reading import Chunk, PullSource, RetryDeadline, Want, read_chunks, read_filtered
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.record import BadRecord, decode_record
 
@@ -99,24 +101,44 @@ def mark_of(data: bytes, at: int = 0) -> tuple[int, Mark]:
 def fetch_marks(source: PullSource, positions: Positions) -> dict[MessageQueue, Mark]:
     """The marks of the messages before `positions`, by one pull each. Queues that do not respond are left out."""
     wants = [(queue, offset - 1, 1) for queue, offset in positions.items() if offset > 0]
+    found = {}
+    for queue, body in _found(source, wants).items():
+        try:
+            at, mark = mark_of(body)
+        except BadRecord:
+            continue
+        if at == positions[queue] - 1:
+            found[queue] = mark
+    return found
+
+
+def fetch_sizes(source: PullSource, wants: Sequence[Want]) -> dict[MessageQueue, float]:
+    """The mean size of the records that each pull finds. Queues that do not respond are left out."""
+    from mqbroker.spark.decode import record_starts
+
+    found = {}
+    for queue, body in _found(source, wants).items():
+        try:
+            found[queue] = len(body) / max(1, len(record_starts(body)))
+        except BadRecord:
+            continue
+    return found
+
+
+def _found(source: PullSource, wants: Sequence[Want]) -> dict[MessageQueue, bytes]:
+    """What a pull of each queue finds, all at once."""
     if not wants:
         return {}
-    found = {}
     try:
         answers = source.fetch_ahead(wants).finish()
     except MQError as error:
-        log.info("the last messages of %d queues are not known: %s", len(wants), error)
+        log.info("messages of %d queues are not known: %s", len(wants), error)
         return {}
-    for (queue, offset, _), answer in zip(wants, answers, strict=True):
-        if isinstance(answer, MQError) or answer.status is not PullStatus.FOUND:
-            continue
-        try:
-            at, mark = mark_of(answer.body)
-        except BadRecord:
-            continue
-        if at == offset:
-            found[queue] = mark
-    return found
+    return {
+        queue: answer.body
+        for (queue, _, _), answer in zip(wants, answers, strict=True)
+        if not isinstance(answer, MQError) and answer.status is PullStatus.FOUND
+    }
 
 
 def read_batches(
@@ -126,8 +148,10 @@ def read_batches(
     deadline: RetryDeadline,
     decode: Callable[[Chunk], Iterator[Any]],
     on_loss: OnLoss,
+    expression: str | Sql | None = None,
 ) -> Generator[Any, None, None]:
-    """Yield what `decode` makes of all records of `todo`, in order: Arrow batches, with a row for each record.
+    """Yield what `decode` makes of all records of `todo`, in order: Arrow batches, with a row for each record. With an
+    `expression` they are those that match it.
 
     `on_loss` is called with what is lost; it raises, or the read goes on at what is left. A corrupt record is found by
     pulls of ever smaller ranges, and it alone is skipped. Raises as `read_chunks` does.
@@ -137,14 +161,17 @@ def read_batches(
         part = pending.pop()
         at, end = part.start, part.end
         try:
-            with closing(read_chunks(source, part, pull_batch, deadline)) as chunks:
+            read = read_chunks if expression is None else partial(read_filtered, expression=expression)
+            with closing(read(source, part, pull_batch, deadline)) as chunks:
                 for chunk in chunks:
                     end = chunk.end
                     if end == todo.end:
                         _check_last(chunk, todo, on_loss)
-                    for found in decode(chunk):
+                    # Rows of a filtered chunk do not tell how far it was read: all of it counts, or nothing.
+                    for found in decode(chunk) if expression is None else list(decode(chunk)):
                         yield found
                         at += found.num_rows
+                    at = chunk.end
         except BadRecord as error:
             loss = DataLoss(Loss.CORRUPT, todo.queue, f"from {at} to {end}: {error}")
         except DataLoss as error:
@@ -165,7 +192,7 @@ def read_batches(
 
 def _check_last(chunk: Chunk, todo: QueueRange, on_loss: OnLoss) -> None:
     """Compare the last message of the range with the one that was there when it was planned."""
-    if todo.last is None:
+    if todo.last is None or not chunk.records:
         return
     from mqbroker.spark.decode import record_starts
 

@@ -14,6 +14,7 @@ the offsets at its first message, and read from the next batch on.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -185,12 +186,14 @@ class Mark:
 
 @attrs.frozen
 class QueueRange:
-    """The range of one Spark partition: from `start` up to, but without, `end`; `last` marks its last message."""
+    """The range of one Spark partition: from `start` up to, but without, `end`; `last` marks its last message, and
+    `number` is that of the queue among those of its topic."""
 
     queue: MessageQueue
     start: int
     end: int
     last: Mark | None = None
+    number: int = attrs.field(default=0, eq=False)
 
 
 @attrs.frozen
@@ -233,7 +236,7 @@ def split_ranges(ranges: list[QueueRange], min_partitions: int, max_records: int
         count = each.end - each.start
         parts = min(count, max(1, -(-count // max_records), -(-count * min_partitions // total)))
         cuts = [each.start + count * n // parts for n in range(parts + 1)]
-        found += [QueueRange(each.queue, low, high) for low, high in pairwise(cuts)]
+        found += [attrs.evolve(each, start=low, end=high, last=None) for low, high in pairwise(cuts)]
         found[-1] = attrs.evolve(found[-1], last=each.last)
     return found
 
@@ -254,7 +257,16 @@ def plan_stream(start: Positions, end: Positions, initial: Positions | None) -> 
 
 def _ranges(start: Positions, end: Positions) -> list[QueueRange]:
     both = sorted(start.keys() & end.keys())
-    return [QueueRange(queue, start[queue], end[queue]) for queue in both if start[queue] < end[queue]]
+    counts: Counter[str] = Counter()
+    numbers = {}
+    for queue in sorted(end):
+        numbers[queue] = counts[queue.topic]
+        counts[queue.topic] += 1
+    return [
+        QueueRange(queue, start[queue], end[queue], number=numbers[queue])
+        for queue in both
+        if start[queue] < end[queue]
+    ]
 
 
 def advance(start: Positions, seen: TopicBounds) -> Positions:

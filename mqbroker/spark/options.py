@@ -15,11 +15,14 @@ import attrs
 from mqbroker.client.identity import BadAccount, read_account
 from mqbroker.client.names import check_namespace
 from mqbroker.client.options import parse_name_servers
+from mqbroker.client.subscription import ALL, Sql, subscribe_to
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import BadTls, MQError, Refused
 from mqbroker.spark.choosing import WAYS, Selection, parse_selection
 from mqbroker.spark.errors import BadOption
+from mqbroker.spark.limits import Limits, parse_duration
 from mqbroker.spark.offsets import EARLIEST, LATEST, OffsetSpec
+from mqbroker.spark.schema import BY_NAME, Column, kafka_columns
 from mqbroker.spark.starting import parse_bound
 from mqbroker.wire.names import check_group
 from mqbroker.wire.signature import Credentials
@@ -40,7 +43,13 @@ NAMES = (
     "endingOffsets",
     "endingTimestamp",
     "endingOffsetsByTimestamp",
+    "tags",
+    "sql92",
     "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "schema",
     "consumerGroup",
     "namespace",
     "readFrom",
@@ -84,7 +93,10 @@ class SourceOptions:
     selection: Selection
     starting: OffsetSpec
     ending: OffsetSpec
+    expression: str | Sql | None
     max_offsets_per_trigger: int | None
+    limits: Limits
+    columns: Mapping[str, Column]
     group: str
     namespace: str
     read_from: ReadFrom
@@ -110,10 +122,13 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
 
     `streaming` is None if it is not known yet whether a batch or a stream is read.
     """
-    for name in given:
+    lower = {name.lower(): text.strip() for name, text in given.items()}
+    is_kafka = lower.get("schema", "").lower() == "kafka"
+    headers = lower.pop(_INCLUDE_HEADERS, "true") if is_kafka else "true"
+    for name in lower:
         _refuse_kafka(name)
     names = (*NAMES, *WAYS)
-    options = {known(name, names): text.strip() for name, text in given.items()}
+    options = {known(name, names): text.strip() for name, text in given.items() if name.lower() in lower}
     servers = name_servers_of(required(options, "nameServer", "host:port, or several joined by ';'"))
     selection = parse_selection(options)
     default = LATEST if streaming else EARLIEST
@@ -127,16 +142,20 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
     ending = parse_bound(options, "ending", LATEST, selection.topics)
     if None not in (starting.time_ms, ending.time_ms) and starting.time_ms > ending.time_ms:  # type: ignore[operator]
         raise BadOption("endingTimestamp", "is before startingTimestamp")
-    if streaming is False and "maxOffsetsPerTrigger" in options:
-        raise BadOption("maxOffsetsPerTrigger", "a batch has no triggers; use it with spark.readStream")
+    for name in _OF_TRIGGERS if streaming is False else ():
+        if name in options:
+            raise BadOption(name, "a batch has no triggers; use it with spark.readStream")
+    max_offsets = _number_if_given(options, "maxOffsetsPerTrigger")
+    one_of(options, "schema", ("rocketmq", "kafka"))
     return SourceOptions(
         name_servers=servers,
         selection=selection,
         starting=starting,
         ending=ending,
-        max_offsets_per_trigger=number_of(options, "maxOffsetsPerTrigger", 1, 1, 2**62)
-        if "maxOffsetsPerTrigger" in options
-        else None,
+        expression=_expression(options),
+        max_offsets_per_trigger=max_offsets,
+        limits=_limits(options, max_offsets),
+        columns=kafka_columns(_flag({"includeHeaders": headers}, "includeHeaders")) if is_kafka else BY_NAME,
         group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
         namespace=_namespace(options.get("namespace", "")),
         read_from=ReadFrom(one_of(options, "readFrom", [each.value for each in ReadFrom])),
@@ -153,12 +172,14 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
     )
 
 
+_INCLUDE_HEADERS = "includeheaders"
+
 #: Options of Spark's Kafka source, and what to write here.
 _OF_KAFKA = {
     "kafka.bootstrap.servers": "the address is nameServer=host:port, of a name server and not of a broker",
     "kafka.group.id": "the group is consumerGroup",
     "groupidprefix": "the group is consumerGroup, and all queries may share one",
-    "includeheaders": "the column properties always has them",
+    _INCLUDE_HEADERS: "the column properties always has them, and so has headers with schema=kafka",
     "kafkaconsumer.polltimeoutms": "how long a broker may return nothing is retryTimeoutMs",
     "fetchoffset.numretries": "how long a broker may return nothing is retryTimeoutMs",
     "fetchoffset.retryintervalms": "how long a broker may return nothing is retryTimeoutMs",
@@ -197,6 +218,36 @@ def name_servers_of(text: str) -> tuple[str, ...]:
         return parse_name_servers(text)
     except MQError as error:
         raise BadOption("nameServer", f"{error}; right is host:port, or several joined by ';'") from None
+
+
+def _expression(options: Mapping[str, str]) -> str | Sql | None:
+    tags, sql = options.get("tags", ALL), options.get("sql92")
+    if "tags" in options and sql is not None:
+        raise BadOption("sql92", "tags and sql92 are two filters; in SQL92 tags are `TAGS IN ('a', 'b')`")
+    try:
+        if sql is not None:
+            return Sql(sql)
+        subscription = subscribe_to("", tags, 0)
+    except MQError as error:
+        raise BadOption("tags" if sql is None else "sql92", str(error)) from None
+    return subscription.sub_string if subscription.tags_set else None
+
+
+_OF_TRIGGERS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+
+
+def _limits(options: Mapping[str, str], max_offsets: int | None) -> Limits:
+    least = _number_if_given(options, "minOffsetsPerTrigger")
+    if least is not None and max_offsets is not None and least > max_offsets:
+        raise BadOption("minOffsetsPerTrigger", f"{least} is more than maxOffsetsPerTrigger, {max_offsets}")
+    if least is None and "maxTriggerDelay" in options:
+        raise BadOption("maxTriggerDelay", "is used with minOffsetsPerTrigger: set that, too, or leave this out")
+    delay_s = parse_duration("maxTriggerDelay", options.get("maxTriggerDelay", "15m"))
+    return Limits(_number_if_given(options, "maxBytesPerTrigger"), least, delay_s)
+
+
+def _number_if_given(options: Mapping[str, str], name: str) -> int | None:
+    return number_of(options, name, 1, 1, 2**62) if name in options else None
 
 
 def _namespace(text: str) -> str:

@@ -15,12 +15,14 @@ import attrs
 
 from mqbroker.client.errors import Creates, TopicNotFound, is_about_account
 from mqbroker.client.messages import PullStatus, RawPull
+from mqbroker.client.subscription import ALL, Sql, subscribe_to
 from mqbroker.errors import MQError, Refused
 from mqbroker.spark.choosing import Selection
-from mqbroker.spark.errors import DataLoss, Loss, NotReadable
+from mqbroker.spark.errors import BadOption, DataLoss, Loss, NotReadable
 from mqbroker.spark.offsets import Bounds, QueueRange, TopicBounds, describe
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.record import RECORD_BYTES_MIN, fields_struct
 
 #: A queue, an offset, and the number of messages from there.
 Want = tuple[MessageQueue, int, int]
@@ -49,17 +51,21 @@ class PullsAhead(Protocol):
 class PullSource(Protocol):
     """The target of pulls: a blocking PullConsumer."""
 
-    def fetch_ahead(self, wants: Sequence[Want]) -> PullsAhead: ...
+    def fetch_ahead(self, wants: Sequence[Want], *, tags: str | Sql = ALL) -> PullsAhead: ...
 
 
 @attrs.frozen
 class Chunk:
-    """Consecutive records of `queue` from `start` up to, but without, `end`."""
+    """Records of `queue` from `start` up to, but without, `end`: all of them, or where `tags` is not None what a broker
+    has filtered, of which only those with one of the tags are wanted, and all if there are none. `number` is that of
+    the queue among those of its topic."""
 
     queue: MessageQueue
     start: int
     end: int
     records: bytes
+    number: int = 0
+    tags: frozenset[str] | None = None
 
 
 @attrs.frozen
@@ -140,7 +146,7 @@ def read_chunks(
                 wants = [want for low, high in gaps for want in _split(todo.queue, low, high, pace.step)]
                 ahead = _send(source, wants, deadline)
                 _take(wants, ahead, pieces, deadline)
-            chunk = Chunk(todo.queue, at, end, b"".join(pieces[n].records for n in sorted(pieces)))
+            chunk = Chunk(todo.queue, at, end, b"".join(pieces[n].records for n in sorted(pieces)), todo.number)
             at = end
             wants = _split(todo.queue, at, min(todo.end, at + pace.window()), pace.step)
             ahead = _send(source, wants, deadline) if wants else None
@@ -150,14 +156,71 @@ def read_chunks(
             ahead.abandon()
 
 
+def read_filtered(
+    source: PullSource, todo: QueueRange, batch: int, deadline: RetryDeadline, expression: str | Sql
+) -> Generator[Chunk, None, None]:
+    """As `read_chunks`, of the records that brokers find by `expression`. How far a pull gets is known by its response
+    only, so that one is in flight."""
+    tags = subscribe_to(todo.queue.topic, expression, 0).tags_set
+    start = at = todo.start
+    records: list[bytes] = []
+    size = 0
+    ahead = _send(source, [(todo.queue, at, batch)], deadline, expression) if at < todo.end else None
+    try:
+        while ahead is not None:
+            (answer,) = ahead.finish()
+            if isinstance(answer, MQError):
+                deadline.wait(_passing(_why_not_filtered(answer, todo.queue, expression), (todo.queue, at, batch)))
+            elif answer.status in _FILTERED and answer.next_offset > at >= answer.min_offset:
+                body = answer.body if answer.next_offset <= todo.end else _before(answer.body, todo.end)
+                records.append(body)
+                size += len(body)
+                at = min(answer.next_offset, todo.end)
+                deadline.renew()
+            else:
+                deadline.wait(_nothing((todo.queue, at, batch), answer))
+            ahead = _send(source, [(todo.queue, at, batch)], deadline, expression) if at < todo.end else None
+            if ahead is None or size >= WINDOW_BYTES or len(records) >= WINDOW_MESSAGES // batch:
+                yield Chunk(todo.queue, start, at, b"".join(records), todo.number, tags)
+                start, records, size = at, [], 0
+    finally:
+        if ahead is not None:
+            ahead.abandon()
+
+
+_size, _queue_offset = (fields_struct(name).unpack_from for name in ("size", "queue_offset"))
+_FILTERED = (PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE)
+
+
+def _before(records: bytes, end: int) -> bytes:
+    """The records of offsets below `end`; those behind it need not decode."""
+    at = 0
+    while at + RECORD_BYTES_MIN <= len(records):
+        if _queue_offset(records, at)[0] >= end:
+            return records[:at]
+        at += max(RECORD_BYTES_MIN, _size(records, at)[0])
+    return records
+
+
+def _why_not_filtered(error: MQError, queue: MessageQueue, expression: str | Sql) -> MQError:
+    if not isinstance(expression, Sql) or not isinstance(error, Refused) or error.code in _PASSING:
+        return error
+    why = (
+        f"broker {queue.broker_name} refuses it: {error.remark}. Brokers filter by SQL92 with enablePropertyFilter=true"
+    )
+    return BadOption("sql92", f"{why}; without that, filter rows in Spark")
+
+
 def _split(queue: MessageQueue, start: int, end: int, step: int) -> list[Want]:
     return [(queue, at, min(step, end - at)) for at in range(start, end, step)]
 
 
-def _send(source: PullSource, wants: Sequence[Want], deadline: RetryDeadline) -> PullsAhead:
+def _send(
+    source: PullSource, wants: Sequence[Want], deadline: RetryDeadline, expression: str | Sql = ALL
+) -> PullsAhead:
     while True:
         try:
-            return source.fetch_ahead(wants)
+            return source.fetch_ahead(wants, tags=expression)
         except MQError as error:
             deadline.wait(_passing(error, wants[0]))
 

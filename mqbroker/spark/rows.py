@@ -84,7 +84,7 @@ class Rows:
 
     def data(self) -> bytes:
         """The bytes of these records."""
-        return self.chunk.records[int(self.at[0]) : int(self.end[-1])]
+        return b"".join(self.chunk.records[at:end] for at, end in zip(self.at.tolist(), self.end.tolist(), strict=True))
 
     def raw_body(self, n: int) -> bytes:
         """The body of row `n` as it is stored."""

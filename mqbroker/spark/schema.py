@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -47,28 +47,47 @@ COLUMNS = (
     Column("bodyError", "string", always=False),
     Column("storedBody", "binary", always=False),
 )
-_BY_LOWER = {column.name.lower(): column for column in COLUMNS}
+#: Columns by their names in lower case.
+BY_NAME: Mapping[str, Column] = {column.name.lower(): column for column in COLUMNS}
+_KAFKA = (
+    Column("key", "binary", always=False),
+    Column("value", "binary", always=False),
+    Column("topic", "string"),
+    Column("partition", "int"),
+    Column("offset", "bigint"),
+    Column("timestamp", "timestamp"),
+    Column("timestampType", "int"),
+    Column("headers", "array<struct<key:string,value:binary>>"),
+)
 _IDENTITY = ("topic", "brokerName", "queueId", "queueOffset")
 
 
-def default_ddl() -> str:
+def kafka_columns(has_headers: bool) -> Mapping[str, Column]:
+    """The columns of Spark's Kafka source, by their names in lower case."""
+    return {column.name.lower(): column for column in _KAFKA if has_headers or column.name != "headers"}
+
+
+def default_ddl(columns: Mapping[str, Column] = BY_NAME) -> str:
     """The default schema as Spark writes it."""
-    return ", ".join(f"{c.name} {c.type}{' NOT NULL' if c.name in _IDENTITY else ''}" for c in COLUMNS)
+    is_own = columns is BY_NAME
+    return ", ".join(
+        f"{c.name} {c.type}{' NOT NULL' if is_own and c.name in _IDENTITY else ''}" for c in columns.values()
+    )
 
 
-def choose_columns(fields: Iterable[tuple[str, str, bool]]) -> tuple[str, ...]:
-    """The columns that a schema of (name, type, nullable) asks for, in its order. Raises BadSchema.
+def choose_columns(fields: Iterable[tuple[str, str, bool]], columns: Mapping[str, Column] = BY_NAME) -> tuple[str, ...]:
+    """The `columns` that a schema of (name, type, nullable) asks for, in its order. Raises BadSchema.
 
     Names are compared without regard to case, as Spark does.
     """
     chosen: list[str] = []
     for name, type_name, nullable in fields:
-        column = _BY_LOWER.get(name.lower())
+        column = columns.get(name.lower())
         if column is None:
-            near = difflib.get_close_matches(name.lower(), _BY_LOWER, 1, 0.6)
-            hint = f"did you mean {_BY_LOWER[near[0]].name}? " if near else ""
-            columns = ", ".join(f"{c.name} {c.type}" for c in COLUMNS)
-            raise BadSchema(f"column {name}: messages have no such column; {hint}All columns: {columns}")
+            near = difflib.get_close_matches(name.lower(), columns, 1, 0.6)
+            hint = f"did you mean {columns[near[0]].name}? " if near else ""
+            every = ", ".join(f"{c.name} {c.type}" for c in columns.values())
+            raise BadSchema(f"column {name}: messages have no such column; {hint}All columns: {every}")
         if type_name != column.type:
             raise BadSchema(
                 f"column {name}: its type is {column.type}, not {type_name}; read it as it is, and cast after that"

@@ -27,7 +27,8 @@ from pyspark.sql.types import StructType
 
 from mqbroker.errors import MQError
 from mqbroker.spark.errors import BadOption, DataLoss, Loss, PySparkTooOld
-from mqbroker.spark.losses import LossLog, fetch_marks, read_batches, refuse_loss
+from mqbroker.spark.limits import SAMPLE, backlog, limit_bytes
+from mqbroker.spark.losses import LossLog, fetch_marks, fetch_sizes, read_batches, refuse_loss
 from mqbroker.spark.offsets import (
     EARLIEST,
     Mark,
@@ -69,11 +70,11 @@ class RocketMQDataSource(DataSource):
     def schema(self) -> str:
         """All columns. Raises BadOption, so that users learn of errors early."""
         try:
-            parse_options(self.options, streaming=None)
+            options = parse_options(self.options, streaming=None)
         except MQError as error:
             # Spark prints the traceback: a short one.
             raise error.with_traceback(None) from None
-        return default_ddl()
+        return default_ddl(options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Raises BadOption or BadSchema."""
@@ -114,7 +115,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._columns = _columns(schema)
+        self._columns = _columns(options, schema)
 
     def partitions(self) -> list[InputPartition]:
         """One for each queue with messages to read. Raises BadOption, DataLoss, or the client's errors."""
@@ -140,12 +141,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._columns = _columns(schema)
+        self._columns = _columns(options, schema)
         self._initial: Positions | None = None
         self._initial_marks: Mapping[MessageQueue, Mark] = {}
         self._anchored = False
         self._target: Positions | None = None
         self._seen: Positions | None = None
+        self._planned_at: float | None = None
         self._silent: list[MessageQueue] = []
         #: Queues whose last message was compared since this process began to read them.
         self._compared: set[MessageQueue] = set()
@@ -180,10 +182,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = cap(begin.positions, end, self._target)
         if isinstance(limit, ReadMaxRows):
             end = limit_rows(begin.positions, end, limit.max_rows)
+        if not losses and self._is_too_small(begin.positions, end):
+            return start
+        end = self._limit_bytes(begin.positions, end)
         if end == here.positions and not begin.resumed:
             return start
         moved = {queue: offset for queue, offset in end.items() if offset != begin.positions.get(queue)}
         return attrs.evolve(begin, positions=end, last=dict(begin.last) | self._marks_before(moved)).to_json()
+
+    def _is_too_small(self, start: Positions, end: Positions) -> bool:
+        """Whether a batch waits for more messages. What is available now does not."""
+        now = time.monotonic()
+        if self._planned_at is None:
+            self._planned_at = now
+        if self._target is None and self._options.limits.waits(start, end, now - self._planned_at):
+            return True
+        if start != end:
+            self._planned_at = now
+        return False
+
+    def _limit_bytes(self, start: Positions, end: Positions) -> Positions:
+        size = self._options.limits.max_bytes
+        if size is None:
+            return end
+        wants = [(queue, start[queue], min(count, SAMPLE)) for queue, count in backlog(start, end).items()]
+        return limit_bytes(start, end, size, fetch_sizes(_client(self._options), wants))
 
     def _find_losses(self, here: StreamOffset, seen: TopicBounds) -> list[DataLoss]:
         losses = {loss.queue: loss for loss in find_losses(here.positions, seen)}
@@ -260,8 +283,9 @@ def _partitions(options: SourceOptions, ranges: list[QueueRange]) -> list[InputP
     return [InputPartition(part) for part in parts]
 
 
-def _columns(schema: StructType) -> tuple[str, ...]:
-    return choose_columns((field.name, field.dataType.simpleString(), field.nullable) for field in schema.fields)
+def _columns(options: SourceOptions, schema: StructType) -> tuple[str, ...]:
+    fields = ((field.name, field.dataType.simpleString(), field.nullable) for field in schema.fields)
+    return choose_columns(fields, options.columns)
 
 
 def _deadline(options: SourceOptions) -> RetryDeadline:
@@ -328,6 +352,7 @@ def _read(
             _deadline(options),
             lambda chunk: decode_chunk(chunk, columns, arrow_schema, options.namespace),
             on_loss,
+            options.expression,
         )
     ) as batches:
         yield from batches

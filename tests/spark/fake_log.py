@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 
 from mqbroker.client.errors import TopicNotFound
 from mqbroker.client.messages import PullStatus, RawPull
+from mqbroker.client.subscription import ALL, Sql, subscribe_to
 from mqbroker.errors import MQError, Unreachable
 from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import Record, decode_record, encode_record
 
 Want = tuple[MessageQueue, int, int]
@@ -37,15 +39,16 @@ def record(queue: MessageQueue, offset: int, body: bytes = b"body", **fields: ob
 
 
 class Flight:
-    def __init__(self, log: "FakeLog", wants: Sequence[Want]) -> None:
+    def __init__(self, log: "FakeLog", wants: Sequence[Want], tags: str | Sql) -> None:
         self._log = log
+        self._tags = tags
         self._wants = list(wants)
         self._open = True
         log.flying += 1
 
     def finish(self) -> list[RawPull | MQError]:
         self._land()
-        return [self._log.answer(want) for want in self._wants]
+        return [self._log.answer(want, self._tags) for want in self._wants]
 
     def abandon(self) -> None:
         self._land()
@@ -72,12 +75,12 @@ class FakeLog:
         self._count_max = count_max
         self._bytes_max = bytes_max
 
-    def add(self, queue: MessageQueue, count: int, body: bytes = b"body") -> None:
+    def add(self, queue: MessageQueue, count: int, body: bytes = b"body", **fields: object) -> None:
         """Append `count` messages."""
         found = self.records.setdefault(queue, [])
         crc = zlib.crc32(body) & 0x7FFFFFFF
         places = range(len(found), len(found) + count)
-        found += [encode_record(record(queue, n, body, body_crc=crc)) for n in places]
+        found += [encode_record(record(queue, n, body, body_crc=crc, **fields)) for n in places]
 
     def make_again(self, queue: MessageQueue, count: int) -> None:
         """Delete the queue and append `count` other messages to a new one."""
@@ -113,11 +116,11 @@ class FakeLog:
             for q in queues
         ]
 
-    def fetch_ahead(self, wants: Sequence[Want]) -> Flight:
+    def fetch_ahead(self, wants: Sequence[Want], *, tags: str | Sql = ALL) -> Flight:
         self.rounds += 1
-        return Flight(self, wants)
+        return Flight(self, wants, tags)
 
-    def answer(self, want: Want) -> RawPull | MQError:
+    def answer(self, want: Want, tags: str | Sql = ALL) -> RawPull | MQError:
         self.pulls.append(want)
         queue, offset, count = want
         for fault in list(self.faults):
@@ -129,12 +132,28 @@ class FakeLog:
         if not first <= offset < end:
             status = PullStatus.NO_NEW_MESSAGE if offset == end else PullStatus.OFFSET_ILLEGAL
             return RawPull(status, max(first, min(offset, end)), first, end, b"")
+        subscription = subscribe_to(queue.topic, tags, 0)
+        if subscription.code_set:
+            return self._filtered(want, subscription.code_set)
         taken: list[bytes] = []
         for data in self.records[queue][offset : offset + min(count, self._count_max)]:
             if taken and sum(map(len, taken)) + len(data) > self._bytes_max:
                 break
             taken.append(data)
         return RawPull(PullStatus.FOUND, offset + len(taken), first, end, b"".join(taken))
+
+    def _filtered(self, want: Want, codes: frozenset[int]) -> RawPull:
+        """By the hashes of tags, as brokers compare them; a pull looks at `count_max` messages."""
+        queue, offset, count = want
+        first, end = self.first.get(queue, 0), len(self.records[queue])
+        taken: list[bytes] = []
+        at = offset
+        while at < min(end, offset + self._count_max) and len(taken) < count:
+            tag = decode_record(self.records[queue][at], check_crc=False).properties.get("TAGS")
+            taken += [self.records[queue][at]] if tag is not None and java_hash(tag) in codes else []
+            at += 1
+        status = PullStatus.FOUND if taken else PullStatus.NO_MATCHED_MESSAGE
+        return RawPull(status, at, first, end, b"".join(taken))
 
 
 class FakeTime:

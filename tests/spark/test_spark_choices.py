@@ -13,7 +13,8 @@ from mqbroker.client import Message
 from mqbroker.client.blocking import Producer, PullConsumer
 from mqbroker.client.options import ProducerOptions
 from mqbroker.wire.bodies import MessageQueue
-from tests.spark.test_spark import QUEUES, Cluster, Row, publish, reader, rows_of
+from tests.daemons.processes import PATIENCE_SECONDS
+from tests.spark.test_spark import QUEUES, Cluster, Row, publish, reader, rows_of, stream
 from tests.spark.test_spark import cluster as cluster
 from tests.spark.test_spark import spark as spark
 
@@ -76,3 +77,30 @@ def test_a_namespace_is_in_no_column(spark: Any, cluster: Cluster) -> None:
     assert (row.topic, bytes(row.body)) == ("Inside", b"message")
     (row,) = chosen(spark, cluster, subscribePattern="Ins.*", **options).load().select("topic", "body").collect()
     assert (row.topic, bytes(row.body)) == ("Inside", b"message")
+
+
+def test_brokers_filter_by_tags_and_by_sql92(spark: Any, cluster: Cluster) -> None:
+    # The hashes of Aa and BB are the same.
+    tags = ["Aa", "BB", "paid"]
+    rows = {tag: publish(cluster, "Filters", 15, 100 * n, tags=tag) for n, tag in enumerate(tags)}
+    assert rows_of(reader(spark, cluster, "Filters", tags="Aa").load()) == sorted(rows["Aa"])
+    assert rows_of(reader(spark, cluster, "Filters", tags="BB || paid").load()) == sorted(rows["BB"] + rows["paid"])
+    messages = stream(spark, cluster, "Filters", tags="paid", startingOffsets="earliest").load()
+    query = messages.writeStream.format("memory").queryName("filters").trigger(availableNow=True).start()
+    assert query.awaitTermination(PATIENCE_SECONDS)
+    assert rows_of(spark.table("filters")) == sorted(rows["paid"])
+    with pytest.raises(Exception, match=r"option sql92: broker broker-a refuses it.*enablePropertyFilter=true"):
+        reader(spark, cluster, "Filters", sql92="TAGS = 'paid'").load().collect()
+
+
+def test_a_job_for_kafka_needs_the_format_and_the_address_changed(spark: Any, cluster: Cluster) -> None:
+    sent = publish(cluster, "Moved", 10, keys="k1", properties={"shop": "7"})
+    frame = reader(spark, cluster, "Moved", schema="kafka").load()
+    assert frame.columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
+    found = frame.selectExpr("partition", "offset", "CAST(value AS STRING) AS text", "CAST(key AS STRING) AS key",
+                             "headers", "timestampType")  # fmt: skip
+    rows = found.collect()
+    assert sorted((row.partition, row.offset, row.text) for row in rows) == sorted(sent)
+    assert {(row.key, row.timestampType, row.headers[0].key, bytes(row.headers[0].value)) for row in rows} == {
+        ("k1", 1, "shop", b"7")
+    }

@@ -157,6 +157,51 @@ def test_a_limit_spreads_the_backlog_over_batches(make: Make) -> None:
     assert max(len(found) for found in engine.sink.values()) == 7
 
 
+def test_a_batch_takes_about_as_many_bytes_as_it_may(log: FakeLog, make: Make) -> None:
+    log.records.clear()
+    log.add(A0, 10, b"x" * 1000)
+    log.add(A1, 10)
+    engine, reader = Engine(), make(startingoffsets="earliest", maxbytespertrigger="6000")
+    engine.drain(reader)
+    assert engine.rows() == rows(range(10), range(10))
+    sizes = [len(engine.sink[n]) for n in sorted(engine.sink)]
+    assert sizes[0] == 0
+    assert all(8 <= size <= 10 for size in sizes[1:-1]), sizes
+
+
+def test_a_batch_of_few_bytes_takes_one_message_of_each_queue_at_least(make: Make) -> None:
+    engine, reader = Engine(), make(startingoffsets="earliest", maxbytespertrigger="1")
+    engine.drain(reader)
+    assert max(map(len, engine.sink.values())) == 2
+    assert engine.rows() == rows(range(10), range(4))
+
+
+def test_a_trigger_waits_for_enough_messages_but_not_for_ever(
+    log: FakeLog, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    reader = make(minoffsetspertrigger="5", maxtriggerdelay="90s")
+    start = reader.initialOffset()
+    assert reader.latestOffset(start) == start
+    reader.partitions(start, start)
+    log.add(A0, 4)
+    assert reader.latestOffset(start) == start
+    log.add(A1, 1)
+    end = reader.latestOffset(start)
+    assert end["orders"]["a"] == {"0": 14, "1": 5}
+    log.add(A1, 1)
+    now += 89
+    assert reader.latestOffset(end) == end
+    now += 1
+    last = reader.latestOffset(end)
+    assert last["orders"]["a"] == {"0": 14, "1": 6}
+    log.add(A1, 1)
+    assert reader.latestOffset(last) == last
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(last) != last
+
+
 def test_a_run_of_what_is_available_ends_where_it_began(log: FakeLog, make: Make) -> None:
     engine, reader = Engine(), make(startingoffsets="earliest")
     reader.prepareForTriggerAvailableNow()

@@ -89,8 +89,8 @@ MISTAKES = [
     Mutation(
         "leave pulls in flight when a reader stops early",
         "spark/reading.py",
-        "            ahead.abandon()\n",
-        "            pass\n",
+        "            ahead.abandon()\n\n\ndef read_filtered",
+        "            pass\n\n\ndef read_filtered",
         (_READING,),
     ),
     Mutation(
@@ -155,5 +155,26 @@ MISTAKES = [
         "np.where(ordered, 0, encoded.sys_flags)",
         "encoded.sys_flags",
         (f"{_PACKING}::test_order_holds_where_long_and_short_bodies_of_a_queue_mix",),
+    ),
+    Mutation(
+        "trust the brokers' hashes of tags",
+        "spark/decode.py",
+        "    if not tags or not len(rows):\n",
+        "    if tags or not len(rows):\n",
+        ("tests/spark/test_filters.py::test_tags_are_compared_by_text_as_brokers_compare_hashes",),
+    ),
+    Mutation(
+        "read topics of the system because a pattern matches them",
+        "spark/choosing.py",
+        "        return not is_hidden or topic in str(self.pattern)\n",
+        "        return True\n",
+        ("tests/spark/test_choosing.py::test_a_pattern_matches_whole_names_and_nothing_of_the_system",),
+    ),
+    Mutation(
+        "round a time down, so that earlier messages are read",
+        "spark/starting.py",
+        "        at = math.ceil(found.timestamp() * 1000)\n",
+        "        at = int(found.timestamp() * 1000)\n",
+        ("tests/spark/test_choosing.py::test_a_batch_starts_at_the_first_message_stored_at_or_after_a_time",),
     ),
 ]

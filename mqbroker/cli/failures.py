@@ -76,7 +76,7 @@ def failure_of(error: MQError) -> Failure:
     if isinstance(error, (ConnectionClosed, RequestTimedOut)):
         return NoAnswer(text)  # it was reached
     if isinstance(error, Unreachable):
-        return NoAnswer(f"{text}. Check that it runs and can be reached from here")
+        return NoAnswer(f"{text}. Check that it runs and is reachable from here")
     if isinstance(error, Refused):
         hint = f". {ACCOUNT_HINT}" if is_about_account(error) else ""
         return Failure(f"the broker refuses: {text}{hint}")

@@ -96,7 +96,7 @@ def new_state(cluster: str, broker: str, keys: GroupKeys, copies: Sequence[Copy]
     """The state by which one of those is elected that have all that was acknowledged, or the one to `keep`. Raises
     Failure where that is not clear."""
     if any(copy.is_master for copy in copies):
-        raise Failure("the group has a master: nothing is to be written")
+        raise Failure("the group has a master: there is nothing to rebuild")
     state = keys.state
     lowered = 0 if state is None else state.lowered
     epoch = max([copy.epoch for copy in copies] + ([] if state is None else [state.epoch]), default=0) + 1
@@ -116,18 +116,20 @@ def new_state(cluster: str, broker: str, keys: GroupKeys, copies: Sequence[Copy]
     committed = max([*known, 0 if state is None else state.committed])
     whole = [copy for copy in copies if not copy.why_not and copy.epoch]
     if not whole:
-        raise Failure("no broker that runs is whole: start the others; else --keep ID names the one that is to be kept")
+        raise Failure(
+            "no running broker has a complete store: start the others, or choose the one to keep with --keep ID"
+        )
     best = max(whole, key=lambda copy: (copy.epoch, copy.end, -copy.replica_id))
     if best.end < committed:
         raise Failure(
-            f"the group has acknowledged its log up to {committed}, and the best that runs ends at {best.end}: start "
-            "the broker that has it; else --keep ID names the one to be kept, and what it lacks is lost to the group"
+            f"the group has acknowledged its log up to {committed}, and the best log of a running broker ends at "
+            f"{best.end}: start the broker that has it, or choose one with --keep ID; what it lacks is lost"
         )
     other = [copy for copy in whole if copy.epoch == best.epoch and copy.lease != best.lease]
     if other:
         ids = ", ".join(str(copy.replica_id) for copy in [best, *other])
         raise Failure(
-            f"the brokers {ids} have different logs of epoch {best.epoch}: --keep ID names the one to be kept"
+            f"the brokers {ids} have different logs of epoch {best.epoch}: choose the one to keep with --keep ID"
         )
     in_sync = {copy.replica_id for copy in whole if copy.epoch == best.epoch and copy.end >= committed}
     unclean = 0 if state is None else state.unclean
@@ -149,4 +151,4 @@ async def write_state(etcd: IEtcd, prefix: str, state: GroupState, revision: int
     """Raises EtcdError, and Failure where another has written meanwhile."""
     key = f"{prefix}state"
     if await etcd.txn([Compare(key, revision)], [Put(key, state.to_json())]) is None:
-        raise Failure("etcd has changed meanwhile: nothing is written; try again")
+        raise Failure("the state in etcd has changed meanwhile: nothing was written; try again")

@@ -121,21 +121,21 @@ def slave_to_promote(members: Sequence[Member], broker_id: int | None) -> Member
     for member in members:
         if member.epoch is not None:
             raise Failure(
-                "these brokers elect their master by etcd: `mq ha switch` makes another one the master; where there is "
-                "none, the state that `mq ha status` shows says why"
+                "these brokers elect their master through etcd: use `mq ha switch` to change it; if there is "
+                "none, `mq ha status` shows why"
             )
         if member.broker_id == 0 and member.is_answering:
             raise Failure(
-                f"the master at {member.address} answers: stop it first, so that it takes no message that the slave "
-                "would lack"
+                f"the master at {member.address} is running: stop it first, so that it accepts no message that the "
+                "slave would not have"
             )
     slaves = [member for member in members if member.broker_id and member.is_answering]
     if not slaves:
-        raise Failure("no slave answers")
+        raise Failure("no slave responds")
     found = [member for member in slaves if broker_id in (None, member.broker_id)]
     if len(found) != 1:
         ids = ", ".join(f"{member.broker_id} (log end {member.end})" for member in slaves)
-        raise Failure(f"which slave is to be master? --id names it; there are: {ids}")
+        raise Failure(f"which slave is to become the master? Choose it with --id; there are: {ids}")
     [slave] = found
     ahead = [member for member in slaves if (member.end or 0) > (slave.end or 0)]
     if ahead:

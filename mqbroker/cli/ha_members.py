@@ -62,7 +62,7 @@ def remove(name: str, broker_id: int | None, servers: Servers) -> None:
     The broker must not be running or in sync: start a replacement first.
     """
     if broker_id is None and not (name.isdecimal() and name.isascii() and len(name) < 10):
-        raise click.UsageError("which broker? --id names it")
+        raise click.UsageError("which broker? Give its brokerId with --id")
 
     with told():
         for line in asked(servers, lambda net, name_servers: remove_member(net, name_servers, name, broker_id)):
@@ -76,7 +76,7 @@ async def remove_member(net: Net, name_servers: Sequence[str], name: str, broker
     masters = await _masters(net, name_servers, name if broker_id is not None else None)
     if broker_id is None and len(masters) > 1:
         there = ", ".join(master.name for master in masters)
-        raise Failure(f"which group? `mq ha remove NAME --id {gone}` names it; there are: {there}")
+        raise Failure(f"which group? Use `mq ha remove NAME --id {gone}`; there are: {there}")
     return [f"{each.name}: {await _ask(net, each.address, RequestCode.REMOVE_GROUP_MEMBER, gone)}" for each in masters]
 
 
@@ -88,8 +88,8 @@ async def _masters(net: Net, name_servers: Sequence[str], name: str | None) -> l
     groups = dict.fromkeys(member.name for member in members if member.epoch is not None)
     if not groups:
         if any(not member.is_answering for member in members):
-            raise NoAnswer("no broker of the group answers: `mq ha status` shows more")
-        raise Failure("these brokers do not elect their master: `mq ha promote` is for those")
+            raise NoAnswer("no broker of the group responds: see `mq ha status`")
+        raise Failure("these brokers do not elect their master: use `mq ha promote`")
     found = []
     for group in groups:
         masters = [member for member in members if member.name == group and member.is_elected]
@@ -110,7 +110,7 @@ async def _ask(net: Net, address: str, code: RequestCode, replica_id: int) -> st
         if error.code == ResponseCode.SYSTEM_ERROR:
             raise Failure(error.remark) from None
         if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            raise Failure(f"the broker at {address} is of a version that cannot do that: start a later one") from None
+            raise Failure(f"the broker at {address} is too old for this request: upgrade it") from None
         raise failure_of(error) from None
     return answer.remark or "done"
 

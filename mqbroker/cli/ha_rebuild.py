@@ -40,7 +40,7 @@ def rebuild(config: str, keep: int | None, yes: bool, servers: Servers) -> None:
 
     settings = load_broker_settings(config, warn=lambda warning: click.echo(warning, err=True))
     if not settings.etcd_endpoints:
-        raise click.UsageError(f"{config} names no etcdEndpoints: its broker is of no group")
+        raise click.UsageError(f"{config} sets no etcdEndpoints: its broker belongs to no group")
     cluster, broker = settings.broker_cluster_name, settings.broker_name
     prefix = GroupSettings(cluster=cluster, broker=broker, replica_id=1, ttl_s=1).prefix
 

@@ -128,7 +128,9 @@ def encryption(given: Mapping[str, Any], environment: Mapping[str, str]) -> Clie
     from mqbroker.client import ClientTls
 
     if given["insecure"] and (given["ca_file"] or given["server_name"]):
-        raise click.UsageError("--tls-insecure checks nothing: leave out --tls-ca and --tls-server-name, or it")
+        raise click.UsageError(
+            "--tls-insecure verifies nothing: leave out either it, or --tls-ca and --tls-server-name"
+        )
     if given["key_file"] and not given["cert_file"]:
-        raise click.UsageError("--tls-key is the key of a certificate: give that by --tls-cert")
+        raise click.UsageError("--tls-key needs the certificate: give it with --tls-cert")
     return ClientTls(**given, key_password=environment.get(TLS_KEY_PASSWORD) or None)

@@ -642,7 +642,7 @@ class PushConsumer(Member, _Client):
         check_listener(self._listener, may_await=False)
         with self._gate:
             if self._thread is not None or self._was_closed or self._pid != os.getpid():
-                raise ClientClosed("a push consumer is started once, in the process that made it")
+                raise ClientClosed("a push consumer can be started only once, and in the process that created it")
             self._core.check_startable()
             thread = self._thread = loop_thread.hold()
             if isinstance(self._core.consuming, IterationService):

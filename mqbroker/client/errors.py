@@ -36,7 +36,7 @@ class NameServerUnreachable(ClientError):
     """None of the name servers answered. `tried` holds (address, reason) pairs."""
 
     retriable = True
-    hint = "Check the address and that the name server runs (it listens on 9876 by default)"
+    hint = "Check the address, and that the name server is running (it listens on 9876 by default)"
 
     def __init__(self, tried: Sequence[tuple[str, str]]) -> None:
         super().__init__(tried)
@@ -93,20 +93,20 @@ class TopicNotFound(ClientError):
     @property
     def hint(self) -> str:  # type: ignore[override]
         if self.creates is Creates.NO_BROKER:
-            return "Check that a broker runs, and that its namesrvAddr names the same name servers"
+            return "Check that a broker is running, and that its namesrvAddr lists the same name servers"
         command = f"mqadmin updateTopic -t {self.topic} -c CLUSTER -n {self.name_servers[0]}"
         create = f"create it with the mqadmin of a Java RocketMQ, which is not part of this package (`{command}`)"
-        exists = "where it should exist, check that its broker runs and names the same name servers"
+        exists = "if it should exist, check that its broker is running and uses the same name servers"
         if self.creates is Creates.NO:
             return f"{create[0].upper()}{create[1:]}, or set autoCreateTopicEnable=true on a broker; {exists}"
-        return f"The first send to it creates it where brokers have autoCreateTopicEnable=true; else {create}; {exists}"
+        return f"Brokers with autoCreateTopicEnable=true create it at the first send; otherwise {create}; {exists}"
 
 
 class NoBrokerForTopic(ClientError):
     """The topic has a route, but no broker on it can execute the request. `is_away`: one may be back soon."""
 
     retriable = True
-    hint = "Check that its brokers run and have registered with the name server, and the permissions of the topic"
+    hint = "Check that its brokers are running and registered with the name server, and the topic's permissions"
 
     def __init__(self, topic: str, why: str, is_away: bool = False) -> None:
         super().__init__(topic, why, is_away)
@@ -123,7 +123,7 @@ class UnexpectedResponse(ClientError):
 
     hint = (
         "Check that the name server names the right broker for the queue; if it does, check the broker's store"
-        " (`mq store check`), and set the group's offset behind the place"
+        " (`mq store check`), and reset the group's offset to a later one"
     )
 
     def __init__(self, queue: MessageQueue, why: str) -> None:
@@ -164,32 +164,31 @@ class SendFailed(ClientError):
         if isinstance(error, Refused):
             return refusal_hint(error)
         if isinstance(error, ConnectionClosed):
-            return f"{addr} was reached: look into the log of the broker there"
+            return f"{addr} was reached: see the log of that broker"
         if isinstance(error, RequestTimedOut):
-            return f"{addr} was reached or is silent: look whether the broker there is overloaded, and into its log"
+            return f"{addr} did not respond in time: check whether that broker is overloaded, and see its log"
         return (
-            "The broker may be down, or the address, which is what it told the name server (brokerIP1), may be wrong:"
-            f" check that {addr} answers from here"
+            "The broker may be down, or the address that it registered (brokerIP1) may be wrong:"
+            f" check that {addr} is reachable from here"
         )
 
 
 def refusal_hint(error: Refused) -> str:
     """Advice for a broker's refusal; its remark says most."""
     if is_about_account(error):
-        return "The broker answers: look at the account's rights in its plain_acl.yml"
-    return _REFUSAL_HINTS.get(error.code, "The broker answers: its remark, or its log, says why it refuses")
+        return "Check the account's permissions in the broker's plain_acl.yml"
+    return _REFUSAL_HINTS.get(error.code, "The broker refused it: see its remark, or its log")
 
 
 _REFUSAL_HINTS: dict[int, str] = {
-    ResponseCode.SYSTEM_BUSY: "The broker answers and is overloaded: send less at once, or give it faster disks",
+    ResponseCode.SYSTEM_BUSY: "The broker is overloaded: send less at a time, or give it faster disks",
     ResponseCode.SERVICE_NOT_AVAILABLE: (
-        "The broker answers and takes no messages now: look whether its disk is full, and into its log; it may also be"
-        " stopping, or a slave"
+        "The broker accepts no messages now: check whether its disk is full, and see its log; it may also be"
+        " stopping, or be a slave"
     ),
-    ResponseCode.NO_PERMISSION: "The broker answers: the topic or the broker (brokerPermission) may not be written to",
+    ResponseCode.NO_PERMISSION: "The topic, or the broker (brokerPermission), does not allow writes",
     ResponseCode.TOPIC_NOT_EXIST: (
-        "The broker answers and does not have the topic: create it there; a send does so only where"
-        " autoCreateTopicEnable=true"
+        "The broker does not have the topic: create it there; a send creates it only if autoCreateTopicEnable=true"
     ),
 }
 
@@ -198,7 +197,7 @@ class BatchFailed(ClientError):
     """Some messages of a batch were stored, others not. `results` has the result, or the error, of each message."""
 
     retriable = True
-    hint = "Send again those that have an error in `results`"
+    hint = "Resend the messages that have an error in `results`"
 
     def __init__(self, results: Sequence[object]) -> None:
         super().__init__(results)
@@ -235,7 +234,7 @@ def short(value: object) -> str:
 class Forbidden(ClientError):
     """An observer of this program refused a send: raise it in `before_send`. `why` is the observer's reason."""
 
-    hint = "Nothing was sent: look at the observers in the producer's options"
+    hint = "Nothing was sent: check the observers in the producer's options"
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -255,14 +254,14 @@ class BadOffsetFile(ClientError):
 class ClientClosed(ClientError):
     """The client was closed, or not started."""
 
-    hint = "Make a new one; a client is started once and closed once"
+    hint = "Create a new one; a client can be started and closed only once"
 
 
 class OtherLoop(ClientError):
     """A client of asyncio was used on another event loop than the one that it began on."""
 
     hint = (
-        "Make and start it in the coroutine that `asyncio.run` runs, once for each loop; for threads there is"
+        "Create and start it in the coroutine that `asyncio.run` runs, one for each loop; with threads, use"
         " mqbroker.client.blocking"
     )
 

@@ -33,14 +33,15 @@ def check_listener(listener: object, *, may_await: bool) -> None:
         raise BadListener("there is no listener", "Pass a function that takes a ReceivedMessage")
     name = _name(listener)
     if not callable(listener) or inspect.isclass(listener):
-        raise BadListener(f"the listener {name} is no function", "Pass a function that takes a ReceivedMessage")
+        raise BadListener(f"the listener {name} is not a function", "Pass a function that takes a ReceivedMessage")
     if _is_any(listener, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
         raise BadListener(
-            f"the listener {name} is a generator function: calling it runs nothing of it", "Take `yield` out of it"
+            f"the listener {name} is a generator function: calling it does not run it", "Remove `yield` from it"
         )
     if not may_await and _is_any(listener, inspect.iscoroutinefunction):
         raise BadListener(
-            f"the listener {name} is a coroutine function, and this face calls it on a thread where nothing awaits it",
+            f"the listener {name} is a coroutine function, and the blocking API calls it on a thread that awaits"
+            " nothing",
             "Pass a plain function, or use mqbroker.client.aio or mqbroker.client.deferred",
         )
 

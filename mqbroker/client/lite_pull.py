@@ -107,7 +107,7 @@ class LitePullConsumerCore:
         """Connect, and join the group if there are subscriptions. Raises NameServerUnreachable, BadOffsetFile, Refused
         if all brokers refuse the account, and ClientClosed if it was started before."""
         if self._started or self._closed:
-            raise ClientClosed("a lite pull consumer is started once")
+            raise ClientClosed("a lite pull consumer can be started only once")
         await self._routes.check()
         self._identity.take()
         await self._store.open(self.group, self._name_servers)

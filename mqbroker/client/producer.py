@@ -378,7 +378,7 @@ class ProducerCore:
         Raises NameServerUnreachable, TlsFailed, and ClientClosed if it was started or closed before.
         """
         if self._is_started or self._attempts.is_closed:
-            raise ClientClosed("a producer is started once")
+            raise ClientClosed("a producer can be started only once")
         self._is_started = True
         self._identity.take()
         try:

@@ -42,7 +42,7 @@ class PullConsumerCore:
         route = await self._routes.get(topic)
         if not route.subscribe_queues:
             self._routes.mark_stale(topic)
-            raise NoBrokerForTopic(topic, "none lets it be read")
+            raise NoBrokerForTopic(topic, "none allows reading it")
         return list(route.subscribe_queues)
 
     async def topics(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -131,7 +131,7 @@ class PullConsumerCore:
         Raises NameServerUnreachable, TlsFailed, and ClientClosed if it was started or closed before.
         """
         if self._is_started or self._closed:
-            raise ClientClosed("a pull consumer is started once")
+            raise ClientClosed("a pull consumer can be started only once")
         await self._routes.check()
         if self._closed:
             raise ClientClosed("this pull consumer was closed while it started")

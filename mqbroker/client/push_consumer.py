@@ -207,7 +207,7 @@ class PushConsumerCore:
     def check_startable(self) -> None:
         """Raises ClientClosed if it was started or closed, NoSubscription if it has no subscription."""
         if self._started or self._closed:
-            raise ClientClosed("a push consumer is started once")
+            raise ClientClosed("a push consumer can be started only once")
         self._membership.check_subscribed("push consumer")
 
     async def start(self) -> None:

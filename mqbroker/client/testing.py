@@ -361,7 +361,7 @@ class InMemoryBroker:
     def start(self) -> None:
         """Start it: returns when clients can use it. Raises RuntimeError if it was started before."""
         if self._thread is not None:
-            raise RuntimeError("a broker in memory is started once: make another one")
+            raise RuntimeError("a broker in memory can be started only once: create another one")
         self._thread = threading.Thread(target=self._run, name="mqbroker-in-memory", daemon=True)
         self._thread.start()
         is_up: Future[None] = Future()

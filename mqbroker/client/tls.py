@@ -52,9 +52,9 @@ class ClientTls:
 
     def __attrs_post_init__(self) -> None:
         if self.insecure and (self.ca_file or self.server_name):
-            raise BadTls("an insecure connection checks nothing: leave out ca_file and server_name, or insecure")
+            raise BadTls("insecure=True verifies nothing: leave out either insecure, or ca_file and server_name")
         if self.key_file and not self.cert_file:
-            raise BadTls(f"{self.key_file}: a key goes with its certificate, and cert_file is not set")
+            raise BadTls(f"{self.key_file}: a private key needs its certificate, and cert_file is not set")
 
     def name_of(self, host: str) -> str:
         """The name that the certificate of the server at `host` must have."""

@@ -84,7 +84,7 @@ def parse_log_path(text: str) -> str:
     """As `parse_path`; the several paths of Java's MultiPathMappedFileQueue are refused."""
     if "," in text:
         raise ValueError(
-            "a log in several directories is not served; move the segments (the files named by 20 digits) of all of "
+            "a log in several directories is not supported; move the segments (the files named by 20 digits) of all of "
             "them into one, and name that"
         )
     return parse_path(text)

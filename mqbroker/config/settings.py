@@ -548,13 +548,13 @@ class BrokerSettings:
         if self.store.broker_role is not BrokerRole.SYNC_MASTER:
             return "a group elects its master, which waits for its replicas; set brokerRole=SYNC_MASTER on each broker"
         if self.broker_id <= 0:
-            return "a broker of a group needs a brokerId above 0, which none of the others has; set brokerId=1"
+            return "each broker of a group needs its own brokerId above 0; set brokerId=1, for example"
         if self.ha_master_address:
-            return "etcd says who the master is; leave haMasterAddress out"
+            return "etcd determines the master; leave out haMasterAddress"
         if not self.ha_listen_port:
-            return "the others must know the port for replication; set haListenPort"
+            return "the other brokers need a fixed port for replication; set haListenPort"
         if self.min_in_sync_replicas > self.replication_factor:
-            return "minInSyncReplicas is more than replicationFactor"
+            return "minInSyncReplicas must not be more than replicationFactor"
         if (self.acl_enable or self.tls.mode is TlsMode.ENFORCING) and not (
             self.ha_white_remote_addresses or self.ha_secret_file
         ):
@@ -572,7 +572,7 @@ class BrokerSettings:
             return "etcdCertFile and etcdKeyFile go together; set both, or none"
         plain = [url for url in self.etcd_endpoints if not url.startswith("https:")]
         if plain and (self.etcd_ca_file or self.etcd_cert_file):
-            return f"etcdCaFile and etcdCertFile are of https endpoints, and {plain[0]} is none"
+            return f"etcdCaFile and etcdCertFile need https endpoints, and {plain[0]} is not one"
         return ""
 
     @property
@@ -581,7 +581,7 @@ class BrokerSettings:
         if self.store.broker_role is not BrokerRole.SLAVE:
             return ""
         if self.broker_id <= 0:
-            return "a slave needs a brokerId above 0, which none of its master's other slaves has; set brokerId=1"
+            return "each slave of a master needs its own brokerId above 0; set brokerId=1, for example"
         if not (self.namesrv_addr or self.ha_master_address):
             return "a slave must find its master; set namesrvAddr to the master's, or haMasterAddress"
         return ""

@@ -32,7 +32,7 @@ def _unused(why: str, text: str) -> dict[str, UnusedKey]:
 #: Keys that are accepted without effect. Those that are settings are checked, and shown as given.
 UNUSED: dict[str, UnusedKey] = (
     _unused(
-        "one thread takes all requests, in the order they come",
+        "one thread handles all requests, in the order they arrive",
         """
         sendMessageThreadPoolNums=2 putMessageFutureThreadPoolNums=2 pullMessageThreadPoolNums=20
         processReplyMessageThreadPoolNums=20 queryMessageThreadPoolNums=10 adminBrokerThreadPoolNums=16
@@ -47,7 +47,7 @@ UNUSED: dict[str, UnusedKey] = (
         """,
     )
     | _unused(
-        "it says how the Java broker, Netty or the JVM work, and has no counterpart here",
+        "it is about the Java broker, Netty or the JVM, and has no counterpart here",
         """
         messageStorePlugIn= transferMsgByHeap=true serverPooledByteBufAllocatorEnable=true useEpollNativeSelector=false
         writeBufferHighWaterMark=0 writeBufferLowWaterMark=0 clientPooledByteBufAllocatorEnable=false
@@ -60,19 +60,19 @@ UNUSED: dict[str, UnusedKey] = (
         """,
     )
     | _unused(
-        "DLedger replication is not served",
+        "DLedger replication is not supported",
         """
         storePathDLedgerCommitLog dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId isEnableBatchPush=false
         enableBatchPush
         """,
     )
-    | _unused("a send waits for slaves as long as syncFlushTimeout says", "slaveTimeout=3000")
+    | _unused("a send waits for slaves for syncFlushTimeout", "slaveTimeout=3000")
     | _unused(
-        "filter servers, and address servers that know the name servers, are not served by this version",
+        "filter servers, and address servers that know the name servers, are not supported by this version",
         "filterServerNums=0 fetchNamesrvAddrByAddressServer=false rmqAddressServerDomain rmqAddressServerSubGroup",
     )
     | _unused(
-        "a daemon has few such requests of its own under way",
+        "a daemon sends few such requests of its own",
         "serverOnewaySemaphoreValue=256 serverAsyncSemaphoreValue=64 clientOnewaySemaphoreValue=65535",
     )
     | _unused(
@@ -87,7 +87,7 @@ UNUSED: dict[str, UnusedKey] = (
 #: (key, value in lower case) -> why it is refused: the user would rely on a protection that does not exist here.
 REFUSED = {
     ("enableDLegerCommitLog", "true"): (
-        "DLedger replication is not served; brokers of one name elect their master with brokerRole=SYNC_MASTER, "
+        "DLedger replication is not supported; brokers of one name elect their master with brokerRole=SYNC_MASTER, "
         "brokerId=1 (2 and 3 on the others) and etcdEndpoints=http://HOST:2379"
     ),
     ("duplicationEnable", "true"): (
@@ -99,8 +99,8 @@ REFUSED = {
 #: The same for keys that must be empty.
 REFUSED_VALUES = {
     "readOnlyCommitLogStorePaths": (
-        "a log in several directories is not served; move the segments (the files named by 20 digits) of all of them "
-        "into storePathCommitLog, and leave this out"
+        "a log in several directories is not supported; move the segments (the files named by 20 digits) of all of "
+        "them into storePathCommitLog, and leave this out"
     ),
 }
 

@@ -75,7 +75,7 @@ class DaemonOptions(usage.Options):
 
     def parseArgs(self, *rest: str) -> None:  # noqa: N802
         if rest:
-            raise usage.UsageError(f"{rest[0]!r} is not expected; files are named by -c, settings by -o key=value")
+            raise usage.UsageError(f"{rest[0]!r} is not expected; give a file with -c, and settings with -o key=value")
 
     def postOptions(self) -> None:
         if self["log-format"] not in ("text", "json"):

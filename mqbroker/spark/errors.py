@@ -31,8 +31,8 @@ class Loss(Enum):
     AGED_OUT = "the broker has deleted messages that were not read yet"
     CUT_SHORT = "the queue ends before messages that were there; it was truncated, or deleted and created again"
     QUEUE_GONE = "the broker no longer has this queue; the topic was shrunk, or deleted and created again"
-    NOT_DENSE = "the broker left messages out, or gave others than were asked for"
-    RECREATED = "the message that was read last is another one now; the topic was deleted and created again"
+    NOT_DENSE = "the broker left out messages, or returned others than requested"
+    RECREATED = "the message that was read last has been replaced by another; the topic was deleted and created again"
     CORRUPT = "the broker's copy of a message is corrupt"
 
 
@@ -61,7 +61,7 @@ class DataLoss(MQError):
         q = self.queue
         return (
             f"ROCKETMQ_DATA_LOSS.{self.loss.name}: topic {q.topic}, broker {q.broker_name}, queue {q.queue_id}: "
-            f"{self.loss.value} ({self.details}). {_CHECK_FIRST.get(self.loss, '')}To go on without them, start "
+            f"{self.loss.value} ({self.details}). {_CHECK_FIRST.get(self.loss, '')}To continue without them, start "
             "the query again with failOnDataLoss=false; a stream keeps its checkpoint"
         )
 

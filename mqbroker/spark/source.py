@@ -166,7 +166,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """The end of the next batch. Raises DataLoss."""
         if start is None:
-            raise PySparkTooOld("one that does not say where the query stands")
+            raise PySparkTooOld("one that does not report the query's offsets")
         here = StreamOffset.from_json(start)
         if here.positions == self._initial and not self._anchored:
             return start

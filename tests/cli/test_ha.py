@@ -65,7 +65,7 @@ def test_brokers_that_elect_their_master_say_who_is_in_sync() -> None:
     ]
     seen = [(member.is_well, member.epoch, member.in_sync) for member in found]
     assert seen == [(True, 7, (1, 3)), (False, 7, (1, 3))]
-    with pytest.raises(Failure, match="elect their master by etcd: `mq ha switch`"):
+    with pytest.raises(Failure, match="elect their master through etcd: use `mq ha switch`"):
         slave_to_promote(found, None)
 
 
@@ -136,12 +136,16 @@ def test_the_only_slave_is_promoted_or_the_one_that_is_named() -> None:
         (
             [Member("a", 0, MASTER, 9, None, "", True, True), slave()],
             None,
-            "the master at 10.0.0.1:10911 answers",
+            "the master at 10.0.0.1:10911 is running",
         ),
-        ([], None, "no slave answers"),
-        ([slave(is_answering=False)], None, "no slave answers"),
-        ([slave(1), slave(2)], None, r"which slave is to be master\? --id names it; there are: 1 \(log end 900\), 2"),
-        ([slave(1)], 2, "which slave is to be master"),
+        ([], None, "no slave responds"),
+        ([slave(is_answering=False)], None, "no slave responds"),
+        (
+            [slave(1), slave(2)],
+            None,
+            r"which slave is to become the master\? Choose it with --id; there are: 1 \(log end 900\), 2",
+        ),
+        ([slave(1)], 2, "which slave is to become the master"),
         ([slave(1), slave(2, 901)], 1, "the slave 2 has 1 bytes more: make it the master"),
         ([slave(is_ours=False)], None, "is of the Java system: change brokerId and brokerRole in its file"),
     ],
@@ -169,7 +173,7 @@ def test_the_shards_of_a_broker_are_shown_with_it() -> None:
 def test_all_shards_are_promoted_together() -> None:
     members = shown(shards(5, 6), "a")
     assert [member.address for member in slaves_to_promote(members, None)] == ["s:0", "s:1"]
-    with pytest.raises(Failure, match="no slave answers"):
+    with pytest.raises(Failure, match="no slave responds"):
         slaves_to_promote(shown(shards(5, None), "a"), None)
     with pytest.raises(Failure, match="of 3 shards only a, a-1 are registered"):
         slaves_to_promote(shown(shards(5, 6, count=3), "a"), None)

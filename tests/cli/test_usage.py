@@ -116,7 +116,7 @@ def test_a_directory_without_text_is_told(tmp_path: object) -> None:
         (Unreachable("connect to h:1 failed"), 3, "Check that it runs"),
         (SendFailed("t", [("b", "h:1", Unreachable("gone"))]), 3, "failed once: b at h:1"),
         (SendFailed("t", [("b", "h:1", Unreachable("gone")), ("b", "h:1", Refused(2, "busy"))]), 1, "busy"),
-        (SendFailed("t", [("b", "h:1", Refused(14, "disk full"))]), 1, "look whether its disk is full"),
+        (SendFailed("t", [("b", "h:1", Refused(14, "disk full"))]), 1, "check whether its disk is full"),
         (ConnectionClosed("the connection to h:1 was lost: closed"), 3, "was lost: closed"),
         (Refused(16, "no permission"), 1, "the broker refuses: CODE: 16  DESC: no permission"),
         (TopicNotFound("t", ["h:1"], "unknown"), 1, "No route info of this topic: t"),
@@ -126,7 +126,7 @@ def test_each_error_has_its_exit_code(error: Exception, code: int, says: str) ->
     failure = failure_of(error)  # type: ignore[arg-type]
     assert failure.exit_code == code
     assert says in failure.message
-    assert ("reached from here" in failure.message) == (type(error) is Unreachable)
+    assert ("runs and is reachable" in failure.message) == (type(error) is Unreachable)
 
 
 def test_ctrl_c_has_its_own_exit_code() -> None:

@@ -264,7 +264,7 @@ def test_a_client_that_forks_start_has_an_identity_of_its_own_in_each() -> None:
 def test_a_producer_is_started_once_and_not_while_it_is_closed(topic: Loopback) -> None:
     async def main() -> None:
         async with Producer(topic.addr, "pg") as producer:
-            with pytest.raises(ClientClosed, match="started once"):
+            with pytest.raises(ClientClosed, match="started only once"):
                 await producer.start()
         for client in (Producer(topic.addr, "pg"), PullConsumer(topic.addr, "cg"), pusher(topic)):
             starting = asyncio.ensure_future(client.start())
@@ -311,7 +311,7 @@ def test_a_client_on_another_loop_says_what_to_do(topic: Loopback) -> None:
     loop = asyncio.new_event_loop()
     loop.run_until_complete(begin())
     said = asyncio.run(go_on())
-    assert all(text.startswith("this client belongs to another event loop. Make and start it in") for text in said)
+    assert all(text.startswith("this client belongs to another event loop. Create and start it in") for text in said)
     loop.run_until_complete(producer.close())
     loop.run_until_complete(consumer.close())
     loop.close()

@@ -61,7 +61,7 @@ def test_where_no_broker_is_registered_no_setting_of_brokers_is_advised(world: W
         world.cluster.unregister(name)
     error = why_not_found(world, name_server)
     assert error.why == "they do not know it, nor any broker"
-    assert error.hint == "Check that a broker runs, and that its namesrvAddr names the same name servers"
+    assert error.hint == "Check that a broker is running, and that its namesrvAddr lists the same name servers"
 
 
 def test_where_brokers_create_no_topics_both_ways_to_have_one_are_told(world: World, name_server: str) -> None:
@@ -79,7 +79,7 @@ def test_where_the_name_server_does_not_say_both_are_told(world: World, name_ser
 
 def test_a_consumer_is_not_told_to_change_a_setting_that_may_be_right() -> None:
     hint = TopicNotFound("T", ["h:1"], "they do not know it").hint
-    assert hint.startswith("The first send to it creates it where brokers have autoCreateTopicEnable=true; else create")
+    assert hint.startswith("Brokers with autoCreateTopicEnable=true create it at the first send; otherwise create")
 
 
 def test_a_send_that_failed_for_tls_has_one_hint() -> None:
@@ -99,5 +99,5 @@ def test_a_name_server_elsewhere_is_not_replaced_by_one_of_development(addr: str
 @pytest.mark.parametrize("loss", Loss)
 def test_what_may_come_back_is_looked_for_before_it_is_given_up(loss: Loss) -> None:
     text = str(DataLoss(loss, MessageQueue("T", "a", 0), "5 is asked for"))
-    assert ("first. To go on" in text) is (loss is Loss.CUT_SHORT)
+    assert ("first. To continue" in text) is (loss is Loss.CUT_SHORT)
     assert ("`mq store check`" in text) is (loss in (Loss.NOT_DENSE, Loss.CORRUPT))

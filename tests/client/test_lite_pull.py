@@ -197,7 +197,7 @@ def test_what_cannot_be_done_says_so(one_queue: World, name_server: str) -> None
         one_queue.result(polling.core.poll(-1))
     with pytest.raises(BadArgument):
         one_queue.result(polling.core.commit({Q: -1}))
-    with pytest.raises(ClientClosed, match="started once"):
+    with pytest.raises(ClientClosed, match="started only once"):
         one_queue.result(polling.core.start())
 
 

@@ -361,12 +361,12 @@ def test_what_only_resembles_one_is_a_tag(tag: Any) -> None:
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (Unreachable("connect to x:1 failed"), "check that x:1 answers from here"),
-        (ConnectionClosed("lost"), "look into the log of the broker"),
+        (Unreachable("connect to x:1 failed"), "check that x:1 is reachable from here"),
+        (ConnectionClosed("lost"), "see the log of that broker"),
         (RequestTimedOut("no answer"), "overloaded"),
         (Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now"), "whether its disk is full"),
-        (Refused(ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy"), "send less at once"),
-        (Refused(ResponseCode.NO_PERMISSION, "no"), "may not be written to"),
+        (Refused(ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy"), "send less at a time"),
+        (Refused(ResponseCode.NO_PERMISSION, "no"), "does not allow writes"),
         (Refused(ResponseCode.SYSTEM_ERROR, "AclException: no"), "plain_acl.yml"),
         (Refused(ResponseCode.SYSTEM_ERROR, "boo"), "its remark"),
     ],
@@ -374,7 +374,7 @@ def test_what_only_resembles_one_is_a_tag(tag: Any) -> None:
 def test_a_failed_send_gives_the_advice_that_fits_its_last_attempt(error: Any, says: Any) -> None:
     text = str(SendFailed("T", (("a", "x:1", Unreachable("gone")), ("a", "x:1", error))))
     assert says in text
-    assert ("answers from here" in text) == ("answers from here" in says)
+    assert ("reachable from here" in text) == ("reachable from here" in says)
 
 
 def test_the_same_attempt_again_and_again_is_told_once() -> None:

@@ -168,7 +168,7 @@ def test_it_is_started_within_50_ms_and_ends_with_its_thread() -> None:
         broker.close()
     assert min(times) < 0.05, times
     assert not [thread for thread in threading.enumerate() if thread.name == "mqbroker-in-memory"]
-    with pytest.raises(RuntimeError, match="started once"):
+    with pytest.raises(RuntimeError, match="started only once"):
         broker.start()
     with pytest.raises(MQError, match="within its `with`"):
         broker.messages("T")

@@ -303,8 +303,8 @@ def test_files_that_cannot_be_used_any_more_count_until_they_can(authority: Any,
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"insecure": True, "ca_file": "CA"}, "an insecure connection checks nothing"),
-        ({"insecure": True, "server_name": "x"}, "an insecure connection checks nothing"),
+        ({"insecure": True, "ca_file": "CA"}, "insecure=True verifies nothing"),
+        ({"insecure": True, "server_name": "x"}, "insecure=True verifies nothing"),
         ({"key_file": "KEY"}, "cert_file is not set"),
     ],
 )

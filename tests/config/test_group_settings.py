@@ -29,17 +29,17 @@ def test_a_broker_that_elects_its_master_keeps_its_id(broker: Loader) -> None:
     [
         ("brokerRole=ASYNC_MASTER", "set brokerRole=SYNC_MASTER on each broker"),
         ("brokerRole=SLAVE", "set brokerRole=SYNC_MASTER on each broker"),
-        ("brokerId=0", "needs a brokerId above 0, which none of the others has; set brokerId=1"),
-        ("haMasterAddress=10.0.0.1:10912", "leave haMasterAddress out"),
+        ("brokerId=0", "needs its own brokerId above 0; set brokerId=1"),
+        ("haMasterAddress=10.0.0.1:10912", "leave out haMasterAddress"),
         ("haListenPort=0", "set haListenPort"),
-        ("minInSyncReplicas=4", "minInSyncReplicas is more than replicationFactor"),
+        ("minInSyncReplicas=4", "minInSyncReplicas must not be more than replicationFactor"),
         ("aclEnable=true\nrocketmqHome=/h", "set haSecretFile, or haWhiteRemoteAddresses"),
         ("etcdUsername=mq", "etcdUsername and etcdPasswordFile go together"),
         ("etcdPasswordFile=/p", "etcdUsername and etcdPasswordFile go together"),
         ("etcdCertFile=/c", "etcdCertFile and etcdKeyFile go together"),
         ("etcdKeyFile=/k", "etcdCertFile and etcdKeyFile go together"),
-        ("etcdCaFile=/a", "https endpoints, and http://10.0.0.8:2379 is none"),
-        ("etcdCertFile=/c\netcdKeyFile=/k", "https endpoints, and http://10.0.0.8:2379 is none"),
+        ("etcdCaFile=/a", "https endpoints, and http://10.0.0.8:2379 is not one"),
+        ("etcdCertFile=/c\netcdKeyFile=/k", "https endpoints, and http://10.0.0.8:2379 is not one"),
     ],
 )
 def test_what_a_group_needs_is_told(broker: Loader, more: str, why: str) -> None:

@@ -233,11 +233,11 @@ def test_a_home_directory_is_spelt_out(broker: Loader, monkeypatch: pytest.Monke
         ("messageDelayLevel=1s 5", "'1s 5' is not a list of delays; write for example 1s 10s 5m 2h"),
         ("messageDelayLevel=", "'' is not a list of delays; write for example 1s 10s 5m 2h"),
         ("storePathRootDir=", "it must name a file or a directory"),
-        ("storePathCommitLog=/a,/b", "a log in several directories is not served; move the segments"),
-        ("readOnlyCommitLogStorePaths=/b", "a log in several directories is not served; move the segments"),
+        ("storePathCommitLog=/a,/b", "a log in several directories is not supported; move the segments"),
+        ("readOnlyCommitLogStorePaths=/b", "a log in several directories is not supported; move the segments"),
         (
             "brokerRole=SLAVE",
-            "a slave needs a brokerId above 0, which none of its master's other slaves has; set brokerId=1",
+            "each slave of a master needs its own brokerId above 0; set brokerId=1, for example",
         ),
         (
             "duplicationEnable=true",
@@ -658,15 +658,14 @@ def test_what_has_no_effect_is_told_in_one_line(broker: Loader, namesrv: Loader)
     broker(text, [("slaveTimeout", "5")], ROCKETMQ_HEARTBEAT_THREAD_POOL_NUMS="4")
     assert broker.warnings == [
         "these settings have no effect: sendMessageThreadPoolNums, serverWorkerThreads, heartbeatThreadPoolNums (one "
-        "thread takes all requests, in the order they come); dLegerGroup (DLedger replication is not served); "
+        "thread handles all requests, in the order they arrive); dLegerGroup (DLedger replication is not supported); "
         "flushCommitLogTimed (records are always checked, and flushIntervalCommitLog and flushIntervalConsumeQueue are "
-        "bounds by themselves); slaveTimeout (a send waits for slaves as long as syncFlushTimeout says)"
+        "bounds by themselves); slaveTimeout (a send waits for slaves for syncFlushTimeout)"
     ]
     namesrv(text)
     [told] = namesrv.warnings
-    assert (
-        told
-        == "these settings have no effect: serverWorkerThreads (one thread takes all requests, in the order they come)"
+    assert told == (
+        "these settings have no effect: serverWorkerThreads (one thread handles all requests, in the order they arrive)"
     )
 
 

@@ -120,7 +120,7 @@ def test_a_port_in_use_is_one_line(daemon: Callable[..., Process]) -> None:
         (["--log-file=/nowhere/log"], "/nowhere/log: No such file or directory"),
         (
             ["more"],
-            "'more' is not expected; files are named by -c, settings by -o key=value; mqnamesrv",
+            "'more' is not expected; give a file with -c, and settings with -o key=value; mqnamesrv",
         ),
     ],
 )

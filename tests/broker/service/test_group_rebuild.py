@@ -138,7 +138,7 @@ def test_the_one_that_is_kept_is_elected_though_its_store_is_not_whole(make_grou
         group.start(replica_id)
     group.wait(10)
     assert not group.masters
-    with pytest.raises(Failure, match="no broker that runs is whole: start the others; else --keep ID"):
+    with pytest.raises(Failure, match="no running broker has a complete store: start the others, or choose"):
         rebuild(group)
     _, state = rebuild(group, keep=1)
     assert (state.master, state.in_sync) == (1, {1})
@@ -213,9 +213,9 @@ KEYS = GroupKeys(STATE, 9, {}, [])
 @pytest.mark.parametrize(
     ("copies", "keys", "why"),
     [
-        ([], KEYS, "no broker that runs is whole"),
-        ([Copy(1, "a", "not whole", 3, 33, 600, 500)], KEYS, "no broker that runs is whole"),
-        ([Copy(1, "a", "", 0, 0, 0, 0)], KEYS, "no broker that runs is whole"),
+        ([], KEYS, "no running broker has a complete store"),
+        ([Copy(1, "a", "not whole", 3, 33, 600, 500)], KEYS, "no running broker has a complete store"),
+        ([Copy(1, "a", "", 0, 0, 0, 0)], KEYS, "no running broker has a complete store"),
         ([Copy(1, "a", "", 3, 33, 499, 499)], KEYS, "acknowledged its log up to 500"),
         ([Copy(1, "a", "", 3, 33, 600, 500)], GroupKeys(STATE, 9, {}, [Identity("a" * 32, 1, 700, 3)]), "up to 700"),
         ([Copy(1, "a", "", 3, 33, 600, 500), Copy(2, "b", "", 3, 34, 600, 500)], KEYS, "different logs of epoch 3"),

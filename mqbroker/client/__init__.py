@@ -37,12 +37,10 @@ from mqbroker.client.errors import (
     WouldDeadlock,
 )
 from mqbroker.client.iteration import Delivery, by_iteration
+from mqbroker.client.listeners import ConsumeResult, FirstConsumed, OrderlyResult
 from mqbroker.client.lite_pull import Lag, Place
 from mqbroker.client.messages import (
-    ConsumeResult,
-    FirstConsumed,
     Message,
-    OrderlyResult,
     PullResult,
     PullStatus,
     RawPull,

@@ -34,14 +34,11 @@ from mqbroker.client.errors import ClientClosed
 from mqbroker.client.faces import Member, Named, core, offsets, queries
 from mqbroker.client.index_requests import Queries
 from mqbroker.client.iteration import Delivery, IterationService, by_iteration
-from mqbroker.client.listeners import check_listener
+from mqbroker.client.listeners import ConsumeResult, FirstConsumed, OrderlyResult, check_listener
 from mqbroker.client.lite_pull import LitePullConsumerCore
 from mqbroker.client.loop_thread import LoopThread, wait_for
 from mqbroker.client.messages import (
-    ConsumeResult,
-    FirstConsumed,
     Message,
-    OrderlyResult,
     RawPull,
     ReceivedMessage,
     SendResult,

@@ -15,10 +15,9 @@ from typing import Any
 
 import attrs
 
-from mqbroker.client.errors import NotHandled, RetryLater, SuspendQueue
-from mqbroker.client.listeners import ListenerFailures, ListenerResults, Throttle
+from mqbroker.client.listeners import ListenerResults, Throttle, Verdict
 from mqbroker.client.loop_watch import LoopWatch
-from mqbroker.client.messages import FirstConsumed, OrderlyResult, ReceivedMessage
+from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import Net, Signal
 from mqbroker.client.orderly import Order
 from mqbroker.client.process_queue import Owner, Portion, PulledBatch
@@ -48,10 +47,6 @@ Listener = Callable[[Any], Any]
 SendBack = Callable[[ReceivedMessage, int], Awaitable[None]]
 
 
-class ListenerCancelled(Exception):
-    """Something that a listener awaited was cancelled, but not by this client: the listener failed on its message."""
-
-
 @attrs.define(eq=False)
 class ListenerCall:
     """Has one message after the other with the listener: `message`, if any, of `portion`.
@@ -65,17 +60,6 @@ class ListenerCall:
     portion: Portion | None = None
     looks: int = 0
     is_sent_back: bool = False
-
-
-@attrs.frozen
-class Verdict:
-    """What the listener made of messages: the first `taken` are consumed, others come again."""
-
-    taken: int
-    delay_level: int = 0
-    #: How long the queue pauses, where order is kept.
-    pause_s: float | None = None
-    result: object = None
 
 
 class ConsumeService(ABC):
@@ -101,8 +85,7 @@ class ConsumeService(ABC):
         if order is not None:
             order.hand_out = self._hand_out
         self._listener = listener
-        self._verdicts = ListenerResults(listener, net.steady)
-        self._failures = ListenerFailures(self._verdicts.name, net.steady)
+        self._results = ListenerResults(listener, net.steady, net.is_cancelled_inside)
         self._send_back = send_back
         self._stats = stats
         self._concurrency = concurrency
@@ -205,7 +188,7 @@ class ConsumeService(ABC):
         began, remark = self._net.steady(), None
         self._direct.append(message)
         try:
-            result = await self._ask(message)
+            result = await self._results.direct(self._call_directly(message), message)
         except Exception as error:
             log.warning("the listener failed on message %s, consumed directly: %r", message.msg_id, error)
             result, remark = "CR_THROW_EXCEPTION", describe_error(error)
@@ -254,11 +237,11 @@ class ConsumeService(ABC):
     @property
     def listener_name(self) -> str:
         """What errors and warnings call the listener."""
-        return self._verdicts.name
+        return self._results.name
 
     def still_running(self) -> str:
         """Names the listener, and where its calls stand if that is known."""
-        return self._verdicts.name
+        return self._results.name
 
     @property
     def _is_idle(self) -> bool:
@@ -322,18 +305,6 @@ class ConsumeService(ABC):
         if self._order is not None and self._order.is_busy(queue):
             return True
         return any(run.message and run.portion and run.portion.owner.queue == queue for run in self._runs)
-
-    def _judge(self, value: Any, error: BaseException | None, messages: Sequence[ReceivedMessage]) -> Verdict:
-        """What a listener has returned for messages, or raised. Raises what ends the run."""
-        if isinstance(error, SuspendQueue):
-            return Verdict(0, pause_s=error.seconds)
-        if isinstance(value, FirstConsumed):
-            return Verdict(min(value.count, len(messages)))
-        if error is not None:
-            level: int | None = self._delay_level_after(error, messages[0])
-        else:
-            level = self._verdicts.delay_level(value, messages[0])
-        return Verdict(len(messages), result=value) if level is None else Verdict(0, level, result=value)
 
     async def _act(
         self,
@@ -409,38 +380,6 @@ class ConsumeService(ABC):
             self.fate,
             more,
         )
-
-    def _delay_level_after(self, error: BaseException, message: ReceivedMessage) -> int:
-        """The delay level for a message that the listener raised `error` on. Raises what ends the run."""
-        try:
-            return self._raised(error)
-        except NotHandled:
-            raise
-        except Exception as failure:
-            self._failures.log(failure, message)
-            return 0
-
-    async def _ask(self, message: ReceivedMessage) -> str:
-        """For a message of an administrator: a name of Java's CMResult."""
-        try:
-            value = await self._call_directly(message)
-        except SuspendQueue:
-            return "CR_LATER"
-        except BaseException as error:
-            self._raised(error)
-            return "CR_LATER"
-        if value is OrderlyResult.COMMIT or value is OrderlyResult.ROLLBACK:
-            return f"CR_{value.name}"
-        is_taken = isinstance(value, FirstConsumed) and value.count > 0
-        return "CR_SUCCESS" if is_taken or self._verdicts.delay_level(value, message) is None else "CR_LATER"
-
-    def _raised(self, error: BaseException) -> int:
-        """The delay level if a listener has raised RetryLater. Raises `error` if not, or ListenerCancelled."""
-        if isinstance(error, RetryLater):
-            return error.delay_level
-        if self._net.is_cancelled_inside(error):
-            raise ListenerCancelled("something that the listener awaited was cancelled") from error
-        raise error
 
     async def _again(self, portion: Portion, index: int, message: ReceivedMessage) -> None:
         owner, batch = portion.owner, portion.batch

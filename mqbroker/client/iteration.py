@@ -15,7 +15,8 @@ import attrs
 
 from mqbroker.client.consume_service import ConsumeService, ListenerCall
 from mqbroker.client.errors import RetryLater
-from mqbroker.client.messages import ConsumeResult, ReceivedMessage
+from mqbroker.client.listeners import ConsumeResult
+from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import Signal
 from mqbroker.client.observers import HandingOut
 from mqbroker.client.process_queue import Portion

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar
 from enum import IntEnum
 from types import CoroutineType, coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from mqbroker.client.consume_service import ConsumeService, ListenerCall
 from mqbroker.client.errors import NotHandled
@@ -34,27 +34,13 @@ class Outcome(IntEnum):
     RAISED = 4
 
 
-class Caller(Protocol):
-    """Who has the listener called."""
-
-    #: No further message is handed out.
-    is_over: bool
-
-
-class Call(Protocol):
-    """Who calls it, with one message after the other."""
-
-    #: The message that the listener has now.
-    message: ReceivedMessage | None
-
-
 def _call_listener(
     messages: list[ReceivedMessage | None],
     at: int,
     end: int,
     listener: Callable[[ReceivedMessage], Any],
-    caller: Caller,
-    call: Call,
+    caller: ConsumeService,
+    call: ListenerCall,
     now_s: Callable[[], float],
     until: float,
 ) -> tuple[int, int, int, Any]:
@@ -249,7 +235,7 @@ class LoopConsumeService(ConsumeService):
                 value = await value
         except BaseException as raised:
             value, error = None, raised
-        verdict = self._judge(value, error, (message,))
+        verdict = self._results.judge(value, error, (message,))
         await self._act(portion, (index,), (message,), verdict, run.is_sent_back)
         return bool(verdict.taken)
 
@@ -272,7 +258,7 @@ class LoopConsumeService(ConsumeService):
                     value = await value
             except BaseException as raised:
                 value, error = None, raised
-            verdict = self._judge(value, error, messages)
+            verdict = self._results.judge(value, error, messages)
             self._count(owner, now_s() - since, verdict.taken, len(messages) - verdict.taken)
             await self._act(portion, indexes, messages, verdict, run.is_sent_back)
             self._let_go(run)

@@ -1,15 +1,18 @@
-"""Listeners: which are accepted, and what their return values mean; the same for all faces."""
+"""Listeners: which are accepted, and what it means what they return and raise; the same for all faces."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
 from types import TracebackType
 from typing import Any
 
-from mqbroker.client.errors import BadListener, RetryLater, short
-from mqbroker.client.messages import ConsumeResult, OrderlyResult, ReceivedMessage
+import attrs
+
+from mqbroker.client.errors import BadArgument, BadListener, NotHandled, RetryLater, SuspendQueue, short
+from mqbroker.client.messages import ReceivedMessage
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,52 @@ def check_listener(listener: object, *, may_await: bool) -> None:
         )
 
 
+class ConsumeResult(Enum):
+    """What a listener may return; None and True are SUCCESS, False and any exception are RETRY."""
+
+    SUCCESS = "success"
+    RETRY = "retry"
+
+
+class OrderlyResult(Enum):
+    """What a listener may return where order is kept, besides what others return.
+
+    SUSPEND has the queue wait, and the message come again. COMMIT and ROLLBACK are for `auto_commit=False`: all that
+    was consumed of the queue since the last COMMIT is committed, or comes again.
+    """
+
+    SUCCESS = "success"
+    SUSPEND = "suspend"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+
+
+@attrs.frozen
+class FirstConsumed:
+    """Returned by a listener of several messages: the first `count` of them are consumed, the others come again."""
+
+    count: int
+
+    def __attrs_post_init__(self) -> None:
+        if type(self.count) is not int or self.count < 0:
+            raise BadArgument("FirstConsumed.count", "a whole number of at least 0", self.count)
+
+
+@attrs.frozen
+class Verdict:
+    """What the listener made of messages: the first `taken` are consumed, others come again."""
+
+    taken: int
+    delay_level: int = 0
+    #: How long the queue pauses, where order is kept.
+    pause_s: float | None = None
+    result: object = None
+
+
+class ListenerCancelled(Exception):
+    """Something that a listener awaited was cancelled, but not by this client: the listener failed on its message."""
+
+
 class Throttle:
     """Lets a kind of warning through once in TELL_EVERY_S. `now` returns seconds."""
 
@@ -66,11 +115,62 @@ class Throttle:
 
 
 class ListenerResults:
-    """Interprets the results of one listener. `now` returns seconds."""
+    """Interprets what one listener returns and raises. `now` returns seconds; `is_cancelled_inside` is the net's."""
 
-    def __init__(self, listener: object, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        listener: object,
+        now: Callable[[], float],
+        is_cancelled_inside: Callable[[BaseException], bool] = lambda error: False,
+    ) -> None:
         self.name = _name(listener)
         self._throttle = Throttle(now)
+        self._failures = ListenerFailures(self.name, now)
+        self._is_cancelled_inside = is_cancelled_inside
+
+    def judge(self, value: Any, error: BaseException | None, messages: Sequence[ReceivedMessage]) -> Verdict:
+        """What it has returned for messages, or raised. Raises what ends the run."""
+        if isinstance(error, SuspendQueue):
+            return Verdict(0, pause_s=error.seconds)
+        if isinstance(value, FirstConsumed):
+            return Verdict(min(value.count, len(messages)))
+        if error is not None:
+            level: int | None = self._level_after(error, messages[0])
+        else:
+            level = self.delay_level(value, messages[0])
+        return Verdict(len(messages), result=value) if level is None else Verdict(0, level, result=value)
+
+    async def direct(self, called: Awaitable[Any], message: ReceivedMessage) -> str:
+        """What comes of a call with an administrator's message: a name of Java's CMResult."""
+        try:
+            value = await called
+        except SuspendQueue:
+            return "CR_LATER"
+        except BaseException as error:
+            self._raised(error)
+            return "CR_LATER"
+        if value is OrderlyResult.COMMIT or value is OrderlyResult.ROLLBACK:
+            return f"CR_{value.name}"
+        is_taken = isinstance(value, FirstConsumed) and value.count > 0
+        return "CR_SUCCESS" if is_taken or self.delay_level(value, message) is None else "CR_LATER"
+
+    def _level_after(self, error: BaseException, message: ReceivedMessage) -> int:
+        """The delay level for a message that the listener raised `error` on. Raises what ends the run."""
+        try:
+            return self._raised(error)
+        except NotHandled:
+            raise
+        except Exception as failure:
+            self._failures.log(failure, message)
+            return 0
+
+    def _raised(self, error: BaseException) -> int:
+        """The delay level if a listener has raised RetryLater. Raises `error` if not, or ListenerCancelled."""
+        if isinstance(error, RetryLater):
+            return error.delay_level
+        if self._is_cancelled_inside(error):
+            raise ListenerCancelled("something that the listener awaited was cancelled") from error
+        raise error
 
     def delay_level(self, verdict: object, message: ReceivedMessage) -> int | None:
         """None if the message is consumed, else the delay level to send it back with."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from enum import Enum, IntEnum
+from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 import attrs
 
-from mqbroker.client.errors import DELAY_LEVEL_MAX, BadArgument, BadMessage, UnexpectedResponse, short
+from mqbroker.client.errors import DELAY_LEVEL_MAX, BadMessage, UnexpectedResponse, short
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, REPLY_TOPIC_POSTFIX, RETRY_PREFIX, Prop, ResponseCode, SysFlag
@@ -387,37 +387,6 @@ class SendResult:
     offset_msg_id: str
     queue: MessageQueue
     queue_offset: int
-
-
-class ConsumeResult(Enum):
-    """What a listener may return; None and True are SUCCESS, False and any exception are RETRY."""
-
-    SUCCESS = "success"
-    RETRY = "retry"
-
-
-class OrderlyResult(Enum):
-    """What a listener may return where order is kept, besides what others return.
-
-    SUSPEND has the queue wait, and the message come again. COMMIT and ROLLBACK are for `auto_commit=False`: all that
-    was consumed of the queue since the last COMMIT is committed, or comes again.
-    """
-
-    SUCCESS = "success"
-    SUSPEND = "suspend"
-    COMMIT = "commit"
-    ROLLBACK = "rollback"
-
-
-@attrs.frozen
-class FirstConsumed:
-    """Returned by a listener of several messages: the first `count` of them are consumed, the others come again."""
-
-    count: int
-
-    def __attrs_post_init__(self) -> None:
-        if type(self.count) is not int or self.count < 0:
-            raise BadArgument("FirstConsumed.count", "a whole number of at least 0", self.count)
 
 
 class PullStatus(IntEnum):

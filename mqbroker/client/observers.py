@@ -12,15 +12,13 @@ from typing import Any, TypeVar
 import attrs
 
 from mqbroker.client.errors import Forbidden, RetryLater
-from mqbroker.client.messages import ConsumeResult, Message, ReceivedMessage, SendResult
+from mqbroker.client.listeners import ConsumeResult, Throttle
+from mqbroker.client.messages import Message, ReceivedMessage, SendResult
 from mqbroker.client.names import bare
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-#: Failures of an observer are logged once in so many seconds.
-_TELL_EVERY_S = 60.0
 
 
 class SendKind(Enum):
@@ -114,8 +112,7 @@ class Observers:
     def __init__(self, members: Sequence[Any], steady: Callable[[], float]) -> None:
         self._members = tuple(members)
         self._steady = steady
-        self._tell_at = float("-inf")
-        self._untold = 0
+        self._failures = Throttle(steady)
 
     async def sending(
         self, send: Send, run: Callable[[list[Message]], Awaitable[T]], addr_of: Callable[[object], str]
@@ -211,12 +208,6 @@ class Observers:
         except Exception as error:
             if may_forbid and isinstance(error, Forbidden):
                 raise
-            now = self._steady()
-            if now < self._tell_at:
-                self._untold += 1
-                return
-            more = f" ({self._untold} times more since the last such line)" if self._untold else ""
-            self._tell_at, self._untold = now + _TELL_EVERY_S, 0
-            log.exception(
-                "the observer %s failed%s; what it observes goes on", getattr(call, "__qualname__", call), more
-            )
+            if (more := self._failures.more()) is not None:
+                name = getattr(call, "__qualname__", call)
+                log.exception("the observer %s failed%s; what it observes goes on", name, more)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 import attrs
 
 from mqbroker.client.identity import Identity
-from mqbroker.client.messages import OrderlyResult, ReceivedMessage
+from mqbroker.client.listeners import OrderlyResult
+from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import Net, Task
 from mqbroker.client.process_queue import Owner, Portion, PulledBatch
 from mqbroker.client.routes import Routes

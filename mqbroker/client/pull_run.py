@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
+from mqbroker.client.connection import Connection
 from mqbroker.client.loop import Loop, complete
 from mqbroker.client.messages import RawPull
 from mqbroker.client.net import Puller
 from mqbroker.client.queue_requests import QUEUE_OFFSET, read_pull_answer
 from mqbroker.errors import MQError
-from mqbroker.remoting.response_table import Complete
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import (
     AFTER_OPAQUE,
@@ -30,31 +29,6 @@ from mqbroker.wire.command import (
 
 #: A run ends after so long, seconds: the general path looks the route up again.
 RUN_S = 1.0
-
-
-class Connection(Protocol):
-    """What a run needs of a connection."""
-
-    @property
-    def is_free(self) -> bool:
-        """Whether what is sent now is written at once."""
-
-    def post(
-        self,
-        command: RemotingCommand,
-        timeout_ms: int,
-        complete: Complete,
-        encode: Callable[[int], bytes],
-        owner: object,
-    ) -> int:
-        """Send the frame that `encode` returns for an opaque; `complete` is called with the response, or the error.
-        Returns the opaque. `command` is for errors."""
-
-    def after_write(self, call: Callable[[], None]) -> None:
-        """Call it when all that was sent is written."""
-
-    def forget(self, opaque: int) -> None:
-        """Ignore the response."""
 
 
 class PullRun:

@@ -74,7 +74,7 @@ class ThreadConsumeService(ConsumeService):
         self._idle_threads = self._threads = 0
         #: What threads have to tell the loop: results, workers that have found nothing more, and, where order is kept,
         #: portions that they have no longer.
-        self._results: deque[_Result | _Worker | Portion] = deque()
+        self._told: deque[_Result | _Worker | Portion] = deque()
         self._is_woken = self._is_looking = False
         #: By the threads' numbers, for `is_calling`.
         self._inside: dict[int, ReceivedMessage] = {}
@@ -198,7 +198,7 @@ class ThreadConsumeService(ConsumeService):
             return None, ended
 
     def _tell(self, result: _Result | _Worker | Portion) -> None:
-        self._results.append(result)
+        self._told.append(result)
         if not self._is_woken:
             self._is_woken = True
             with suppress(RuntimeError):  # the loop has ended
@@ -208,7 +208,7 @@ class ThreadConsumeService(ConsumeService):
 
     def _take_results(self) -> None:
         self._is_woken = False
-        results, now = self._results, self._net.now()
+        results, now = self._told, self._net.now()
         for _ in range(len(results)):
             result = results.popleft()
             if isinstance(result, _Worker):
@@ -233,7 +233,7 @@ class ThreadConsumeService(ConsumeService):
         """Act on something else than None."""
         portion, messages = result.portion, result.messages
         try:
-            verdict = self._judge(result.value, result.error, messages)
+            verdict = self._results.judge(result.value, result.error, messages)
         except NotHandled as why:
             log.debug("a message is left to others: %s", why)
             self._halt()

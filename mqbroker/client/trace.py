@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import attrs
 
-from mqbroker.client.listeners import Throttle
-from mqbroker.client.messages import ConsumeResult, Message, ReceivedMessage, SendResult, SendStatus
+from mqbroker.client.listeners import ConsumeResult, Throttle
+from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
 from mqbroker.client.names import bare
 from mqbroker.client.net import Net
 from mqbroker.client.observers import ConsumeObserver, Consumption, Send, SendKind, SendObserver

@@ -12,10 +12,10 @@ import attrs
 from mqbroker.client.errors import BadArgument, NoBrokerForTopic, TopicNotFound, UnexpectedResponse
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import bare, check_queue, check_topic, within
-from mqbroker.client.net import Net
+from mqbroker.client.net import Net, checked
 from mqbroker.client.options import check_number, check_timestamp, to_timestamp
 from mqbroker.client.routes import ROUTE_QUEUES_MAX, Routes
-from mqbroker.errors import MQError, Refused
+from mqbroker.errors import MQError
 from mqbroker.wire.bodies import KVTable, MessageQueue
 from mqbroker.wire.codes import AUTO_CREATE_TOPIC, UNIQUE_MSG_QUERY_FLAG, Perm, Prop, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
@@ -122,7 +122,7 @@ class Queries:
             raise NoBrokerForTopic(like, "no master of it is up", True)
         request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         for answer in await self._net.invoke_many([(addr, request) for addr in addresses], self._timeout_ms):
-            _checked(answer)
+            checked(answer)
 
     async def message(self, topic: str, msg_id: str) -> ReceivedMessage | None:
         """The message of `topic` with this id, its producer's (`msg_id`) or its broker's (`offset_msg_id`).
@@ -185,7 +185,7 @@ class Queries:
         address = await self._routes.address(within_namespace)
         header = GetEarliestMsgStoretimeRequestHeader(topic=within_namespace.topic, queue_id=queue.queue_id)
         request = RemotingCommand.request(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
-        answer = _checked(await self._net.invoke(address, request, self._timeout_ms))
+        answer = checked(await self._net.invoke(address, request, self._timeout_ms))
         found = decode_header(GetEarliestMsgStoretimeResponseHeader, answer.ext_fields).timestamp
         return datetime.fromtimestamp(found / 1000, UTC) if 0 <= found < _YEAR_9999_MS else None
 
@@ -207,7 +207,7 @@ class Queries:
         found: list[ReceivedMessage] = []
         for (name, _), answer in zip(names, answers, strict=True):
             if isinstance(answer, MQError) or answer.code != ResponseCode.QUERY_NOT_FOUND:
-                found += self._read(_checked(answer).body, name)
+                found += self._read(checked(answer).body, name)
         # Others may have the same hash.
         same = [
             message
@@ -223,14 +223,6 @@ class Queries:
         return [attrs.evolve(message, topic=bare(message.topic, self._namespace)) for message in messages]
 
 
-def _checked(answer: RemotingCommand | MQError) -> RemotingCommand:
-    if isinstance(answer, MQError):
-        raise answer
-    if answer.code != ResponseCode.SUCCESS:
-        raise Refused(answer.code, answer.remark or "")
-    return answer
-
-
 def _request(
     topic: str, key: str, max_count: int = _FOUND_MAX, begin: int = 0, end: int = _LATEST_MS, *, is_unique: bool = True
 ) -> RemotingCommand:
@@ -243,13 +235,9 @@ def _request(
 
 
 def _is_found(answer: RemotingCommand | MQError, queue: MessageQueue, key: str) -> bool:
-    if isinstance(answer, MQError):
-        raise answer
-    if answer.code == ResponseCode.QUERY_NOT_FOUND:
+    if isinstance(answer, RemotingCommand) and answer.code == ResponseCode.QUERY_NOT_FOUND:
         return False
-    if answer.code != ResponseCode.SUCCESS:
-        raise Refused(answer.code, answer.remark or "")
-    records = decode_records(answer.body)
+    records = decode_records(checked(answer).body)
     if any(record.properties.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX) == key for record in records):
         return True
     if len(records) >= _FOUND_MAX:
@@ -259,11 +247,7 @@ def _is_found(answer: RemotingCommand | MQError, queue: MessageQueue, key: str) 
 
 
 def _position(topic: str, answer: RemotingCommand | MQError) -> tuple[int, int]:
-    if isinstance(answer, MQError):
-        raise answer
-    if answer.code != ResponseCode.SUCCESS:
-        raise Refused(answer.code, answer.remark or "")
-    table: Mapping[str, str] = KVTable.from_json(answer.body).table
+    table: Mapping[str, str] = KVTable.from_json(checked(answer).body).table
     try:
         end = int(table["commitLogMaxOffset"])
         return end, end - int(table["dispatchBehindBytes"])

@@ -26,7 +26,7 @@ from mqbroker.client.net import Net, Signal, Task, every
 from mqbroker.client.offset_stores import LocalOffsets
 from mqbroker.client.options import LitePullOptions, MessageModel, check_number, milliseconds
 from mqbroker.client.process_queue import Portion, PulledBatch
-from mqbroker.client.queue_requests import Offsets, message_by_time, pull_request, read_messages, read_pull_answer
+from mqbroker.client.queue_requests import Offsets, Reads
 from mqbroker.client.routes import Routes
 from mqbroker.client.running_info import positions
 from mqbroker.client.subscription import ALL, Sql, subscribe_to
@@ -73,9 +73,10 @@ class LitePullConsumerCore:
         self._options = options
         self._identity = identity
         self._timeout_ms = milliseconds("request_timeout_s", options.request_timeout_s)
-        self._pull_timeout_ms = milliseconds("pull_timeout_s", options.pull_timeout_s)
+        timeout_ms = milliseconds("pull_timeout_s", options.pull_timeout_s)
         self._routes = Routes(net, name_servers, age_s=options.route_age_s, timeout_ms=self._timeout_ms)
         self.offsets = Offsets(net, self._routes, group, self._timeout_ms)
+        self._reads = Reads(net, self._routes, group, self.offsets, timeout_ms)
         is_broadcasting = options.model is MessageModel.BROADCASTING
         self._store = options.offset_store or (LocalOffsets() if is_broadcasting else self.offsets)
         self._membership = Membership(
@@ -306,16 +307,7 @@ class LitePullConsumerCore:
     async def message_by_time(self, queue: MessageQueue, time: datetime | int) -> ReceivedMessage | None:
         """The first message of a queue that was stored at `time` or later, whatever the broker's search says; None if
         there is none. `time` is a datetime with a time zone, or milliseconds since the epoch."""
-        return await message_by_time(self.offsets, self._read, queue, time)
-
-    async def _read(self, queue: MessageQueue, offset: int, count: int) -> Sequence[ReceivedMessage]:
-        subscription = subscribe_to(queue.topic, ALL, 0)
-        request = pull_request(
-            queue, offset, count, group=self.group, subscription=subscription, carry_subscription=True
-        )
-        addr = await self._routes.address(queue, master_only=True)
-        raw = read_pull_answer(await self._net.invoke(addr, request, self._pull_timeout_ms))
-        return read_messages(raw, queue, subscription, offset)[0]
+        return await self._reads.message_by_time(queue, time)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Commit all that polls have returned, or these offsets. Raises the first error of a broker."""

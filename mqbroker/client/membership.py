@@ -17,7 +17,7 @@ from mqbroker.client.allocation import allocated
 from mqbroker.client.errors import BadArgument, NoSubscription, TopicNotFound
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
-from mqbroker.client.net import Net
+from mqbroker.client.net import Net, checked
 from mqbroker.client.options import MemberOptions, MessageModel, milliseconds
 from mqbroker.client.routes import Route, Routes, java_order, sorted_queues
 from mqbroker.client.subscription import ALL, Sql, subscribe_to
@@ -241,12 +241,9 @@ class Membership:
                 continue
             request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
             try:
-                answer = await self._net.invoke(addr, request, self._timeout_ms)
-                if answer.code == ResponseCode.SUCCESS:
-                    members.update(GetConsumerListByGroupResponseBody.from_json(answer.body).consumer_id_list)
-                    answered += 1
-                else:
-                    last = Refused(answer.code, answer.remark or "")
+                answer = checked(await self._net.invoke(addr, request, self._timeout_ms))
+                members.update(GetConsumerListByGroupResponseBody.from_json(answer.body).consumer_id_list)
+                answered += 1
             except MQError as error:
                 last = error
         if members:

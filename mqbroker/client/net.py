@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from mqbroker.client.messages import RawPull
-from mqbroker.errors import MQError
+from mqbroker.errors import MQError, Refused
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.signature import Credentials
@@ -42,6 +42,15 @@ def signed(command: RemotingCommand, credentials: Credentials | None) -> Remotin
     fields = dict(command.ext_fields)
     credentials.sign(fields, command.body)
     return attrs.evolve(command, ext_fields=fields)
+
+
+def checked(answer: RemotingCommand | MQError) -> RemotingCommand:
+    """The response. Raises Refused on one that is not SUCCESS, and an error in its place."""
+    if isinstance(answer, MQError):
+        raise answer
+    if answer.code != ResponseCode.SUCCESS:
+        raise Refused(answer.code, answer.remark or "")
+    return answer
 
 
 class Lock(Protocol):

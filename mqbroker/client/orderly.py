@@ -15,12 +15,12 @@ import attrs
 from mqbroker.client.identity import Identity
 from mqbroker.client.listeners import OrderlyResult
 from mqbroker.client.messages import ReceivedMessage
-from mqbroker.client.net import Net, Task
+from mqbroker.client.net import Net, Task, checked
 from mqbroker.client.process_queue import Owner, Portion, PulledBatch
 from mqbroker.client.routes import Routes
-from mqbroker.errors import MQError, Refused
+from mqbroker.errors import MQError
 from mqbroker.wire.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
-from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
 
 log = logging.getLogger(__name__)
@@ -95,12 +95,10 @@ class QueueLocks:
             requests.append((addr, RemotingCommand.request(code, body=body.to_json())))
         found = []
         for ours, answer in zip(asked, await self._net.invoke_many(requests, self._timeout_ms), strict=True):
-            if not isinstance(answer, MQError) and answer.code != ResponseCode.SUCCESS:
-                answer = Refused(answer.code, answer.remark or "")
-            if isinstance(answer, MQError):
-                log.info("queues of broker %s are not locked now: %s", ours[0].broker_name, answer)
-            else:
-                found.append((ours, answer))
+            try:
+                found.append((ours, checked(answer)))
+            except MQError as error:
+                log.info("queues of broker %s are not locked now: %s", ours[0].broker_name, error)
         return found
 
 

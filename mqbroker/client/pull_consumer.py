@@ -10,17 +10,14 @@ from mqbroker.client.index_requests import Queries
 from mqbroker.client.messages import PullResult, RawPull, ReceivedMessage
 from mqbroker.client.names import check_group, check_queue
 from mqbroker.client.net import Net
-from mqbroker.client.options import PullOptions, check_number, milliseconds
-from mqbroker.client.queue_requests import Offsets, message_by_time, pull_request, read_messages, read_pull_answer
+from mqbroker.client.options import PullOptions, milliseconds
+from mqbroker.client.queue_requests import Offsets, Reads, read_messages, read_pull_answer
 from mqbroker.client.routes import Routes
 from mqbroker.client.subscription import ALL, Sql, subscribe_to
 from mqbroker.errors import MQError
-from mqbroker.wire.bodies import MessageQueue, SubscriptionData
+from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
-
-#: Extra time for a response that the broker delays (long polling).
-_SUSPEND_GRACE_MS = 5000
 
 
 class PullConsumerCore:
@@ -33,8 +30,9 @@ class PullConsumerCore:
         self._group = check_group(group)
         self._options = options
         self._is_started = self._closed = False
-        self._pull_timeout_ms = milliseconds("pull_timeout_s", options.pull_timeout_s)
+        timeout_ms = self._pull_timeout_ms = milliseconds("pull_timeout_s", options.pull_timeout_s)
         self.offsets = Offsets(net, self._routes, group, self._timeout_ms, options.read_from)
+        self._reads = Reads(net, self._routes, group, self.offsets, timeout_ms, options.read_from)
         self.queries = Queries(net, self._routes, self._timeout_ms, options.namespace)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
@@ -66,18 +64,14 @@ class PullConsumerCore:
         """
         check_queue(queue)
         subscription = subscribe_to(queue.topic, tags, 0)
-        raw = await self._pull(queue, offset, max_count, subscription, milliseconds("suspend_s", suspend_s, 0))
+        raw = await self._reads.raw(queue, offset, max_count, subscription, milliseconds("suspend_s", suspend_s, 0))
         messages, _ = read_messages(raw, queue, subscription, offset)
         return PullResult(raw.status, raw.next_offset, raw.min_offset, raw.max_offset, tuple(messages))
 
     async def message_by_time(self, queue: MessageQueue, time: datetime | int) -> ReceivedMessage | None:
         """The first message of a queue that was stored at `time` or later, whatever the broker's search says; None if
         there is none. `time` is a datetime with a time zone, or milliseconds since the epoch."""
-
-        async def read(queue: MessageQueue, offset: int, count: int) -> Sequence[ReceivedMessage]:
-            return (await self.pull(queue, offset, count)).messages
-
-        return await message_by_time(self.offsets, read, queue, time)
+        return await self._reads.message_by_time(queue, time)
 
     async def fetch_raw(
         self,
@@ -91,7 +85,7 @@ class PullConsumerCore:
         """As `pull`, with the records as bytes. Tags are filtered by hash only: the caller must compare them."""
         check_queue(queue)
         suspend_ms = milliseconds("suspend_s", suspend_s, 0)
-        return await self._pull(queue, offset, max_count, subscribe_to(queue.topic, tags, 0), suspend_ms)
+        return await self._reads.raw(queue, offset, max_count, subscribe_to(queue.topic, tags, 0), suspend_ms)
 
     async def fetch_many(
         self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str | Sql = ALL
@@ -106,13 +100,7 @@ class PullConsumerCore:
         self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str | Sql = ALL
     ) -> list[tuple[str, RemotingCommand]]:
         """The pulls of `fetch_many` and their addresses. Raises a route's errors."""
-        return [
-            (
-                await self._routes.address(queue, self._options.read_from),
-                self._request(queue, offset, max_count, subscribe_to(queue.topic, tags, 0), 0),
-            )
-            for queue, offset, max_count in wants
-        ]
+        return [await self._reads.request(*want, subscribe_to(want[0].topic, tags, 0)) for want in wants]
 
     async def fetch(
         self, wants: Sequence[tuple[MessageQueue, int, int]], requests: Sequence[tuple[str, RemotingCommand]]
@@ -141,33 +129,6 @@ class PullConsumerCore:
         """Close the connections."""
         self._closed = True
         await self._net.close()
-
-    def _request(
-        self, queue: MessageQueue, offset: int, max_count: int, subscription: SubscriptionData, suspend_ms: int
-    ) -> RemotingCommand:
-        check_number("offset", offset, 0)
-        check_number("max_count", max_count, 1)
-        return pull_request(
-            queue,
-            offset,
-            max_count,
-            group=self._group,
-            subscription=subscription,
-            suspend_ms=suspend_ms,
-            carry_subscription=True,
-        )
-
-    async def _pull(
-        self, queue: MessageQueue, offset: int, max_count: int, subscription: SubscriptionData, suspend_ms: int
-    ) -> RawPull:
-        addr = await self._routes.address(queue, self._options.read_from)
-        request = self._request(queue, offset, max_count, subscription, suspend_ms)
-        timeout_ms = max(self._pull_timeout_ms, suspend_ms + _SUSPEND_GRACE_MS if suspend_ms else 0)
-        try:
-            return read_pull_answer(await self._net.invoke(addr, request, timeout_ms))
-        except MQError:
-            self._routes.mark_stale(queue.topic)
-            raise
 
 
 def _read_or_error(answer: RemotingCommand | MQError) -> RawPull | MQError:

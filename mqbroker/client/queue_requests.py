@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mqbroker.client.errors import UnexpectedResponse
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
-from mqbroker.client.net import Net
+from mqbroker.client.net import Net, checked
 from mqbroker.client.offset_stores import OffsetStore
 from mqbroker.client.options import ConsumeFrom, check_number, check_timestamp, to_timestamp
 from mqbroker.client.routes import Routes
-from mqbroker.client.subscription import matches
+from mqbroker.client.subscription import ALL, matches, subscribe_to
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.bodies import MessageQueue, SubscriptionData
 from mqbroker.wire.codes import MASTER_ID, RETRY_PREFIX, PullSysFlag, RequestCode, ResponseCode
@@ -36,6 +36,9 @@ from mqbroker.wire.headers import (
 from mqbroker.wire.names import LMQ_PREFIX
 
 log = logging.getLogger(__name__)
+
+#: Extra time for a response that the broker delays (long polling).
+_SUSPEND_GRACE_MS = 5000
 
 #: The name of the offset in a pull.
 QUEUE_OFFSET = "queueOffset"
@@ -140,26 +143,19 @@ class Offsets(OffsetStore):
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's offset, or None if it has none."""
-        header = QueryConsumerOffsetRequestHeader(
-            consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
-        )
-        addr = await self._routes.address(queue)
-        request = RemotingCommand.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
-        answer = await self._net.invoke(addr, request, self._timeout_ms)
+        code, kind = RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffsetRequestHeader
+        request = _request(code, kind, queue, consumer_group=self._group)
+        answer = await self._net.invoke(await self._routes.address(queue), request, self._timeout_ms)
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return None
-        if answer.code != ResponseCode.SUCCESS:
-            raise Refused(answer.code, answer.remark or "")
-        offset = decode_header(QueryConsumerOffsetResponseHeader, answer.ext_fields).offset
+        offset = _read(answer, QueryConsumerOffsetResponseHeader).offset
         return offset if offset >= 0 else None
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Commit `offset` as the next one that the group consumes."""
         check_number("offset", offset, 0, 2**63 - 1)
         request = self._commit_request(queue, offset)
-        answer = await self._net.invoke(await self._routes.address(queue), request, self._timeout_ms)
-        if answer.code != ResponseCode.SUCCESS:
-            raise Refused(answer.code, answer.remark or "")
+        checked(await self._net.invoke(await self._routes.address(queue), request, self._timeout_ms))
 
     async def commit_oneway(self, queue: MessageQueue, offset: int) -> None:
         """Send a commit without confirmation; a failure is only logged, as the next commit replaces it."""
@@ -192,14 +188,8 @@ class Offsets(OffsetStore):
                     log.warning("offset of %s not committed: %s", self._group, answer)
 
     def _commit_request(self, queue: MessageQueue, offset: int) -> RemotingCommand:
-        header = UpdateConsumerOffsetRequestHeader(
-            consumer_group=self._group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            commit_offset=offset,
-            bname=queue.broker_name,
-        )
-        return RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+        code, kind = RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequestHeader
+        return _request(code, kind, queue, consumer_group=self._group, commit_offset=offset)
 
     async def min(self, queue: MessageQueue) -> int:
         """The first offset that is still stored."""
@@ -225,10 +215,8 @@ class Offsets(OffsetStore):
         answers = iter(await self._net.invoke_many(requests, self._timeout_ms))
         for queue, low, high in zip(asked, answers, answers, strict=True):
             try:
-                found[queue] = (
-                    _read(low, GetMinOffsetResponseHeader).offset,
-                    _read(high, GetMaxOffsetResponseHeader).offset,
-                )
+                first = _read(low, GetMinOffsetResponseHeader).offset
+                found[queue] = first, _read(high, GetMaxOffsetResponseHeader).offset
             except MQError as error:
                 self._routes.mark_stale(queue.topic)
                 found[queue] = error
@@ -243,10 +231,8 @@ class Offsets(OffsetStore):
         """
         timestamp_ms = to_timestamp(time)
         check_timestamp("time", timestamp_ms)
-        header = SearchOffsetRequestHeader(
-            topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms, bname=queue.broker_name
-        )
-        request = RemotingCommand.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+        request = _request(code, SearchOffsetRequestHeader, queue, timestamp=timestamp_ms)
         return (await self._ask(queue, request, SearchOffsetResponseHeader)).offset
 
     async def start(self, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int) -> int:
@@ -266,48 +252,88 @@ class Offsets(OffsetStore):
         return _read(await self._net.invoke(addr, request, self._timeout_ms), answer_class)
 
 
-async def message_by_time(
-    offsets: Offsets,
-    read: Callable[[MessageQueue, int, int], Awaitable[Sequence[ReceivedMessage]]],
-    queue: MessageQueue,
-    time: datetime | int,
-) -> ReceivedMessage | None:
-    """The first message of a queue that was stored at `time` or later. The broker's search is a hint: that of Java
-    finds the nearest message. `read(queue, offset, count)` reads messages, none at the end."""
-    timestamp_ms = to_timestamp(time)
-    hint = await offsets.at_time(queue, time)
-    low, high = await offsets.min(queue), await offsets.max(queue)
-    at = min(max(low, hint - 1), high)
-    found: ReceivedMessage | None = None
-    # What is before `low` is older, and what is at `high` or behind it is not.
-    while low < high:
-        messages = await read(queue, at, 2)
-        if not messages:
-            high = at
-        for number, message in enumerate(messages):
-            if message.store_timestamp_ms >= timestamp_ms:
-                high = min(high, message.queue_offset if number else at)
-                if found is None or message.queue_offset < found.queue_offset:
-                    found = message
-                break
-            low = message.queue_offset + 1
-        at = (low + high) // 2
-    return found
+class Reads:
+    """Single pulls of queues for `group`, which need no membership, from `read_from` of each set of brokers."""
+
+    def __init__(
+        self, net: Net, routes: Routes, group: str, offsets: Offsets, timeout_ms: int, read_from: int = MASTER_ID
+    ) -> None:
+        self._net = net
+        self._routes = routes
+        self._group = group
+        self._offsets = offsets
+        self._timeout_ms = timeout_ms
+        self._read_from = read_from
+
+    async def request(
+        self, queue: MessageQueue, offset: int, max_count: int, subscription: SubscriptionData, suspend_ms: int = 0
+    ) -> tuple[str, RemotingCommand]:
+        """A pull, and the address that it goes to. Raises a route's errors, and BadArgument."""
+        check_number("offset", offset, 0)
+        check_number("max_count", max_count, 1)
+        request = pull_request(
+            queue,
+            offset,
+            max_count,
+            group=self._group,
+            subscription=subscription,
+            suspend_ms=suspend_ms,
+            carry_subscription=True,
+        )
+        return await self._routes.address(queue, self._read_from), request
+
+    async def raw(
+        self, queue: MessageQueue, offset: int, max_count: int, subscription: SubscriptionData, suspend_ms: int = 0
+    ) -> RawPull:
+        """The response to a pull. Raises as `request` does, Refused and Unreachable."""
+        addr, request = await self.request(queue, offset, max_count, subscription, suspend_ms)
+        timeout_ms = max(self._timeout_ms, suspend_ms + _SUSPEND_GRACE_MS if suspend_ms else 0)
+        try:
+            return read_pull_answer(await self._net.invoke(addr, request, timeout_ms))
+        except MQError:
+            self._routes.mark_stale(queue.topic)
+            raise
+
+    async def messages(self, queue: MessageQueue, offset: int, max_count: int) -> list[ReceivedMessage]:
+        subscription = subscribe_to(queue.topic, ALL, 0)
+        return read_messages(await self.raw(queue, offset, max_count, subscription), queue, subscription, offset)[0]
+
+    async def message_by_time(self, queue: MessageQueue, time: datetime | int) -> ReceivedMessage | None:
+        """The first message of a queue that was stored at `time` or later, whatever the broker's search says; None if
+        there is none. `time` is a datetime with a time zone, or milliseconds since the epoch."""
+        timestamp_ms = to_timestamp(time)
+        hint = await self._offsets.at_time(queue, time)
+        low, high = await self._offsets.min(queue), await self._offsets.max(queue)
+        at = min(max(low, hint - 1), high)
+        found: ReceivedMessage | None = None
+        # What is before `low` is older, and what is at `high` or behind it is not.
+        while low < high:
+            messages = await self.messages(queue, at, 2)
+            if not messages:
+                high = at
+            for number, message in enumerate(messages):
+                if message.store_timestamp_ms >= timestamp_ms:
+                    high = min(high, message.queue_offset if number else at)
+                    if found is None or message.queue_offset < found.queue_offset:
+                        found = message
+                    break
+                low = message.queue_offset + 1
+            at = (low + high) // 2
+        return found
+
+
+def _request(code: RequestCode, kind: Callable[..., Header], queue: MessageQueue, **fields: Any) -> RemotingCommand:
+    header = kind(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name, **fields)
+    return RemotingCommand.request(code, header)
 
 
 def _min_request(queue: MessageQueue) -> RemotingCommand:
-    header = GetMinOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
-    return RemotingCommand.request(RequestCode.GET_MIN_OFFSET, header)
+    return _request(RequestCode.GET_MIN_OFFSET, GetMinOffsetRequestHeader, queue)
 
 
 def _max_request(queue: MessageQueue) -> RemotingCommand:
-    header = GetMaxOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
-    return RemotingCommand.request(RequestCode.GET_MAX_OFFSET, header)
+    return _request(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader, queue)
 
 
 def _read(answer: RemotingCommand | MQError, answer_class: type[H]) -> H:
-    if isinstance(answer, MQError):
-        raise answer
-    if answer.code != ResponseCode.SUCCESS:
-        raise Refused(answer.code, answer.remark or "")
-    return decode_header(answer_class, answer.ext_fields)
+    return decode_header(answer_class, checked(answer).ext_fields)

@@ -7,7 +7,7 @@ import zlib
 
 from mqbroker.client.errors import DELAY_LEVEL_MAX, NoBrokerForTopic
 from mqbroker.client.messages import ReceivedMessage
-from mqbroker.client.net import Net
+from mqbroker.client.net import Net, checked
 from mqbroker.client.options import PushOptions, milliseconds
 from mqbroker.client.routes import Routes
 from mqbroker.client.send import STATUSES
@@ -19,7 +19,6 @@ from mqbroker.wire.codes import (
     RETRY_PREFIX,
     Prop,
     RequestCode,
-    ResponseCode,
     SysFlag,
 )
 from mqbroker.wire.command import RemotingCommand
@@ -57,9 +56,7 @@ class SendBack:
         try:
             addr = await self._routes.address(message.queue, master_only=True)
             request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
-            answer = await self._net.invoke(addr, request, self._timeout_ms)
-            if answer.code != ResponseCode.SUCCESS:
-                raise Refused(answer.code, answer.remark or "")
+            checked(await self._net.invoke(addr, request, self._timeout_ms))
         except MQError as error:
             try:
                 await self._send_anew(message, delay_level)

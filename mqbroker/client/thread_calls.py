@@ -14,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -37,8 +36,8 @@ log = logging.getLogger(__name__)
 _SLOW_S = 0.001
 
 
-class ListenerEnded(Exception):
-    """The listener raised an exception that would end a thread or the program; here it ends neither."""
+class FunctionEnded(Exception):
+    """A user's function raised an exception that would end a thread or the program; here it ends neither."""
 
 
 @attrs.frozen
@@ -178,24 +177,13 @@ class ThreadConsumeService(ConsumeService):
         worker.portion, worker.message, worker.others = portion, messages[0], messages[1:]
         worker.looks, worker.is_sent_back = 0, False
         self._inside[me] = messages[0]
-        value, error = self._called(messages[0] if self._batch_max is None else messages)
+        value, error = _called(self._listener, messages[0] if self._batch_max is None else messages)
         ended = self._net.steady()
         del self._inside[me]
         worker.message = None
         took_s, worker.since = ended - worker.since, ended
         self._tell(_Result(portion, indexes, messages, value, error, worker.is_sent_back, took_s))
         return value is None and error is None
-
-    def _called(self, given: Any) -> tuple[Any, Exception | None]:
-        """What the listener returns for a message, or for several, or the exception that it raises."""
-        try:
-            return self._listener(given), None
-        except Exception as error:
-            return None, error
-        except BaseException as error:
-            ended = ListenerEnded(f"the listener raised {type(error).__name__}")
-            ended.__cause__ = error
-            return None, ended
 
     def _tell(self, result: _Result | _Worker | Portion) -> None:
         self._told.append(result)
@@ -244,20 +232,16 @@ class ThreadConsumeService(ConsumeService):
             self._put_back(portion)
 
     async def _call_directly(self, message: ReceivedMessage) -> Any:
-        future: Future[Any] = Future()
-
-        def call() -> None:
+        def call(given: Any) -> Any:
             self._inside[threading.get_ident()] = message
-            value, error = self._called(message if self._batch_max is None else [message])
-            del self._inside[threading.get_ident()]
-            with suppress(InvalidStateError):  # nobody waits any more
-                if error is None:
-                    future.set_result(value)
-                else:
-                    future.set_exception(error)
+            try:
+                return self._listener(given)
+            finally:
+                del self._inside[threading.get_ident()]
 
-        threading.Thread(target=call, name="mq-listen-direct", daemon=True).start()
-        return await asyncio.wrap_future(future)
+        given = message if self._batch_max is None else [message]
+        _, outcome = _on_thread("mq-listen-direct", call, given)
+        return await asyncio.wrap_future(outcome)
 
 
 class CheckThreads:
@@ -271,19 +255,35 @@ class CheckThreads:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= CHECKS_MAX:
             raise MQError(f"{CHECKS_MAX} calls of the function have not returned")
-        future: Future[Any] = Future()
-
-        def call() -> None:
-            try:
-                outcome = partial(future.set_result, function(message))
-            except Exception as error:
-                outcome = partial(future.set_exception, error)
-            except BaseException as error:  # it would end the program; here it ends neither that nor a thread
-                outcome = partial(future.set_exception, MQError(f"it raised {type(error).__name__}"))
-            with suppress(InvalidStateError):  # nobody waits any more
-                outcome()
-
-        thread = threading.Thread(target=call, name="mq-check", daemon=True)
+        thread, outcome = _on_thread("mq-check", function, message)
         self._threads.append(thread)
-        thread.start()
-        return await asyncio.wrap_future(future)
+        return await asyncio.wrap_future(outcome)
+
+
+def _called(function: Callable[[Any], Any], given: Any) -> tuple[Any, Exception | None]:
+    """What a user's function returns, or the exception that it raises."""
+    try:
+        return function(given), None
+    except Exception as error:
+        return None, error
+    except BaseException as error:
+        ended = FunctionEnded(f"the user's function raised {type(error).__name__}")
+        ended.__cause__ = error
+        return None, ended
+
+
+def _on_thread(name: str, function: Callable[[Any], Any], given: Any) -> tuple[threading.Thread, Future[Any]]:
+    """Call a user's function on a daemon thread of its own."""
+    outcome: Future[Any] = Future()
+
+    def run() -> None:
+        value, error = _called(function, given)
+        with suppress(InvalidStateError):  # nobody waits any more
+            if error is None:
+                outcome.set_result(value)
+            else:
+                outcome.set_exception(error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread, outcome

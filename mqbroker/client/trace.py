@@ -56,78 +56,32 @@ class Tracer(SendObserver, ConsumeObserver):
             return  # as in Java: nothing is known of it by an id
         for message, result in zip(send.messages, outcome, strict=False):
             kind = _HALF if send.kind is SendKind.TRANSACTION else _DELAYED if message.delay_level else _NORMAL
-            self._add(
-                result.msg_id,
-                message.keys,
-                "Pub",
-                send.began_ms,
-                DEFAULT_TRACE_REGION_ID,
-                bare(send.group),
-                bare(message.topic),
-                result.msg_id,
-                _text(message.tags),
-                _text(KEY_SEPARATOR.join(message.keys)),
-                send.addr,
-                len(message.body),
-                int(send.took_s * 1000),
-                kind,
-                result.offset_msg_id,
-                _flag(result.status is SendStatus.SEND_OK),
-            )
+            what = bare(send.group), bare(message.topic), result.msg_id, _text(message.tags), _keys(message)
+            how = send.addr, len(message.body), int(send.took_s * 1000), kind, result.offset_msg_id
+            is_stored = _flag(result.status is SendStatus.SEND_OK)
+            start = "Pub", send.began_ms, DEFAULT_TRACE_REGION_ID
+            self._add(result.msg_id, message.keys, *start, *what, *how, is_stored)
 
     def ended(self, group: str, topic: str, msg_id: str, addr: str, state: str, *, is_from_check: bool) -> None:
         """The transaction of a message has ended; `state` is Java's name for that."""
-        self._add(
-            msg_id,
-            (),
-            "EndTransaction",
-            self._now_ms(),
-            DEFAULT_TRACE_REGION_ID,
-            bare(group),
-            bare(topic),
-            msg_id,
-            "",
-            "",
-            addr,
-            _COMMIT,
-            msg_id,
-            state,
-            _flag(is_from_check),
-        )
+        start = "EndTransaction", self._now_ms(), DEFAULT_TRACE_REGION_ID, bare(group), bare(topic), msg_id, "", ""
+        self._add(msg_id, (), *start, addr, _COMMIT, msg_id, state, _flag(is_from_check))
 
     def before_consume(self, consumption: Consumption) -> None:
         request_id = consumption.context[self] = f"{self._rng.getrandbits(128):032X}"
         for message in _traced(consumption.messages):
-            self._add(
-                message.msg_id,
-                message.keys,
-                "SubBefore",
-                self._now_ms(),
-                message.properties.get(Prop.MSG_REGION, DEFAULT_TRACE_REGION_ID),
-                bare(consumption.group),
-                request_id,
-                message.msg_id,
-                message.reconsume_times,
-                _text(KEY_SEPARATOR.join(message.keys)),
-            )
+            region = message.properties.get(Prop.MSG_REGION, DEFAULT_TRACE_REGION_ID)
+            start = "SubBefore", self._now_ms(), region, bare(consumption.group), request_id
+            self._add(message.msg_id, message.keys, *start, message.msg_id, message.reconsume_times, _keys(message))
 
     def after_consume(self, consumption: Consumption, outcome: ConsumeResult | BaseException) -> None:
         code = _SUCCESS if outcome is ConsumeResult.SUCCESS else _FAILED
         code = _EXCEPTION if isinstance(outcome, BaseException) else code
+        took_ms = int(consumption.took_s * 1000 / max(1, len(consumption.messages)))
+        end = code, self._now_ms(), bare(consumption.group)
         for message in _traced(consumption.messages):
-            self._add(
-                message.msg_id,
-                message.keys,
-                "SubAfter",
-                consumption.context[self],
-                message.msg_id,
-                int(consumption.took_s * 1000 / len(consumption.messages)),
-                _flag(code == _SUCCESS),
-                _text(KEY_SEPARATOR.join(message.keys)),
-                code,
-                self._now_ms(),
-                bare(consumption.group),
-            )
+            start = "SubAfter", consumption.context[self], message.msg_id, took_ms, _flag(code == _SUCCESS)
+            self._add(message.msg_id, message.keys, *start, _keys(message), *end)
 
     async def flush(self) -> None:
         """Send what waits. Failures are logged; their traces are lost."""
@@ -170,6 +124,10 @@ def _traced(messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
 def _text(value: str | None) -> str:
     # As Java writes what is not there; its decoder fails where a line ends in an empty field.
     return value or "null"
+
+
+def _keys(message: Message | ReceivedMessage) -> str:
+    return _text(KEY_SEPARATOR.join(message.keys))
 
 
 def _flag(value: bool) -> str:

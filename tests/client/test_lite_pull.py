@@ -1,8 +1,7 @@
 """Programs that poll: what counts as consumed, what moves with the group, and where a seek leads."""
 
-from collections.abc import Sequence
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from mqbroker.client import BadArgument, ConsumeFrom, LitePullOptions, MessageQueue, Place
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.lite_pull import LitePullConsumerCore
-from mqbroker.client.queue_requests import message_by_time
+from mqbroker.client.queue_requests import Reads
 from mqbroker.wire.bodies import HeartbeatData
 from mqbroker.wire.codes import RequestCode
 from tests.client.member import Q
@@ -227,10 +226,12 @@ def test_the_first_message_of_a_time_is_found_whatever_the_hint(one_queue: World
         async def at_time(self, queue: Any, time: Any) -> int:
             return rng.randint(0, end + 3)
 
-    async def read(queue: Any, offset: int, count: int) -> Sequence[Any]:
-        return [each for each in messages if each.queue_offset >= offset][:count]
+    class Store(Reads):
+        async def messages(self, queue: Any, offset: int, max_count: int) -> Any:
+            return [each for each in messages if each.queue_offset >= offset][:max_count]
 
-    bounds: Any = Bounds()
+    anything: Any = None
+    reads = Store(anything, anything, "g", cast(Any, Bounds()), 1000)
     for wanted in range(990, time + 10):
         expected = next((each for each in messages if each.store_timestamp_ms >= wanted), None)
-        assert one_queue.result(message_by_time(bounds, read, Q, wanted)) == expected, wanted
+        assert one_queue.result(reads.message_by_time(Q, wanted)) == expected, wanted

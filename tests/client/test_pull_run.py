@@ -110,7 +110,8 @@ def run(test: Callable[[Wire, Puller, asyncio.Task[RemotingCommand]], Coroutine[
     async def main() -> Wire:
         wire = Wire()
         puller = Puller(wire.events)
-        pulls = PullRun(wire, FIRST, 1000, puller, wire.loop)
+        connection: Any = wire
+        pulls = PullRun(connection, FIRST, 1000, puller, wire.loop)
         task = asyncio.create_task(pulls.ended())
         await asyncio.sleep(0)
         await test(wire, puller, task)
@@ -239,7 +240,8 @@ class TestOfAQueue:
             got: list[Any] = []
 
             async def pull(queue: AssignedQueue, offset: int, broker_id: int) -> RawPull:
-                pulls = PullRun(wire, pull_from(FIRST, offset), 1000, queue, wire.loop)
+                connection: Any = wire
+                pulls = PullRun(connection, pull_from(FIRST, offset), 1000, queue, wire.loop)
                 return read_pull_answer(await pulls.ended())
 
             def deliver(queue: AssignedQueue, batch: Any, took_s: float) -> None:

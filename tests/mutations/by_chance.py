@@ -47,8 +47,12 @@ def tests_of(file: Path) -> tuple[str, ...]:
 
 
 def meaning(source: str) -> str:
-    """A module's code without its annotations, in which a mistake makes no difference."""
-    tree = ast.parse(source)
+    """A module's code without its annotations, in which a mistake makes no difference; empty if it is none, as where an
+    operator has replaced the `*` before arguments that are named."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return ""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.returns = None
@@ -73,7 +77,7 @@ def mistakes_in(file: Path, cosmic_ray: ModuleType) -> list[Changed]:
         places = [place for node in cosmic_ray.ast.ast_nodes(tree) for place in operator.mutation_positions(node)]
         for occurrence in range(len(places)):
             text = cosmic_ray.mutating.mutate_code(source, operator, occurrence)
-            if text is None or meaning(text) == unchanged:
+            if text is None or meaning(text) in (unchanged, ""):
                 continue
             lines = difflib.unified_diff(source.splitlines(), text.splitlines(), lineterm="", n=0)
             diff = "\n      ".join(line for line in lines if not line.startswith(("---", "+++")))

@@ -109,6 +109,7 @@ class Process(Output):
         with self._stderr_path.open("ab") as stderr:
             # There are those of its former lives.
             self._stderr_begin = stderr.tell()
+            self._last_errors: str | None = None
             self._popen = subprocess.Popen(
                 list(command),
                 stdin=subprocess.PIPE,
@@ -136,7 +137,9 @@ class Process(Output):
 
     @property
     def errors(self) -> str:
-        """What it has written to its standard error."""
+        """What it has written to its standard error; also where its directory went with a test that passed."""
+        if self._last_errors is not None:
+            return self._last_errors
         with self._stderr_path.open("rb") as file:
             file.seek(self._stderr_begin)
             return file.read().decode("utf-8", "replace")
@@ -191,6 +194,7 @@ class Process(Output):
 
     def _close(self) -> None:
         self._reader.join()
+        self._last_errors = self.errors
         for pipe in (self._popen.stdin, self._popen.stdout):
             if pipe is not None:
                 pipe.close()

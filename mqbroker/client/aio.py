@@ -8,17 +8,28 @@ Cancelling a coroutine gives up waiting: a request that was sent may still be ex
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from operator import attrgetter
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import MemberRequests, PullConsumerRequests, decline
 from mqbroker.client.consume_service import Listener
-from mqbroker.client.faces import Member, Named, at_once, core, offsets, queries, started, transactions
+from mqbroker.client.faces import (
+    Member,
+    Named,
+    at_once,
+    core,
+    net_of,
+    offsets,
+    on_signals,
+    queries,
+    started,
+    transactions,
+)
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
 from mqbroker.client.instance import Asked, share
@@ -54,10 +65,6 @@ C = TypeVar("C")
 P1 = TypeVar("P1", bound=ProducerCore)
 
 
-#: The network of a client.
-net_of: Callable[[Any], AioNet] = attrgetter("_net")
-
-
 def shared_net(
     asked: Callable[[], Asked],
     servers: tuple[str, ...],
@@ -83,7 +90,7 @@ def call(
         try:
             return await method(of(client), *args, **kwargs)
         except RuntimeError:  # of asyncio, which awaits no other loop's futures
-            net_of(client).check_loop()
+            client._net.check_loop()  # noqa: SLF001 - this module's own clients
             raise
 
     return calling
@@ -110,6 +117,15 @@ class _Client(Named):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def run(self) -> None:
+        """Start, and close after SIGINT or SIGTERM, or when it is closed elsewhere: listeners end, offsets are
+        committed, the group is left. Signals are taken on the main thread alone. Raises as `start` does."""
+        ended = asyncio.Event()
+        with on_signals(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, ended.set)):
+            async with self:
+                net_of(self).when_closed(ended.set)
+                await ended.wait()
 
 
 class Producer(_Client):

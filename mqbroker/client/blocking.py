@@ -31,7 +31,7 @@ from mqbroker.client import aio, loop_thread
 from mqbroker.client.allocation import RebalanceListener
 from mqbroker.client.broker_requests import MemberRequests
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.faces import Member, Named, core, offsets, queries
+from mqbroker.client.faces import Member, Named, core, net_of, offsets, on_signals, queries
 from mqbroker.client.index_requests import Queries
 from mqbroker.client.iteration import Delivery, IterationService, by_iteration
 from mqbroker.client.listeners import ConsumeResult, FirstConsumed, OrderlyResult, check_listener
@@ -114,13 +114,30 @@ class _Client(Named):
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _on_loop(self) -> Any:
+        """The client of asyncio."""
+        return self
+
+    def run(self) -> None:
+        """Start, and close after SIGINT or SIGTERM, or when another thread closes this: listeners end, offsets are
+        committed, the group is left. Signals are taken on the main thread alone. Raises as `start` does."""
+        ended = threading.Event()
+        with on_signals(ended.set), self:
+            net_of(self._on_loop()).when_closed(ended.set)
+            while not ended.wait(1.0):  # signals do not end a wait everywhere
+                pass
 
 
 class _PerProcess(_Client, Generic[Client, Options]):
@@ -138,6 +155,9 @@ class _PerProcess(_Client, Generic[Client, Options]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (type(self), self._name_servers, self._group, self._options)
+
+    def _on_loop(self) -> Client:
+        return self._parts()[1]
 
     def _make(self) -> Client:
         raise NotImplementedError

@@ -5,6 +5,8 @@
     result = yield producer.send(Message("orders", b"paid", tags="paid"))
     yield producer.close()
 
+or in a coroutine ``async with Producer(reactor, ...) as producer``.
+
 Cancelling a Deferred gives up waiting: a request that was sent may still be executed.
 """
 
@@ -15,17 +17,19 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from twisted.internet.base import ReactorBase
 from twisted.internet.defer import Deferred, fail
+from twisted.internet.interfaces import IReactorCore
 from twisted.python.failure import Failure
 
 from mqbroker.client.broker_requests import MemberRequests, PullConsumerRequests, decline
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.faces import Member, Named, at_once, core, offsets, queries, started, transactions
+from mqbroker.client.faces import Member, Named, at_once, core, net_of, offsets, queries, started, transactions
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
 from mqbroker.client.instance import Asked, share
@@ -109,7 +113,58 @@ def _given_up(failure: Failure, producer: ProducerCore, message: Message, taken:
     return failure
 
 
-class Producer(Named):
+class _Client(Named):
+    """What all clients have in common: `start` and `close`, also by `async with` in a coroutine."""
+
+    def start(self) -> Deferred[None]:
+        raise NotImplementedError
+
+    def close(self) -> Deferred[None]:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def run(self) -> Deferred[None]:
+        """Start, and close when the reactor ends, as by SIGINT or SIGTERM, or when it is closed elsewhere: listeners
+        end, offsets are committed, the group is left. The reactor waits for that. Fails as `start` does."""
+        return Deferred.fromCoroutine(self._run())
+
+    async def _run(self) -> None:
+        reactor: Any = net_of(self).home
+        has_ended, ended, closed = False, Deferred[None](), Deferred[None]()
+
+        def end() -> Deferred[None]:
+            nonlocal has_ended
+            if not has_ended:
+                has_ended = True
+                ended.callback(None)
+            return closed
+
+        trigger = None
+        if IReactorCore.providedBy(reactor):
+            trigger = reactor.addSystemEventTrigger("before", "shutdown", end)
+        try:
+            async with self:
+                net_of(self).when_closed(end)
+                await ended
+        finally:
+            if trigger is not None and not has_ended:
+                reactor.removeSystemEventTrigger(trigger)
+            closed.callback(None)
+
+
+class Producer(_Client):
     """Sends messages for `group`. `name_servers` is "host:port;host:port", a list, the URL of an address server, or
     None for NAMESRV_ADDR of the environment.
 
@@ -188,7 +243,7 @@ class TransactionProducer(Producer):
     send_in_transaction = call(TransactionCore.send_in_transaction, transactions)
 
 
-class PushConsumer(Iterated[Delivery], Member):
+class PushConsumer(Iterated[Delivery], Member, _Client):
     """A member of `group`: `listener` is called with each ReceivedMessage, on the reactor's thread.
 
     The listener is a function, a coroutine function, or returns a Deferred; up to `options.concurrency` run at once. It
@@ -238,7 +293,7 @@ class PushConsumer(Iterated[Delivery], Member):
     close = call(PushConsumerCore.close, core)
 
 
-class PullConsumer(Named):
+class PullConsumer(_Client):
     """Reads queues at offsets that the caller keeps; `group` names the committed offsets."""
 
     def __init__(
@@ -276,7 +331,7 @@ class PullConsumer(Named):
     close = call(PullConsumerCore.close, core)
 
 
-class LitePullConsumer(Iterated[ReceivedMessage], Member):
+class LitePullConsumer(Iterated[ReceivedMessage], Member, _Client):
     """Reads messages when the program polls, of queues that it names (`assign`) or that its group shares (`subscribe`).
 
     It may be iterated over as well, by `async for message in consumer`; a message counts as consumed when the next one

@@ -7,10 +7,13 @@ started)`. Parameters, types and docstrings are the core's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from mqbroker.client.loop_net import LoopNet
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.transactions import TransactionCore
 from mqbroker.wire.bodies import MessageQueue
@@ -20,6 +23,8 @@ T = TypeVar("T")
 
 #: The core of a client.
 core = attrgetter("_core")
+#: The network of a client.
+net_of: Callable[[Any], LoopNet] = attrgetter("_core._net")
 #: The offset requests of a pull consumer's core.
 offsets = attrgetter("_core.offsets")
 #: The questions of any client's core.
@@ -37,6 +42,21 @@ def transactions(client: Any) -> TransactionCore:
     started(client)
     found: TransactionCore = core(client)
     return found
+
+
+@contextmanager
+def on_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Have `stop` called at each SIGINT and SIGTERM in place of what they do otherwise, where this is the main
+    thread."""
+    former: dict[signal.Signals, Any] = {}
+    with suppress(ValueError):  # another thread
+        for number in (signal.SIGINT, signal.SIGTERM):
+            former[number] = signal.signal(number, lambda number, frame: stop())
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 class Named:

@@ -78,6 +78,7 @@ class LoopNet(ABC):
         self.former: list[Connection] = []
         self._waiting: dict[str, _Waiting] = {}
         self._closed = False
+        self._when_closed: Callable[[], object] = bool
         #: Whose connections this uses: its own, or those of an instance, which it joins when it uses them first.
         self._lines: LoopNet = self
         self._join: Join | None = None
@@ -220,8 +221,15 @@ class LoopNet(ABC):
             raise ConnectionClosed(f"the connection to {addr} is closed")
         connection.send(attrs.evolve(signed(command, self._credentials), flag=command.flag | ONEWAY_FLAG))
 
+    def when_closed(self, call: Callable[[], object]) -> None:
+        """Have it called when this is closed; at once, if that has happened. May be called on any thread."""
+        self._when_closed = call
+        if self._closed:
+            call()
+
     async def close(self) -> None:
         self._closed = True
+        self._when_closed()
         closed = ConnectionClosed("the client is closed")
         for future in list(self._unsent):
             complete(future, closed)

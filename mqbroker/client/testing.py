@@ -14,37 +14,31 @@ there are; other processes, forks among them, do not. It needs Twisted. There is
 
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from enum import Enum
 from random import Random
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import attrs
-from twisted.internet.address import IPv4Address
-from twisted.internet.defer import Deferred
-from twisted.internet.error import ConnectionAborted, ConnectionDone
-from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint, ITCPTransport
-from twisted.internet.task import Clock
-from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from mqbroker.broker.broker_service import BrokerService
 from mqbroker.client.connection import Connection
 from mqbroker.client.errors import BadArgument
 from mqbroker.client.loop_net import IN_MEMORY
+from mqbroker.client.memory_links import Accepted, Act, Dialled, Endpoint, Reactor
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import check_group, check_topic
+from mqbroker.client.net import checked
 from mqbroker.client.options import check_number
 from mqbroker.config import BrokerSettings, NamesrvSettings, NettySettings, StoreSettings, TlsMode, TlsSettings
-from mqbroker.errors import MQError, Refused
+from mqbroker.errors import MQError
 from mqbroker.namesrv.namesrv_service import make_namesrv
 from mqbroker.store.memory_disk import MemoryDisk
 from mqbroker.store.worker import InlineWorker
@@ -65,9 +59,6 @@ NAME: Final = "in-memory"
 _TIMEOUT_S = 30.0
 _PULL_MAX = 1024
 _SEGMENT_BYTES = 16 * 1024 * 1024
-#: As many calls that are due at one time and make others due then: more are a mistake.
-_CALLS_MAX = 1_000_000
-
 _numbers = itertools.count(1)
 
 
@@ -89,208 +80,7 @@ class _Fault:
 
     codes: tuple[RequestCode, ...]
     times: int
-    act: Callable[[_Accepted, RemotingCommand, bytes], None]
-
-
-class _Reactor(Clock):
-    """The clock of the servers, and what listens, by port."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rightNow = time.time()
-        self.factories: dict[int, Any] = {}
-
-    def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> _Port:
-        self.factories[port] = factory
-        factory.doStart()
-        return _Port(self, port)
-
-    def move_to(self, target: float) -> None:
-        """Make all calls that are due until then, each at its time."""
-        for _ in range(_CALLS_MAX):
-            due = min((call.getTime() for call in self.calls), default=target)
-            self.advance(max(0.0, min(due, target) - self.rightNow))
-            if due >= target:
-                return
-        raise RuntimeError("calls of the broker in memory make each other for ever")
-
-
-class _Port:
-    def __init__(self, reactor: _Reactor, port: int) -> None:
-        self._reactor, self._port = reactor, port
-
-    def getHost(self) -> IPv4Address:
-        return IPv4Address("TCP", "127.0.0.1", self._port)
-
-    def stopListening(self) -> None:  # noqa: N802
-        self._reactor.factories.pop(self._port).doStop()
-
-    def startReading(self) -> None:  # noqa: N802
-        """Connections are accepted."""
-
-    stopReading = startReading  # noqa: N815
-
-
-@implementer(ITCPTransport)
-class _Accepted:  # type: ignore[misc] # what protocols ask of a transport, not all
-    """The server's end of a connection; `write` and `lost` are what is called with what it sends, and at its end."""
-
-    #: What Twisted's transports keep of what was not sent.
-    dataBuffer, offset, _tempDataLen = b"", 0, 0  # noqa: N815
-
-    def __init__(self, broker: InMemoryBroker, write: Callable[[bytes], object], lost: Callable[[], object]) -> None:
-        self.disconnecting = False
-        self.protocol: Any = None
-        self._broker, self._write, self._lost = broker, write, lost
-        self._number = next(_numbers)
-        self._decoder = FrameDecoder()
-        self._is_reading = True
-        self._unread: list[bytes] = []
-
-    def opened(self, protocol: Any) -> None:
-        self.protocol = protocol
-        protocol.makeConnection(self)
-
-    def turn_away(self) -> None:
-        """End it before it was opened."""
-        self.disconnecting = True
-        self._lost()
-
-    def given(self, data: bytes) -> None:
-        """Called with what the other server has sent."""
-        if not self.disconnecting:
-            self.protocol.dataReceived(data)
-
-    def received(self, data: bytes) -> None:
-        """Called with what a client has sent."""
-        if self.disconnecting:
-            return
-        if not self._is_reading:
-            self._unread.append(data)
-            return
-        if not (self._broker.has_faults or self._decoder.pending_bytes):
-            self.protocol.dataReceived(data)
-            return
-        for serialize_type, header, body in self._decoder.feed(data):
-            command = decode_command(serialize_type, header, body)
-            frame = encode_command(command)
-            fault = None if command.is_response else self._broker.next_fault(command.code)
-            if fault is None:
-                self.protocol.dataReceived(frame)
-            else:
-                fault.act(self, command, frame)
-
-    def ended(self) -> None:
-        """Called when the client has closed it."""
-        if not self.disconnecting:
-            self.disconnecting = True
-            self.protocol.connectionLost(_failure(ConnectionDone()))
-
-    # what protocols call
-
-    def write(self, data: bytes) -> None:
-        if not self.disconnecting:
-            self._write(bytes(data))
-
-    def writeSequence(self, data: Iterable[bytes]) -> None:
-        self.write(b"".join(data))
-
-    def loseConnection(self) -> None:
-        self._end(ConnectionDone())
-
-    def abortConnection(self) -> None:
-        self._end(ConnectionAborted())
-
-    def _end(self, why: Exception) -> None:
-        if not self.disconnecting:
-            self.disconnecting = True
-            self._broker.soon(lambda: self.protocol.connectionLost(_failure(why)))
-            self._lost()
-
-    def getPeer(self) -> IPv4Address:
-        return IPv4Address("TCP", "127.0.0.1", 20_000 + self._number % 40_000)
-
-    def getHost(self) -> IPv4Address:
-        return IPv4Address("TCP", "127.0.0.1", 0)
-
-    def setTcpNoDelay(self, enabled: bool) -> None:
-        """There is no TCP."""
-
-    def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Whoever writes is never paused: clients take all at once."""
-
-    def unregisterProducer(self) -> None:
-        """It has none."""
-
-    def pauseProducing(self) -> None:
-        self._is_reading = False
-
-    def resumeProducing(self) -> None:
-        self._is_reading = True
-        unread, self._unread = self._unread, []
-        self._broker.soon(lambda: self.received(b"".join(unread)))
-
-
-def _failure(why: Exception) -> Failure:
-    return Failure(why)  # type: ignore[no-untyped-call]
-
-
-class _Dialled:
-    """The client's end, as a transport of `client/connection.py`. Used on the client's thread."""
-
-    def __init__(self, broker: InMemoryBroker, addr: str, connection: Any, call_soon: Callable[..., object]) -> None:
-        self._broker, self._connection, self._call_soon = broker, connection, call_soon
-        self._is_closing = False
-        self._far = _Accepted(
-            broker,
-            lambda data: call_soon(lambda: None if self._is_closing else connection.data_received(data)),
-            lambda: call_soon(self._lost),
-        )
-        broker.call(lambda: broker.accept(addr, self._far))
-
-    def write(self, data: bytes) -> None:
-        self._broker.call(lambda: self._far.received(data))
-
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def close(self) -> None:
-        if not self._is_closing:
-            self._broker.call(self._far.ended)
-            self._call_soon(self._lost)
-
-    abort = close
-
-    def _lost(self) -> None:
-        if not self._is_closing:
-            self._is_closing = True
-            self._connection.lost(None)
-
-
-@implementer(IStreamClientEndpoint)
-class _Endpoint:
-    """How the broker reaches its name server."""
-
-    def __init__(self, broker: InMemoryBroker, addr: str) -> None:
-        self._broker, self._addr = broker, addr
-
-    def connect(self, factory: IProtocolFactory) -> Deferred[Any]:
-        connected: Deferred[Any] = Deferred()
-        self._broker.soon(lambda: self._connect(factory, connected))
-        return connected
-
-    def _connect(self, factory: IProtocolFactory, connected: Deferred[Any]) -> None:
-        soon = self._broker.soon
-        near: Any = factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 0))
-        far = _Accepted(
-            self._broker, lambda data: soon(lambda: ours.received(data)), lambda: soon(lambda: ours.ended())
-        )
-        ours = _Accepted(self._broker, lambda data: soon(lambda: far.received(data)), lambda: soon(lambda: far.ended()))
-        if self._broker.accept(self._addr, far):
-            ours.opened(near)
-            connected.callback(near)
-        else:
-            connected.errback(_failure(OSError(errno.ECONNREFUSED, "nobody listens there")))
+    act: Act
 
 
 class InMemoryBroker:
@@ -304,7 +94,7 @@ class InMemoryBroker:
         host = f"127.77.{next(_numbers) % 256}.{next(_numbers) % 254 + 1}"
         self.name_servers = f"{host}:9876"
         self._addr = f"{host}:10911"
-        self._reactor = _Reactor()
+        self._reactor = Reactor(time.time())
         self._acts: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._soon: list[Callable[[], object]] = []
         self._faults: list[_Fault] = []
@@ -346,7 +136,7 @@ class InMemoryBroker:
             disk=disk,
             rng=Random(),
             worker=InlineWorker(),
-            connector=lambda host, port: _Endpoint(self, f"{host}:{port}"),
+            connector=lambda host, port: Endpoint(self, f"{host}:{port}"),
         )
 
     def __enter__(self) -> Self:
@@ -422,7 +212,7 @@ class InMemoryBroker:
     ) -> None:
         """Answer the next requests of a kind with an error of the broker. Clients repeat what may be repeated."""
 
-        def act(accepted: _Accepted, request: RemotingCommand, frame: bytes) -> None:
+        def act(accepted: Accepted, request: RemotingCommand, frame: bytes) -> None:
             answer = RemotingCommand.response(request, code, remark=remark)
             accepted.write(encode_command(answer))
 
@@ -440,7 +230,7 @@ class InMemoryBroker:
         """Store the messages of the next sends twice, as where an answer was lost and the send repeated: consumers get
         both."""
 
-        def act(accepted: _Accepted, request: RemotingCommand, frame: bytes) -> None:
+        def act(accepted: Accepted, request: RemotingCommand, frame: bytes) -> None:
             again = attrs.evolve(request, flag=request.flag | ONEWAY_FLAG)
             accepted.protocol.dataReceived(encode_command(again))
             accepted.protocol.dataReceived(frame)
@@ -508,7 +298,7 @@ class InMemoryBroker:
 
     def connect(self, connection: Connection, call_soon: Callable[[Callable[[], object]], object]) -> None:
         """Open a client's connection; `call_soon` has the client's loop call something. As clients do."""
-        connection.opened(_Dialled(self, connection.addr, connection, call_soon))
+        connection.opened(Dialled(self, connection.addr, connection, call_soon))
 
     def call(self, act: Callable[[], object]) -> None:
         """Have something done on the broker's thread."""
@@ -518,7 +308,7 @@ class InMemoryBroker:
         """Have something done after what is being done, on the broker's thread."""
         self._soon.append(act)
 
-    def accept(self, addr: str, accepted: _Accepted) -> bool:
+    def accept(self, addr: str, accepted: Accepted) -> bool:
         """Take a connection; False, and it is closed, if nobody listens."""
         port = 9876 if addr == self.name_servers else 10911
         factory = self._reactor.factories.get(port)
@@ -534,17 +324,17 @@ class InMemoryBroker:
         """Whether something is to be done to requests of some kind."""
         return bool(self._faults)
 
-    def next_fault(self, code: int) -> _Fault | None:
+    def next_fault(self, code: int) -> Act | None:
         """What is to be done to a request."""
         for fault in self._faults:
             if code in fault.codes:
                 fault.times -= 1
                 if not fault.times:
                     self._faults.remove(fault)
-                return fault
+                return fault.act
         return None
 
-    def _order(self, kind: RequestKind, times: int, act: Callable[[_Accepted, RemotingCommand, bytes], None]) -> None:
+    def _order(self, kind: RequestKind, times: int, act: Act) -> None:
         if not isinstance(kind, RequestKind):
             raise BadArgument("kind", "one of RequestKind", kind)
         check_number("times", times, 1)
@@ -599,7 +389,7 @@ class InMemoryBroker:
         answer = self._ask(request, may_fail=True)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return []
-        self._check(answer)
+        checked(answer)
         return sorted(TopicStatsTable.from_json(answer.body).offset_table)
 
     def _ask(self, request: RemotingCommand, *, may_fail: bool = False) -> RemotingCommand:
@@ -613,16 +403,11 @@ class InMemoryBroker:
                     answered.set_result(decode_command(*frame))
 
         def send() -> None:
-            accepted = _Accepted(self, take, lambda: answered.cancel())
+            accepted = Accepted(self, take, lambda: answered.cancel())
             self.accept(self._addr, accepted)
             accepted.protocol.dataReceived(encode_command(request))
             answered.add_done_callback(lambda _: self.call(accepted.ended))
 
         self._do(send)
         answer = answered.result(_TIMEOUT_S)
-        return answer if may_fail else self._check(answer)
-
-    def _check(self, answer: RemotingCommand) -> RemotingCommand:
-        if answer.code != ResponseCode.SUCCESS:
-            raise Refused(answer.code, answer.remark or "")
-        return answer
+        return answer if may_fail else checked(answer)

@@ -15,7 +15,9 @@ from mqbroker.wire.codes import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
 from mqbroker.wire.names import check_topic
 
 #: Several names of one option, in the order of the documentation, and the other two ways to choose.
-WAYS = ("topic", "subscribe", "path", "subscribePattern", "assign")
+WAYS = ("topic", "subscribe", "path", "paths", "subscribePattern", "assign")
+#: What stands in `load()`: a text, or a list as JSON.
+_PATHS = ("path", "paths")
 _ASSIGN_EXAMPLE = '{"orders":{"broker-a":[0,1]}}'
 
 
@@ -50,15 +52,15 @@ def parse_selection(options: Mapping[str, str]) -> Selection:
         right = "a topic, or several joined by commas; or subscribePattern, or assign"
         raise BadOption("topic", f"is required: {right}")
     if len(given) > 1:
-        names = [("what stands in load()" if name == "path" else name) for name in given]
+        names = [("what stands in load()" if name in _PATHS else name) for name in given]
         raise BadOption(given[0], f"set one of {' and '.join(names)}: each says what is read")
     name, text = given[0], options[given[0]]
     if name == "subscribePattern":
         return Selection((), _pattern(text))
     if name == "assign":
         return _assigned(text)
-    topics = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    name = "topic" if name == "path" else name
+    topics = tuple(dict.fromkeys(part.strip() for part in (json.loads(text) if name == "paths" else text.split(","))))
+    name = "topic" if name in _PATHS else name
     if "" in topics:
         raise BadOption(name, f"{text!r} has an empty name; right is a topic, or several joined by commas")
     for topic in topics:

@@ -124,12 +124,11 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
     """
     lower = {name.lower(): text.strip() for name, text in given.items()}
     is_kafka = lower.get("schema", "").lower() == "kafka"
-    headers = lower.pop(_INCLUDE_HEADERS, "true") if is_kafka else "true"
+    headers = lower.pop(_INCLUDE_HEADERS.lower(), "true") if is_kafka else "true"
     for name in lower:
         _refuse_kafka(name)
-    names = (*NAMES, *WAYS)
-    options = {known(name, names): text.strip() for name, text in given.items() if name.lower() in lower}
-    servers = name_servers_of(required(options, "nameServer", "host:port, or several joined by ';'"))
+    options = {known(name, NAMES, WAYS): text.strip() for name, text in given.items() if name.lower() in lower}
+    servers = name_servers_of(required(options, "nameServer", f"host:port, or several joined by ';'. {_TABLES}"))
     selection = parse_selection(options)
     default = LATEST if streaming else EARLIEST
     fail_on_data_loss = _flag(options, "failOnDataLoss", "true")
@@ -155,7 +154,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
         expression=_expression(options),
         max_offsets_per_trigger=max_offsets,
         limits=_limits(options, max_offsets),
-        columns=kafka_columns(_flag({"includeHeaders": headers}, "includeHeaders")) if is_kafka else BY_NAME,
+        columns=kafka_columns(_flag({_INCLUDE_HEADERS: headers}, _INCLUDE_HEADERS)) if is_kafka else BY_NAME,
         group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
         namespace=_namespace(options.get("namespace", "")),
         read_from=ReadFrom(one_of(options, "readFrom", [each.value for each in ReadFrom])),
@@ -172,31 +171,40 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
     )
 
 
-_INCLUDE_HEADERS = "includeheaders"
+_INCLUDE_HEADERS = "includeHeaders"
 
 #: Options of Spark's Kafka source, and what to write here.
 _OF_KAFKA = {
     "kafka.bootstrap.servers": "the address is nameServer=host:port, of a name server and not of a broker",
     "kafka.group.id": "the group is consumerGroup",
-    "groupidprefix": "the group is consumerGroup, and all queries may share one",
+    "groupIdPrefix": "the group is consumerGroup, and all queries may share one",
     _INCLUDE_HEADERS: "the column properties always has them, and so has headers with schema=kafka",
-    "kafkaconsumer.polltimeoutms": "how long a broker may return nothing is retryTimeoutMs",
-    "fetchoffset.numretries": "how long a broker may return nothing is retryTimeoutMs",
-    "fetchoffset.retryintervalms": "how long a broker may return nothing is retryTimeoutMs",
+    "kafkaConsumer.pollTimeoutMs": "how long a broker may return nothing is retryTimeoutMs",
+    "fetchOffset.numRetries": "how long a broker may return nothing is retryTimeoutMs",
+    "fetchOffset.retryIntervalMs": "how long a broker may return nothing is retryTimeoutMs",
 }
 
 
 def _refuse_kafka(name: str) -> None:
-    why = _OF_KAFKA.get(name.lower())
+    right = next((each for each in _OF_KAFKA if each.lower() == name.lower()), name)
+    why = _OF_KAFKA.get(right)
     if why is None and name.lower().startswith("kafka."):
         why = "a RocketMQ client has no settings of Kafka's client; leave it out"
     if why is not None:
-        raise BadOption(name, f"is an option of Spark's Kafka source; {why}")
+        raise BadOption(right, f"is an option of Spark's Kafka source; {why}")
 
 
-def known(name: str, names: Sequence[str] = NAMES) -> str:
-    """The option as the documentation spells it. Raises BadOption if there is none."""
-    by_lower = {each.lower(): each for each in names}
+#: What Spark puts before the options of CREATE TABLE, which it drops before the table is read.
+_OF_TABLES = "option."
+_TABLES = "Tables in a catalog lose their options: write CREATE TEMPORARY VIEW ... USING rocketmq OPTIONS (...) instead"
+
+
+def known(name: str, names: Sequence[str] = NAMES, aliases: Sequence[str] = ()) -> str:
+    """The option as the documentation spells it, of `names` or their `aliases`. Raises BadOption if there is none."""
+    by_lower = {each.lower(): each for each in (*names, *aliases)}
+    if name.lower().startswith(_OF_TABLES):
+        short = name[len(_OF_TABLES) :]
+        raise BadOption(by_lower.get(short.lower(), short), f"is lost. {_TABLES}")
     if name.lower() in by_lower:
         return by_lower[name.lower()]
     near = difflib.get_close_matches(name.lower(), by_lower, 1, 0.6)

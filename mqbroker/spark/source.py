@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import attrs
 from pyspark.sql.datasource import (
@@ -57,7 +58,23 @@ from mqbroker.wire.bodies import MessageQueue
 log = logging.getLogger(__name__)
 
 #: At a start a user waits, and the address may be wrong.
-_NAME_SERVER_TIMEOUT_S = 2.0
+_NAME_SERVER_TIMEOUT_S = 1.0
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def shallow(method: F) -> F:
+    """Raise errors of `method` without the frames below it: Spark prints the traceback, which hides the sentence."""
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except MQError as error:
+            raise error.with_traceback(None) from None
+
+    return cast(F, call)
 
 
 class RocketMQDataSource(DataSource):
@@ -67,46 +84,34 @@ class RocketMQDataSource(DataSource):
     def name(cls) -> str:
         return "rocketmq"
 
+    @shallow
     def schema(self) -> str:
         """All columns. Raises BadOption, so that users learn of errors early."""
-        try:
-            options = parse_options(self.options, streaming=None)
-        except MQError as error:
-            # Spark prints the traceback: a short one.
-            raise error.with_traceback(None) from None
-        return default_ddl(options.columns)
+        return default_ddl(parse_options(self.options, streaming=None).columns)
 
+    @shallow
     def reader(self, schema: StructType) -> DataSourceReader:
         """Raises BadOption or BadSchema."""
-        try:
-            return BatchReader(parse_options(self.options, streaming=False), schema)
-        except MQError as error:
-            raise error.with_traceback(None) from None
+        return BatchReader(parse_options(self.options, streaming=False), schema)
 
+    @shallow
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Raises BadOption or BadSchema."""
-        try:
-            return StreamReader(parse_options(self.options, streaming=True), schema)
-        except MQError as error:
-            raise error.with_traceback(None) from None
+        return StreamReader(parse_options(self.options, streaming=True), schema)
 
+    @shallow
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Raises BadOption or BadSchema."""
-        try:
-            if overwrite:
-                refuse_overwriting(is_stream=False)
-            return BatchWriter(parse_sink_options(self.options), schema)
-        except MQError as error:
-            raise error.with_traceback(None) from None
+        if overwrite:
+            refuse_overwriting(is_stream=False)
+        return BatchWriter(parse_sink_options(self.options), schema)
 
+    @shallow
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Raises BadOption or BadSchema."""
-        try:
-            if overwrite:
-                refuse_overwriting(is_stream=True)
-            return StreamWriter(parse_sink_options(self.options), schema)
-        except MQError as error:
-            raise error.with_traceback(None) from None
+        if overwrite:
+            refuse_overwriting(is_stream=True)
+        return StreamWriter(parse_sink_options(self.options), schema)
 
 
 class BatchReader(DataSourceReader):
@@ -117,6 +122,7 @@ class BatchReader(DataSourceReader):
         self._schema = schema
         self._columns = _columns(options, schema)
 
+    @shallow
     def partitions(self) -> list[InputPartition]:
         """One for each queue with messages to read. Raises BadOption, DataLoss, or the client's errors."""
         options = self._options
@@ -153,6 +159,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._compared: set[MessageQueue] = set()
         self._gone: set[MessageQueue] = set()
 
+    @shallow
     def initialOffset(self) -> dict[str, Any]:
         """The start of a query without a checkpoint. Spark calls it twice, and must get the same."""
         if self._initial is None:
@@ -163,6 +170,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._initial = initial
         return StreamOffset(self._initial, self._initial_marks).to_json()
 
+    @shallow
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """The end of the next batch. Raises DataLoss."""
         if start is None:
@@ -252,6 +260,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = self._options.max_offsets_per_trigger
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
+    @shallow
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of this run."""
         seen = _bounds_at_start(self._options)
@@ -261,6 +270,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The last known ends of the queues, for the query's progress."""
         return None if self._seen is None else to_json(self._seen)
 
+    @shallow
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One for each queue that advances between the two offsets."""
         # The plan is in Spark's log already: also that of a first batch that is repeated after a restart.
@@ -355,4 +365,7 @@ def _read(
             options.expression,
         )
     ) as batches:
-        yield from batches
+        try:
+            yield from batches
+        except MQError as error:
+            raise error.with_traceback(None) from None

@@ -65,6 +65,7 @@ def refusal(**options: str) -> str:
 @pytest.mark.parametrize("name", ["topic", "subscribe", "path"])
 def test_topics_by_name_have_three_names_of_their_own(log: FakeLog, name: str) -> None:
     assert ranges(**{name: "orders, bills"}).keys() == {A0, A1, B0, BILLS}
+    assert ranges(paths='["orders","bills"]').keys() == {A0, A1, B0, BILLS}
 
 
 def test_one_way_of_choosing_is_needed_and_no_two(log: FakeLog) -> None:

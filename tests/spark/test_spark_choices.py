@@ -104,3 +104,24 @@ def test_a_job_for_kafka_needs_the_format_and_the_address_changed(spark: Any, cl
     assert {(row.key, row.timestampType, row.headers[0].key, bytes(row.headers[0].value)) for row in rows} == {
         ("k1", 1, "shop", b"7")
     }
+
+
+def test_sql_reads_and_writes_topics(spark: Any, cluster: Cluster) -> None:
+    sent = publish(cluster, "Sql", 10)
+    options = f"(nameServer '{cluster.name_server}', topic 'Sql')"
+    spark.sql(f"CREATE TEMPORARY VIEW sql_reads USING rocketmq OPTIONS {options}")
+    assert rows_of(spark.sql("SELECT * FROM sql_reads WHERE queueId = 1")) == sorted(row for row in sent if row[0] == 1)
+    assert spark.table("sql_reads").count() == 10
+    # What has the columns of a write can be written to.
+    spark.sql(f"CREATE TEMPORARY VIEW sql_writes (body BINARY) USING rocketmq OPTIONS {options}")
+    spark.sql("INSERT INTO sql_writes SELECT CAST('by SQL' AS BINARY)")
+    assert reader(spark, cluster, "Sql").load().where("body = CAST('by SQL' AS BINARY)").count() == 1
+    # A table in a catalog keeps columns, and no options.
+    spark.sql("CREATE TABLE sql_table (body BINARY) USING rocketmq")
+    given = f"(nameServer = '{cluster.name_server}', topic = 'Sql')"
+    assert spark.sql(f"SELECT * FROM sql_table WITH {given}").count() == 11
+    view = r"write CREATE TEMPORARY VIEW \.\.\. USING rocketmq OPTIONS \(\.\.\.\) instead"
+    with pytest.raises(Exception, match=f"option nameServer: is required: .*{view}"):
+        spark.sql("SELECT * FROM sql_table").collect()
+    with pytest.raises(Exception, match=f"option nameServer: is lost.*{view}"):
+        spark.sql(f"CREATE TABLE sql_lost USING rocketmq OPTIONS {options}")

@@ -2,8 +2,11 @@
 
 import json
 import pickle
+import socket
 import subprocess
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ pytest.importorskip("pyarrow")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
+from mqbroker.client.errors import NameServerUnreachable
 from mqbroker.spark import source
 from mqbroker.spark.errors import BadOption, BadSchema, DataLoss, PySparkTooOld
 from mqbroker.spark.source import RocketMQDataSource, StreamReader
@@ -487,3 +491,30 @@ def test_workers_load_neither_twisted_nor_at_the_look_up_arrow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[]", "False"]
+
+
+def test_the_traceback_of_an_error_at_a_trigger_or_in_a_worker_is_short(log: FakeLog, make: Make) -> None:
+    reader = make(startingoffsets="earliest")
+    start = reader.initialOffset()
+    reader.partitions(start, start)
+    (part, _) = reader.partitions(start, reader.latestOffset(start))
+    log.first[A0] = 4
+    for fails in (lambda: reader.latestOffset(start), lambda: list(reader.read(part))):
+        with pytest.raises(DataLoss, match="AGED_OUT") as caught:
+            fails()
+        assert len(traceback.extract_tb(caught.value.__traceback__)) <= 4
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_name_server_that_does_not_listen_is_told_within_3_seconds(is_stream: bool) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        given = {"nameServer": f"127.0.0.1:{unused.getsockname()[1]}", "topic": "orders"}
+        source_of = RocketMQDataSource(given)
+        asks = source_of.streamReader(SCHEMA).initialOffset if is_stream else source_of.reader(SCHEMA).partitions
+        began = time.monotonic()
+        with pytest.raises(NameServerUnreachable, match="Check the address and that the name server runs"):
+            asks()
+        assert time.monotonic() - began < 3

@@ -103,6 +103,16 @@ def test_many_come_in_order(bench: Bench) -> None:
     assert [record.body for record in found] == bodies
 
 
+def test_messages_of_all_lengths_are_delivered_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = opened(bench)
+    bodies = [b"x" * n for n in (3, 500, 40, 1, 7)]
+    store.append([delayed_message(body) for body in bodies])
+    append, counts = store.append, list[int]()
+    monkeypatch.setattr(store, "append", lambda messages: counts.append(len(messages)) or append(messages))
+    wait(bench.clock, 1.5)
+    assert ([record.body for record in delivered(store)], counts) == (bodies, [5])
+
+
 def test_one_that_arrives_while_another_waits_comes_too(bench: Bench) -> None:
     store, _ = opened(bench)
     store.append([delayed_message(b"first")])
@@ -365,9 +375,11 @@ def test_no_offset_is_written_of_what_is_not_on_the_disk(bench: Bench) -> None:
     """After a power cut it is to be delivered again."""
     worker = bench.worker
     store, delay = opened(bench)
-    store.append([delayed_message(b"one")])
+    store.append([delayed_message(b"one"), message("U", 0, b"before" * 1000)])
+    wait(bench.clock, 0.9)
+    assert store.settled == store.log_end > 6000
     worker.at_once = False
-    wait(bench.clock, 1.1)
+    wait(bench.clock, 0.2)
     assert [record.body for record in delivered(store)] == [b"one"]
     file = bench.root / "config" / "delayOffset.json"
     for _ in range(3):

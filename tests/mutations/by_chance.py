@@ -36,13 +36,14 @@ class Changed(Mutation):
 
 
 def tests_of(file: Path) -> tuple[str, ...]:
-    """The tests of a file of the package: those below the mirrored folder that name its module."""
+    """The tests of a file of the package: those below the mirrored folder that name its module, its own first."""
     module = file.with_suffix("").as_posix().replace("/", ".")
     folder = ROOT / "tests" / file.parent
     while not folder.is_dir():
         folder = folder.parent
     names = {f"mqbroker.{module}", f"from mqbroker.{module.rpartition('.')[0]} import"}
-    found = [path for path in sorted(folder.rglob("test_*.py")) if any(name in path.read_text() for name in names)]
+    paths = sorted(folder.rglob("test_*.py"), key=lambda path: (file.stem not in path.stem, path))
+    found = [path for path in paths if any(name in path.read_text() for name in names)]
     return tuple(str(path.relative_to(ROOT)) for path in found or [folder])
 
 

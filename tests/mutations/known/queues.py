@@ -4,6 +4,20 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "write the offsets of delayed messages whose copies are not on the disk",
+        "broker/delay.py",
+        "        self._log_end = appended[-1][0] + appended[-1][2]\n",
+        "        self._log_end = appended[-1][1] + appended[-1][2]\n",
+        ("tests/broker/test_delay.py",),
+    ),
+    Mutation(
+        "take the lengths of all delayed messages for that of the first",
+        "broker/delay.py",
+        "                at += records[-1].size\n",
+        "                at += records[0].size\n",
+        ("tests/broker/test_delay.py",),
+    ),
+    Mutation(
         "deliver delayed messages by the present delay of their level",
         "broker/delay.py",
         "        if code is None or is_address(code) or code - stored_ms > DELAY_MS_MAX:\n",

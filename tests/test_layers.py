@@ -41,7 +41,9 @@ SMALL_DOORS: dict[str, set[str]] = {
     "client/aio_net.py": {"time.time"},
     # It runs on a thread, where sockets wait by the clock of the machine.
     "client/address_server.py": {"time.monotonic"},
-    "client/blocking.py": {"random.Random", "threading", "concurrent.futures"},
+    "client/blocking.py": {"concurrent.futures"},
+    "client/thread_clients.py": {"random.Random", "threading"},
+    "client/thread_sends.py": {"threading", "concurrent.futures"},
     "client/loop_thread.py": {"threading", "concurrent.futures"},
     "client/thread_calls.py": {"threading", "concurrent.futures"},
     # The broker in memory runs on a thread of its own, and is made by tests, which hand it nothing.

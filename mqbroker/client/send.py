@@ -16,12 +16,7 @@ from mqbroker.client.net import Net, Signal
 from mqbroker.client.options import ProducerOptions
 from mqbroker.errors import Refused, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import (
-    KEY_SEPARATOR,
-    Prop,
-    RequestCode,
-    SysFlag,
-)
+from mqbroker.wire.codes import KEY_SEPARATOR, Prop, RequestCode, SysFlag
 from mqbroker.wire.command import FRAME_BYTES_MAX, RemotingCommand
 from mqbroker.wire.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader, decode_header
 from mqbroker.wire.names import java_hash

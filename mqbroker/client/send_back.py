@@ -13,14 +13,7 @@ from mqbroker.client.routes import Routes
 from mqbroker.client.send import STATUSES
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import (
-    AUTO_CREATE_TOPIC,
-    CLIENT_INNER_PRODUCER_GROUP,
-    RETRY_PREFIX,
-    Prop,
-    RequestCode,
-    SysFlag,
-)
+from mqbroker.wire.codes import AUTO_CREATE_TOPIC, CLIENT_INNER_PRODUCER_GROUP, RETRY_PREFIX, Prop, RequestCode, SysFlag
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2
 from mqbroker.wire.properties import encode_properties

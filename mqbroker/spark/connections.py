@@ -12,7 +12,7 @@ from functools import cache
 
 import attrs
 
-from mqbroker.client.blocking import Producer, PullConsumer, parts
+from mqbroker.client.blocking import Producer, PullConsumer
 from mqbroker.client.faces import core
 from mqbroker.client.messages import RawPull, SendResult
 from mqbroker.client.names import bare, within
@@ -21,6 +21,7 @@ from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.send import Outgoing
 from mqbroker.client.subscription import ALL, Sql
+from mqbroker.client.thread_clients import parts
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import MQError
 from mqbroker.spark.options import ReadFrom, SourceOptions

@@ -96,7 +96,7 @@ def test_a_batch_of_which_some_were_stored_says_which(face: Any, cluster: Any) -
 
     cluster.faults.refuse[None, RequestCode.SEND_BATCH_MESSAGE] = second_is_refused
     with face.make("Producer", "pg", options=ProducerOptions(message_bytes_max=10_000)) as producer:
-        with pytest.raises(BatchFailed, match=r"2 of 4 messages were not sent: CODE: 13 .*Send again") as failed:
+        with pytest.raises(BatchFailed, match=r"2 of 4 messages were not sent: CODE: 13 .*Resend") as failed:
             producer.send_batch([Message("T", bytes(4_000)) for _ in range(4)], queue=Q)
         assert [type(result) for result in failed.value.results] == [SendResult, SendResult, Refused, Refused]
         with pytest.raises(Refused):

@@ -77,7 +77,7 @@ MISTAKES = [
     ),
     Mutation(
         "bound the sends of a blocking producer by their number alone",
-        "client/blocking.py",
+        "client/thread_sends.py",
         "        return self._count < self._count_max and self._bytes + size <= self._bytes_max\n",
         "        return self._count < self._count_max\n",
         ("tests/client/test_blocking.py",),

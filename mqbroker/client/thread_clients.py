@@ -1,0 +1,251 @@
+"""Clients of the blocking API: those that are made anew in each process, and members, which belong to one process.
+
+Both have a core of asyncio on the loop thread of their process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from operator import methodcaller
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+import attrs
+
+from mqbroker.client import aio, loop_thread
+from mqbroker.client.allocation import RebalanceListener
+from mqbroker.client.broker_requests import MemberRequests
+from mqbroker.client.errors import ClientClosed
+from mqbroker.client.faces import Member, Named, net_of, on_signals
+from mqbroker.client.lite_pull import LitePullConsumerCore
+from mqbroker.client.loop_thread import LoopThread
+from mqbroker.client.names import check_group
+from mqbroker.client.options import MemberOptions, ProducerOptions, PullOptions, parse_name_servers
+from mqbroker.client.push_consumer import PushConsumerCore
+from mqbroker.client.stack_traces import thread_stacks
+from mqbroker.wire.bodies import MessageQueue
+
+#: Messages that one look at the loop takes for an iteration.
+_HANDED_OUT_MAX = 32
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C")
+Made = TypeVar("Made", aio.Producer, aio.PullConsumer)
+Options = TypeVar("Options", bound=ProducerOptions | PullOptions)
+Core = TypeVar("Core", bound=PushConsumerCore | LitePullConsumerCore)
+
+
+#: The thread and the client of asyncio of a client that is made anew in each process.
+parts: Callable[[Any], tuple[LoopThread, Any]] = methodcaller("_parts")
+
+
+def call(
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]], of: Callable[[Any], C]
+) -> Callable[Concatenate[Any, P], T]:
+    """Make a client's method that calls `method` of the core, which `of` returns for the client of asyncio, and waits
+    for its end."""
+
+    @functools.wraps(method)
+    def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        thread, made = parts(client)
+        return thread.run(method(of(made), *args, **kwargs))
+
+    return calling
+
+
+class Client(Named):
+    """What all clients have in common: `start` and `close`, also by `with`."""
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _on_loop(self) -> Any:
+        """The client of asyncio."""
+        return self
+
+    def run(self) -> None:
+        """Start, and close after SIGINT or SIGTERM, or when another thread closes this: listeners end, offsets are
+        committed, the group is left. Signals are taken on the main thread alone. Raises as `start` does."""
+        ended = threading.Event()
+        with on_signals(ended.set), self:
+            net_of(self._on_loop()).when_closed(ended.set)
+            while not ended.wait(1.0):  # signals do not end a wait everywhere
+                pass
+
+
+class PerProcess(Client, Generic[Made, Options]):
+    """A client whose connections are made anew in each process that uses it: one of asyncio, on the process's loop
+    thread."""
+
+    def __init__(self, name_servers: str | Iterable[str] | None, group: str, options: Options) -> None:
+        self._name_servers = parse_name_servers(name_servers)
+        self._group = check_group(group)
+        self._options: Options = options
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._made: tuple[LoopThread, Made] | None = None
+        self._closed = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remake, (type(self), self._name_servers, self._group, self._options)
+
+    def _on_loop(self) -> Made:
+        return self._parts()[1]
+
+    def _make(self) -> Made:
+        raise NotImplementedError
+
+    def _parts(self) -> tuple[LoopThread, Made]:
+        """The thread and the started client of this process. Raises ClientClosed, and as `start` does."""
+        made = self._made
+        if made is not None and self._pid == os.getpid():
+            return made
+        self._forget_parent()
+        with self._lock:
+            if self._closed:
+                raise ClientClosed("this client is closed")
+            if self._made is None:
+                thread = loop_thread.hold()
+                try:
+                    client = self._make()
+                    try:
+                        thread.run(client.start())
+                    except BaseException:
+                        thread.run(client.close())
+                        raise
+                except BaseException:
+                    loop_thread.release(thread)
+                    raise
+                self._made = thread, client
+            return self._made
+
+    def start(self) -> None:
+        """Connect to a name server; a client that is used without this does it then. Raises NameServerUnreachable."""
+        self._parts()
+
+    def close(self) -> None:
+        """Unregister from the brokers that know this client, and close the connections."""
+        self._forget_parent()
+        with self._lock:
+            self._closed = True
+            made, self._made = self._made, None
+        if made is not None:
+            thread, client = made
+            try:
+                thread.run(client.close())
+            finally:
+                loop_thread.release(thread)
+
+    def _forget_parent(self) -> None:
+        if self._pid != os.getpid():
+            # The parent's lock may have been held by another thread when it forked.
+            self._lock = threading.Lock()
+            self._pid = os.getpid()
+            self._made = None
+
+
+class OfOneProcess(Member, Client, Generic[Core, T]):
+    """A member of a group, which belongs to the process that made it, and is iterated over."""
+
+    #: What errors call it.
+    _what: str
+
+    def __init__(
+        self, name_servers: str | Iterable[str] | None, group: str, options: MemberOptions, make: Callable[..., Core]
+    ) -> None:
+        """`make` makes the core, by net, name servers, group, options and identity."""
+        servers, self._group = parse_name_servers(name_servers), check_group(group)
+        asked = MemberRequests(lambda: self._core, thread_stacks)
+        net, identity = aio.shared_net(lambda: asked, servers, group, options, random.Random(), is_member=True)
+        if options.rebalance_listener is not None:
+            options = attrs.evolve(options, rebalance_listener=_OnThread(options.rebalance_listener))
+        self._core = make(net, servers, group, options=options, identity=identity)
+        self._thread: LoopThread | None = None
+        # Reentrant, as a signal's handler may close this.
+        self._gate = threading.RLock()
+        self._was_closed = False
+        self._pid = os.getpid()
+        #: Messages that the loop has handed out, for whom iterates.
+        self._handed_out: deque[T] = deque()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(f"a {type(self).__name__} cannot be pickled: make one in the process that consumes")
+
+    def _check_usable(self) -> None:
+        """Raises ClientClosed."""
+        if self._pid != os.getpid():
+            raise ClientClosed(f"this {self._what} belongs to another process")
+        if self._was_closed:
+            raise ClientClosed(f"this {self._what} was closed")
+
+    def _is_over(self) -> bool:
+        return self._was_closed or self._pid != os.getpid()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        while not self._is_over():
+            if self._handed_out:
+                return self._handed_out.popleft()
+            thread = self._thread
+            if thread is None:
+                raise ClientClosed(f"a {self._what} is iterated over after its start")
+            try:
+                found: list[Any] = thread.run(self._core.next_messages(_HANDED_OUT_MAX))
+            except ClientClosed:
+                if self._is_over():
+                    break
+                raise
+            if not found:
+                break
+            self._handed_out.extend(found)
+        raise StopIteration
+
+
+async def later(call: Callable[[], None]) -> None:
+    """Call it in a coroutine, on the loop's thread."""
+    call()
+
+
+class _OnThread(RebalanceListener):
+    """Has a listener called on a thread, where it may block."""
+
+    def __init__(self, listener: RebalanceListener) -> None:
+        self._listener = listener
+
+    def assigned(self, queues: frozenset[MessageQueue]) -> object:
+        return asyncio.to_thread(self._listener.assigned, queues)
+
+    def revoked(self, queues: frozenset[MessageQueue]) -> object:
+        return asyncio.to_thread(self._listener.revoked, queues)
+
+    def lost(self, queues: frozenset[MessageQueue]) -> object:
+        return asyncio.to_thread(self._listener.lost, queues)
+
+
+def _remake(kind: Callable[..., T], name_servers: tuple[str, ...], group: str, options: Any) -> T:
+    return kind(name_servers, group, options=options)

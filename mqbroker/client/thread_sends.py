@@ -1,0 +1,123 @@
+"""Sends of the blocking API: handed to the event loop, where a plain one needs no task, and bounded where nobody waits
+for them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from operator import attrgetter
+from typing import Any, Concatenate, ParamSpec
+
+from mqbroker.client.errors import ClientClosed
+from mqbroker.client.faces import core
+from mqbroker.client.loop_thread import follow, wait_for
+from mqbroker.client.messages import Message, SendResult
+from mqbroker.client.options import ProducerOptions
+from mqbroker.client.producer import ProducerCore
+from mqbroker.client.thread_clients import parts
+
+P = ParamSpec("P")
+
+#: A method of the core that sends one message.
+SendMethod = Callable[Concatenate[ProducerCore, P], Coroutine[Any, Any, SendResult]]
+
+
+#: The sends of a client that nobody waits for.
+_under_way: Callable[[Any], UnderWay] = attrgetter("_under_way")
+
+
+def sending(method: SendMethod[P]) -> Callable[Concatenate[Any, P], SendResult]:
+    """Make a producer's method that sends and waits for the result."""
+
+    @functools.wraps(method)
+    def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> SendResult:
+        thread, made = parts(client)
+        thread.check_may_block()
+        future: Future[SendResult] = Future()
+        thread.call(functools.partial(_send, core(made), future, args, kwargs), future)
+        return wait_for(future)
+
+    return calling
+
+
+def sending_async(method: SendMethod[P], doc: str) -> Callable[Concatenate[Any, P], Future[SendResult]]:
+    """Make a producer's method that sends and returns a Future; it waits for room among those under way."""
+
+    @functools.wraps(method)
+    def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Future[SendResult]:
+        thread, made = parts(client)
+        size = _size(args[0] if args else kwargs.get("message"))
+        under_way = _under_way(client)
+        under_way.enter(size, may_wait=not thread.is_current)
+        future: Future[SendResult] = Future()
+        future.add_done_callback(functools.partial(under_way.leave, size))
+        try:
+            thread.call(functools.partial(_send, core(made), future, args, kwargs), future)
+        except ClientClosed:
+            future.cancel()  # which gives its room back
+            raise
+        return future
+
+    calling.__name__, calling.__doc__ = f"{method.__name__}_async", doc
+    return calling
+
+
+def _send(producer: ProducerCore, future: Future[SendResult], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Begin a send on the loop's thread; a plain one needs no task."""
+    try:
+        taken = None if kwargs else producer.take_plain(*args)
+        if taken is None:
+            follow(asyncio.ensure_future(producer.send(*args, **kwargs)), future)
+        else:
+            taken.add_done_callback(functools.partial(_sent, producer, future, args[0]))
+    except TypeError as error:  # of the arguments
+        future.set_exception(error)
+
+
+def _sent(producer: ProducerCore, future: Future[SendResult], message: Message, taken: asyncio.Future[Any]) -> None:
+    """Called when a plain send has ended."""
+    outcome = taken.result()
+    if isinstance(outcome, SendResult):
+        with suppress(InvalidStateError):  # it was cancelled meanwhile
+            future.set_result(outcome)
+    else:
+        follow(asyncio.ensure_future(producer.send_otherwise(message, outcome)), future)
+
+
+class UnderWay:
+    """The `send_async` sends of a producer that have no result yet, by number and bytes: threads wait for room."""
+
+    def __init__(self, options: ProducerOptions) -> None:
+        self._count_max = options.sends_in_flight_max
+        self._bytes_max = options.sends_in_flight_bytes_max
+        self._changed = threading.Condition()
+        self._count = self._bytes = 0
+
+    def enter(self, size: int, *, may_wait: bool) -> None:
+        with self._changed:
+            while may_wait and self._count and not self._has_room(size):
+                self._changed.wait()
+            self._count += 1
+            self._bytes += size
+
+    def leave(self, size: int, _: object) -> None:
+        with self._changed:
+            self._count -= 1
+            self._bytes -= size
+            self._changed.notify_all()
+
+    def wait_until_empty(self) -> None:
+        with self._changed:
+            while self._count:
+                self._changed.wait()
+
+    def _has_room(self, size: int) -> bool:
+        return self._count < self._count_max and self._bytes + size <= self._bytes_max
+
+
+def _size(message: object) -> int:
+    return len(message.body) if isinstance(message, Message) else 0

@@ -101,7 +101,7 @@ FAMILIES = (
     ),
     Family(
         "What a start rebuilds",
-        r"store/(opening|recovery|queue_rebuild|layout|consumequeue_ext|consumequeue_dispatcher)\.py",
+        r"store/(opening|recovery|queue_rebuild|layout|log_scrub|consumequeue_ext|consumequeue_dispatcher)\.py",
         "After a crash, or when files are missing, consume queues or the index are built again from the log.",
         "Nothing: no message is lost by it, and the start takes longer. After clean stops, check the disk.",
     ),

@@ -6,6 +6,7 @@ master's history over before it takes anything of its log. Nothing below the com
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 
@@ -31,9 +32,10 @@ from mqbroker.ha.in_sync import InSyncSet, InSyncSettings
 from mqbroker.ha.link import CHALLENGE_BYTES, Answer, BadPeer, Greeting
 from mqbroker.ha.master import Slaves
 from mqbroker.ha.slave import ISlaveLog, MasterConnection
-from mqbroker.store.disk import IDisk
+from mqbroker.store.disk import IDisk, Outage
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.layout import StorePaths
+from mqbroker.store.logscan import Damage
 from mqbroker.store.message_store import MessageStore
 
 log = Logger()
@@ -47,6 +49,8 @@ SWITCH_LOOK_SECONDS = 0.01
 #: A former master that named the next one registers as a replica after so long: name servers have one entry for an
 #: address, and clients need the former one until the next master has registered.
 REGISTER_AFTER_SECONDS = 4.0
+#: How often a master with a damaged log tries to let another one be it.
+GIVE_UP_SECONDS = 60.0
 #: For so long it waits with sends that still come to it, for the next master to serve.
 PATIENT_SECONDS = 10.0
 
@@ -106,6 +110,11 @@ class BrokerGroup:
         #: Whether another broker is being made the master: nothing is appended any more.
         self._is_switching = False
         self._switched_at = -PATIENT_SECONDS
+        #: When a master with a damaged log next tries to let another one be it.
+        self._gives_up_at = 0.0
+        self._giving_up = Outage(
+            "this master's log is damaged, and it serves on with the rest", "this master's log is damaged no more"
+        )
         #: Of the last role with one.
         self._last_epoch = 0
 
@@ -162,8 +171,34 @@ class BrokerGroup:
         self._flushed = lambda: min(store.flushed, store.log_end)
         self._durable = self._flushed if self._is_flush_sync else (lambda: store.log_end)
         history = file.load(EpochHistory.from_json) or EpochHistory()
+        store.watch(self._settings.scrub_bytes_per_second, self._damaged)
         self.store.open(history, lambda: store.log_end, store.gaps())
         self._serves_epoch, self._is_switching = 0, False
+
+    def _damaged(self, damage: Damage) -> None:
+        self.store.gaps = [*self.store.gaps, damage]
+        if not self._serves_epoch:
+            log.warn("this broker starts again, to take its log anew from a broker that has all of it")
+            self._on_role()
+
+    def look_at_gaps(self) -> None:
+        """Let another broker be the master, where this one's log is damaged. Called each second."""
+        in_sync, now = self._in_sync, self._steady()
+        if not self.store.gaps or in_sync is None or not self.is_certain() or now < self._gives_up_at:
+            return
+        self._gives_up_at = now + GIVE_UP_SECONDS
+        able = [each for each in sorted(self.member.role.in_sync) if not in_sync.why_not_next(each)]
+        if able:
+            Deferred.fromCoroutine(self._give_up(able[self._randbytes(1)[0] % len(able)]))
+        else:
+            self._giving_up.failed(
+                f"it has no message from {self.store.gaps[0].start} to {self.store.gaps[0].end}, and no other broker "
+                "can be the master now: `mq ha status` shows which are behind, or do not run; start those"
+            )
+
+    async def _give_up(self, to: int) -> None:
+        with contextlib.suppress(MQError):  # which was logged
+            await self.switch(to)
 
     def sync_note(self) -> None:
         """Bring the store's note to the disk, if it has changed. On the worker. Raises OSError."""
@@ -341,7 +376,8 @@ class BrokerGroup:
                 raise BadPeer(f"it says that it is broker {replica_id}, of which etcd knows nothing")
             if not self._is_proven(greeting):
                 raise BadPeer(f"it does not prove that it is broker {replica_id}, as etcd has it: nothing of it counts")
-        history = orjson.dumps({**orjson.loads(self._history.to_json()), "begin": self._log_min(), "end": log_end})
+        said = {"begin": self._log_min(), "end": log_end, "gaps": bool(self.store.gaps)}
+        history = orjson.dumps({**orjson.loads(self._history.to_json()), **said})
         answer = Answer(self._randbytes(CHALLENGE_BYTES), history).proven(self.member.nonce, greeting)
         return answer.encode(), answer.confirmation(self.member.members[replica_id].nonce, greeting)
 
@@ -370,7 +406,7 @@ class BrokerGroup:
         greeting = Greeting(self._digest, role.epoch, self.replica_id, store.committed, is_whole, challenge)
         greeting = greeting.proven(nonce)
         answer = Answer.decode(await connection.greet(greeting))
-        theirs, begin, end = self._read_answer(answer, greeting, role)
+        theirs, begin, end, has_gaps = self._read_answer(answer, greeting, role)
         connection.confirm(answer.confirmation(nonce, greeting))
         common = self._history.common_end(raw.end, theirs, end)
         if 0 < raw.end <= begin and common is None:  # it may be of those that the master has forgotten
@@ -378,12 +414,12 @@ class BrokerGroup:
         if common is not None and max(store.committed, 1) <= common == raw.end <= begin:
             raise FallenBehind.of(raw.end, begin)
         if raw.end:
-            await self._agree(raw, theirs, end, check)
+            await self._agree(raw, theirs, end, check, has_gaps)
         if theirs != self._history:
             await self._save(theirs)
         store.conflict, store.whole_at = None, end
 
-    def _read_answer(self, answer: Answer, greeting: Greeting, role: Role) -> tuple[EpochHistory, int, int]:
+    def _read_answer(self, answer: Answer, greeting: Greeting, role: Role) -> tuple[EpochHistory, int, int, bool]:
         if role.master is None or not answer.is_proven(role.master.nonce, greeting):
             self.member.wake()
             raise MQError(
@@ -397,17 +433,17 @@ class BrokerGroup:
             raise BadHistory("the master does not say where its log begins and ends")
         if history.last != role.epoch or history.lease != role.lease:
             raise MQError(f"the master's log is of epoch {history.last}, not {role.epoch}, or of another {role.epoch}")
-        return history, begin, end
+        return history, begin, end, said.get("gaps") is True
 
     async def _agree(
-        self, raw: ISlaveLog, theirs: EpochHistory, end: int, check: Callable[[], Awaitable[None]]
+        self, raw: ISlaveLog, theirs: EpochHistory, end: int, check: Callable[[], Awaitable[None]], has_gaps: bool
     ) -> None:
         """Raises where this log is not the beginning of the master's; it is cut back to where they part, if nothing
-        there was acknowledged."""
+        there was acknowledged. `has_gaps`: whether the master's log is damaged, too."""
         store, role = self.store, self.member.role
         common, committed = self._history.common_end(raw.end, theirs, end), store.committed
         if store.why_not_whole:
-            if store.gaps:
+            if store.gaps and not has_gaps:
                 raise StoreLost(f"this broker's store has gaps that nothing fills ({store.why_not_whole})")
             try:
                 await check()  # its epochs may not be those of its log

@@ -172,6 +172,8 @@ class BrokerService(Service):
         #: The clients to name servers that outlive a stop, until these calls.
         self._leaving_names: dict[RemotingClient, IDelayedCall] = {}
         self._group: BrokerGroup | None = None
+        #: Whether this process has looked for damage of the log.
+        self._has_looked = False
         if settings.etcd_endpoints:
             asked = etcd or EtcdClient(reactor, etcd_access(settings))
             self._group = BrokerGroup(
@@ -332,6 +334,8 @@ class BrokerService(Service):
         if group is None:
             return self.settings
         self._stops.append(group.store.close)
+        await worker.run(partial(store.look, is_again=self._has_looked))
+        self._has_looked = True
         group.load(self._file(EPOCHS_FILE, worker), store)
         self._every(NOTE_SYNC_SECONDS, lambda: self._sync_note(group, worker))
         settings = self.settings = group.settings(self.settings)
@@ -344,6 +348,7 @@ class BrokerService(Service):
             log.error("the note of the store cannot be written: {why}", why=failure.getErrorMessage())
 
         worker.run(group.sync_note).addErrback(failed)
+        group.look_at_gaps()
 
     def _forget_cut(self, worker: IWorker) -> None:
         """Delete what was cut off the log long ago, and stores that were put aside."""

@@ -434,6 +434,8 @@ class BrokerSettings:
     replication_factor: int = whole(3, 1, 64)
     #: How long a replica may be behind before it is removed from the in-sync set.
     ha_max_time_slave_not_catchup_ms: int = long(2000, 500, unit="ms")
+    #: In a group, how many bytes of the log are read each second to notice what the disk has damaged. 0: none.
+    scrub_bytes_per_second: int = long(4 * 1024 * 1024, 0)
     #: After 10 seconds without a master, elect a replica that is not in sync or whose store is incomplete. The messages
     #: that it lacks are lost.
     unclean_election_enable: bool = boolean(False)

@@ -87,6 +87,11 @@ class StorePaths:
         return os.path.join(self.root, "queueEnds")
 
     @property
+    def segments(self) -> str:
+        """As above: see `log_scrub`."""
+        return os.path.join(self.root, "segments.json")
+
+    @property
     def index(self) -> str:
         return os.path.join(self.root, "index")
 
@@ -118,6 +123,7 @@ def put_aside(disk: IDisk, paths: StorePaths, suffix: str) -> list[str]:
         paths.consume_queues,
         paths.consume_queues_ext,
         paths.removed_queues,
+        paths.segments,
         *(name for path in offsets for name in (path, path + ".bak")),
         paths.commit_log,
     ]

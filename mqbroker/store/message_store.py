@@ -104,6 +104,7 @@ class MessageStore:
         self._transient = parts.transient
         self._retention = parts.retention
         self._remover = parts.remover
+        self._scrub = parts.scrub
         self._is_stopped = False
         #: Offset of the oldest message, and its store time, ms.
         self._earliest = (-1, -1)
@@ -199,6 +200,17 @@ class MessageStore:
         else:
             self._on_shown.append((self._commit_log.readable_end, act))
 
+    def look(self, *, is_again: bool = False) -> None:
+        """Look at some records of each segment, and report what is not as it was. Called before `start`, maybe on the
+        worker. `is_again`: this process has done so, and only what was damaged then is looked at. Raises OSError."""
+        self._scrub.look(self.corrupt_ranges, is_again=is_again)
+
+    def watch(self, bytes_a_second: int, on_damage: Callable[[Damage], None]) -> None:
+        """Read all of the log again and again from `start` on, so many bytes a second. `on_damage` is called when a
+        range is found that holds no record any more."""
+        self._scrub.bytes_a_second = bytes_a_second
+        self._files.on_damage = lambda damage: self._scrub.confirm(damage, on_damage)
+
     # Life
 
     def start(self) -> None:
@@ -207,6 +219,8 @@ class MessageStore:
         self._sync_watch.start()
         self._files.start()
         self._retention.start()
+        if self._scrub.bytes_a_second is not None:
+            self._scrub.start()
 
     def stop(self) -> Deferred[None]:
         """Sync everything, close it and release the lock.
@@ -223,6 +237,7 @@ class MessageStore:
         self._on_shown.clear()
         transient = self._transient
         stopped = self._retention.stop()
+        stopped.addCallback(lambda _: self._scrub.stop())
         stopped.addCallback(lambda _: self._remover.stop())
         if transient is not None:
             stopped.addCallback(lambda _: transient.stop())

@@ -34,6 +34,7 @@ from mqbroker.store.flush import CacheFlusher, LogFlusher, SyncWatchdog
 from mqbroker.store.index import Index
 from mqbroker.store.index_file import IndexFile, is_good_after
 from mqbroker.store.layout import StorePaths, make_durable_directories, remove_last_first, remove_unfinished_segments
+from mqbroker.store.log_scrub import LogScrub
 from mqbroker.store.logscan import Damage
 from mqbroker.store.message_reader import Reader
 from mqbroker.store.multi_dispatch import MultiAppender, MultiQueues
@@ -97,6 +98,7 @@ class Parts:
     failed_reads: FailedReads
     entry_repair: EntryRepair
     files: StoreFiles
+    scrub: LogScrub
     transient: TransientStore | None
     retention: Retention
     remover: TopicRemover
@@ -348,6 +350,7 @@ class Opening:
             failed_reads,
             entry_repair,
             files,
+            self._make_scrub(commit_log, flusher, files),
             log.transient,
             self._make_retention(commit_log, queues, index, files),
             TopicRemover(
@@ -360,6 +363,10 @@ class Opening:
                 lambda: cq.has_pending,
             ),
         )
+
+    def _make_scrub(self, log: CommitLog, flusher: LogFlusher, files: StoreFiles) -> LogScrub:
+        path, add = self.paths.segments, files.add_damage
+        return LogScrub(log, lambda: flusher.flushed, self.disk, path, self.worker, self.clock, add)
 
     def _make_retention(
         self, commit_log: CommitLog, queues: ConsumeQueues, index: Index | None, files: StoreFiles

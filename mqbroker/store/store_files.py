@@ -80,6 +80,8 @@ class StoreFiles:
         # Truncations of the opening must be synced even if no message came.
         self._is_saved = False
         self.corrupt_ranges = corrupt_ranges
+        #: Called with each corrupt range that is found while the log is open.
+        self.on_damage: Callable[[Damage], None] = lambda damage: None
         self._removed = removed
         # Progress that is recorded once the log is synced as far.
         self._tallied: deque[Checkpoint] = deque()
@@ -95,6 +97,7 @@ class StoreFiles:
         """Hide a corrupt range of the log from readers, and log it once."""
         if self.corrupt_ranges.add(damage):
             self._tell(damage)
+            self.on_damage(damage)
 
     def add_damage_at_open(self, damage: Damage) -> None:
         """As `add_damage`, for ranges found before the log was opened."""

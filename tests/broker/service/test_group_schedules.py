@@ -18,9 +18,19 @@ from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.store.disk import IDisk
 from tests.broker.service.group import HA_PORT, Replica
 from tests.broker.service.simulation.cluster import Cluster
-from tests.broker.service.simulation.disks import FROM_LOG, LOG, TABLES, copied, emptied, set_back, without
+from tests.broker.service.simulation.disks import (
+    FROM_LOG,
+    LOG,
+    TABLES,
+    copied,
+    emptied,
+    set_back,
+    with_segment_of,
+    with_zeros,
+    without,
+)
 from tests.broker.service.simulation.forger import Forger, Impostor, made_up_greeting, recorded_sessions
-from tests.broker.service.simulation.logs import note_cut
+from tests.broker.service.simulation.logs import SEGMENT_BYTES, note_cut
 from tests.broker.service.simulation.offsets import note_queue_end
 from tests.broker.service.simulation.readers import HELD
 from tests.broker.service.simulation.steps import ARE_READERS_STRICT, ENABLED
@@ -192,6 +202,46 @@ def test_a_log_with_a_gap_is_not_elected_where_all_have_lost_power(cluster: Sche
     assert not cluster.group.masters
     assert "its log has no message from" in cluster.now(victim).why_not_whole
     ended_well(cluster, waits=True)
+
+
+def with_many_messages(cluster: Schedule) -> None:
+    """So many that the log has some segments, and a second passes in each."""
+    while len(cluster.agreed) < 4 * SEGMENT_BYTES:
+        cluster.send_many(2)
+    cluster.wait(2)
+
+
+@needs("disks")
+@pytest.mark.parametrize("order", [(1, 2, 0), (1, 0, 2), (2, 1, 0)])
+@pytest.mark.parametrize("numbers", [(1,), (0,), (1, 2)], ids=str)
+def test_a_replica_with_zeros_in_the_middle_of_its_log_is_not_elected(
+    cluster: Schedule, numbers: tuple[int, ...], order: tuple[int, ...]
+) -> None:
+    three = prepared(cluster)
+    with_many_messages(cluster)
+    cluster.kill_all()
+    cluster.change(three[1], lambda disk: with_zeros(disk, numbers))
+    cluster.start_in_order(*[three[number] for number in order[:2]])
+    if 0 not in order[:2]:
+        assert not cluster.group.masters
+        assert "its log has no message from" in cluster.now(three[1]).why_not_whole
+    cluster.start_in_order(three[order[2]])
+    ended_well(cluster)
+
+
+@needs("disks")
+def test_a_replica_with_one_segment_that_was_set_back_is_not_elected(cluster: Schedule) -> None:
+    """It ends with zeros then, and the segments behind it are as they were."""
+    master, with_it, away = prepared(cluster)
+    copy = cluster.copy_of(with_it)
+    before = len(copy.names("/store/commitlog"))
+    with_many_messages(cluster)
+    cluster.kill_all()
+    cluster.change(with_it, lambda disk: with_segment_of(disk, copy, before - 1))
+    cluster.start_in_order(with_it, away)
+    assert not cluster.group.masters
+    cluster.start_in_order(master)
+    ended_well(cluster)
 
 
 @needs("disks")

@@ -17,6 +17,7 @@ from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.broker.bench import send_command
 from tests.broker.service.group import Group, Replica
 from tests.broker.service.simulation.disks import LOG, copied, set_back
+from tests.remoting.logs import log_kept
 
 STATE = "/mqbroker/DefaultCluster/broker-a/state"
 
@@ -315,3 +316,90 @@ def test_a_master_that_proves_nothing_is_not_followed(make_group: Callable[..., 
     del part.answer
     group.wait(10)
     assert again.service._slave._service.status.why_not == ""
+
+
+def with_many_messages(group: Group) -> list[bytes]:
+    """So many that the log has some segments, and is on the disks."""
+    sent = [b"%03d" % number * 1000 for number in range(60)]
+    for number in range(0, len(sent), 6):
+        send(group, *sent[number : number + 6])
+        group.wait(0.2)
+    group.wait(2)
+    return sent
+
+
+def rot(replica: Replica, begin: int, end: int) -> None:
+    """Zeros take the place of a part of the second segment, while the broker runs or not."""
+    disk: Any = replica.disk
+    inode = disk.inode(f"/store/commitlog/{64 * 1024:020d}")
+    inode.memory[begin:end] = bytes(end - begin)
+
+
+def test_a_replica_whose_log_rots_while_it_runs_takes_it_again_and_puts_the_old_one_aside(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    sent = with_many_messages(group)
+    replica = group.replicas[min({1, 2, 3} - {group.master().replica_id})]
+    rot(replica, 10_000, 10_010)
+    group.wait_for(lambda: replica.why_not_whole, 70)
+    assert "its log has no message from" in replica.why_not_whole
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3} and not replica.why_not_whole, 40)
+    assert bodies(replica) == sent
+    assert [name for name in replica.disk.names("/store") if name.startswith("commitlog.diverged-")]
+    assert info(group, replica)["groupHasGaps"] == "false"
+
+
+def test_a_master_whose_log_rots_lets_another_one_be_it_and_takes_its_log_again(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    sent = with_many_messages(group)
+    master = group.master()
+    rot(master, 10_000, 40_000)
+    group.wait_for(lambda: group.masters and group.master() is not master, 70)
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3} and not master.why_not_whole, 60)
+    assert bodies(master) == bodies(group.master()) == sent
+
+
+def test_a_master_whose_log_rots_serves_on_while_no_other_broker_can(make_group: Callable[..., Group]) -> None:
+    group = make_group(min_in_sync_replicas=1)
+    with_many_messages(group)
+    master = group.master()
+    others = {1, 2, 3} - {master.replica_id}
+    for other in others:
+        group.kill(other)
+    group.wait_for(lambda: group.in_sync() == {master.replica_id})
+    rot(master, 10_000, 10_010)
+    with log_kept() as logged:
+        group.wait_for(lambda: info(group, master)["groupHasGaps"] == "true", 70)
+        group.wait(1)
+    assert "this master's log is damaged, and it serves on with the rest" in "\n".join(logged.lines)
+    assert group.master() is master
+    send(group, b"goes on")
+    for other in others:
+        group.start(other)
+    group.wait_for(lambda: group.masters and group.master() is not master, 150)
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3} and not master.why_not_whole, 60)
+    assert bodies(master)[-1] == b"goes on"
+
+
+def test_what_one_of_two_damaged_logs_has_is_not_put_aside(make_group: Callable[..., Group]) -> None:
+    """Each may have what the other has lost: the replica follows on, and the group acknowledges."""
+    group = make_group()
+    with_many_messages(group)
+    master = group.master()
+    replica, third = (group.replicas[each] for each in sorted({1, 2, 3} - {master.replica_id}))
+    group.kill(third.replica_id)
+    group.wait_for(lambda: group.in_sync() == {master.replica_id, replica.replica_id})
+    group.kill(replica.replica_id)
+    rot(master, 30_000, 30_010)
+    group.wait_for(lambda: info(group, master)["groupHasGaps"] == "true", 70)
+    rot(replica, 0, 10)
+    replica = group.start(replica.replica_id)
+    group.wait(10)
+    assert info(group, replica)["groupHasGaps"] == "true"
+    send(group, b"goes on")
+    assert replica.store.log_end == master.store.log_end
+    for each in (master, replica):
+        assert not [name for name in each.disk.names("/store") if "diverged" in name]

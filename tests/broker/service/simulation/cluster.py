@@ -24,7 +24,7 @@ from mqbroker.wire.record import RECORD_BYTES_MIN, Record
 from tests.broker.bench import send_command
 from tests.broker.service.group import ETCD, HA_PORT, NAMESRVS, PORT, Client, Group, Replica
 from tests.broker.service.simulation import transactions
-from tests.broker.service.simulation.disks import FROM_LOG, LOG, TABLES, copied, set_back, without
+from tests.broker.service.simulation.disks import FROM_LOG, LOG, TABLES, copied, set_back, with_zeros_somewhere, without
 from tests.broker.service.simulation.disks import emptied as emptied_disk
 from tests.broker.service.simulation.forger import Forger, made_up_greeting, recorded_sessions
 from tests.broker.service.simulation.logs import CUTS, SEGMENT_BYTES, body_of, has, log_bytes, numbers, queue_entries
@@ -652,6 +652,10 @@ class Cluster:
     def set_back_log(self) -> bool:
         names = [(LOG,), (LOG, *FROM_LOG)]
         return self.lose_disks(lambda disk, copy: copy and set_back(disk, copy, self.rng.choice(names)))
+
+    def zero_segments(self) -> bool:
+        """Segments of the log that are not the last one read as zeros."""
+        return self.lose_disks(lambda disk, _: with_zeros_somewhere(disk, self.rng))
 
     def copy_disk(self) -> bool:
         """Give one broker a copy of the disk of another."""

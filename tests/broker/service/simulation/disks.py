@@ -3,6 +3,7 @@ store or a part of it. Must never know what the files mean, but for which belong
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import Random
 
 from mqbroker.store.disk import IDisk
@@ -48,6 +49,35 @@ def without(disk: IDisk, *names: str, is_booted: bool = False) -> SimDisk:
         store.names.pop(name, None)
     store.durable = dict(store.names)
     return _booted(made, disk, is_booted)
+
+
+def with_zeros(disk: IDisk, numbers: Iterable[int], begin: int = 0, end: int | None = None) -> SimDisk:
+    """The disk with zeros in segments of the log, counted from the first one: in all of each, or from `begin` to `end`
+    of it."""
+    made = _simulated(disk).copied()
+    names = made.names(f"{STORE}/{LOG}")
+    for number in numbers:
+        inode = made.inode(f"{STORE}/{LOG}/{names[number]}")
+        stop = inode.size if end is None else end
+        inode.memory[begin:stop] = bytes(stop - begin)
+        inode.sync()
+    return made.copied()
+
+
+def with_zeros_somewhere(disk: IDisk, rng: Random) -> SimDisk | None:
+    """The disk with zeros in the place of some segments of the log, but not of the last; None if there are none."""
+    count = len(disk.names(f"{STORE}/{LOG}")) - 1
+    return with_zeros(disk, rng.sample(range(count), rng.randint(1, count))) if count > 0 else None
+
+
+def with_segment_of(disk: IDisk, copy: SimDisk, number: int) -> SimDisk:
+    """The disk with one segment of the log as an older copy has it, counted from the first one."""
+    made, older = _simulated(disk).copied(), copy.copied()
+    name = made.names(f"{STORE}/{LOG}")[number]
+    log, source = made.directory(f"{STORE}/{LOG}"), older.directory(f"{STORE}/{LOG}")
+    log.names[name] = source.names[name]
+    log.durable = dict(log.names)
+    return made
 
 
 def _store(disk: SimDisk) -> Directory:

@@ -32,7 +32,7 @@ CALM = {
 MORE = {
     "disks": {
         "snapshot": 6, "empty disk": 4, "replace log": 3, "set back store": 4, "set back tables": 2, "set back log": 2,
-        "copy disk": 2, "kill while catching up": 6, "narrow links": 1, "outage": 2, "outages": 1,
+        "copy disk": 2, "zero segments": 4, "kill while catching up": 6, "narrow links": 1, "outage": 2, "outages": 1,
     },
     "etcd": {"back up etcd": 2, "restore etcd": 6, "outage": 4},
     "forgers": {"forge": 14},

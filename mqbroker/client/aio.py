@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from mqbroker.client.aio_net import AioNet
+from mqbroker.client.automatic_batches import sends_together
 from mqbroker.client.broker_requests import MemberRequests, PullConsumerRequests, decline
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.faces import (
@@ -47,7 +48,6 @@ from mqbroker.client.options import (
     options_of,
     parse_name_servers,
 )
-from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
@@ -55,7 +55,6 @@ from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.stack_traces import thread_stacks
 from mqbroker.client.subscription import ALL, Sql
 from mqbroker.client.transactions import Check, TransactionCore
-from mqbroker.kernel import compiled
 
 __all__ = ["LitePullConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
@@ -155,8 +154,7 @@ class Producer(_Client):
         options = options_of(options, ProducerOptions)
         net, identity = shared_net(lambda: self._core, servers, group, options, rng)
         self._net = net
-        plain_sends = None if compiled is None else functools.partial(PlainSends, net)
-        return kind(net, servers, group, options, identity, plain_sends)
+        return kind(net, servers, group, options, identity, sends_together(net, options))
 
     start = call(ProducerCore.start, core)
     send = call(ProducerCore.send, started)

@@ -16,7 +16,7 @@ from mqbroker.wire.properties import encode_properties
 
 #: What a broker stores of a message beside topic, body and properties, at most: both addresses may be IPv6, and its
 #: CLUSTER and the batch's WAIT are added to the properties. It is the stored messages together that its limit is for.
-_RECORD_BYTES = 256
+RECORD_BYTES = 256
 
 
 #: In place of an id that is not made yet.
@@ -35,16 +35,20 @@ class Part:
 
     def outgoing(self, next_id: Callable[[], str], now_ms: int) -> Outgoing:
         """Its request's part that all attempts have in common."""
-        first = self.messages[0]
         self.ids = [message.unique_key or next_id() for message in self.messages]
         entries = [
             BatchEntry(message.flag, message.body, encoded_properties(message, msg_id))
             for message, msg_id in zip(self.messages, self.ids, strict=True)
         ]
+        return self.outgoing_of(encode_batch(entries), now_ms)
+
+    def outgoing_of(self, body: bytes, now_ms: int) -> Outgoing:
+        """The same of a body that is encoded; `ids` are known."""
+        first = self.messages[0]
         wait = {Prop.WAIT_STORE_MSG_OK: "true" if first.wait_stored else "false"}
         return Outgoing(
             topic=first.topic,
-            body=encode_batch(entries),
+            body=body,
             properties=encode_properties(wait).decode(),
             msg_id=",".join(self.ids),
             born_timestamp_ms=now_ms,
@@ -56,7 +60,7 @@ class Part:
         stored = result.offset_msg_id.split(",")
         offset_ids = stored if len(stored) == len(self.ids) else [""] * len(self.ids)
         return [
-            attrs.evolve(result, msg_id=msg_id, offset_msg_id=offset_id, queue_offset=result.queue_offset + n)
+            SendResult(result.status, msg_id, offset_id, result.queue, result.queue_offset + n)
             for n, (msg_id, offset_id) in enumerate(zip(self.ids, offset_ids, strict=True))
         ]
 
@@ -77,7 +81,7 @@ def parts_of(messages: Sequence[Message], options: ProducerOptions) -> list[Part
         except BadMessage as error:
             raise BadMessage(f"message {index} of the batch: {error}; no message was sent") from None
         kind = message.topic, message.wait_stored
-        size = _RECORD_BYTES + len(message.topic) + len(message.body) + len(properties)
+        size = RECORD_BYTES + len(message.topic) + len(message.body) + len(properties)
         part = last.get(kind)
         if part is None or part.size + size > options.message_bytes_max:
             part = last[kind] = Part()

@@ -25,6 +25,7 @@ from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IReactorCore
 from twisted.python.failure import Failure
 
+from mqbroker.client.automatic_batches import sends_together
 from mqbroker.client.broker_requests import MemberRequests, PullConsumerRequests, decline
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.deferred_net import DeferredNet
@@ -47,14 +48,12 @@ from mqbroker.client.options import (
     options_of,
     parse_name_servers,
 )
-from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.stack_traces import thread_stacks
 from mqbroker.client.transactions import Check, TransactionCore
-from mqbroker.kernel import compiled
 from mqbroker.remoting.client import Connector
 
 __all__ = ["LitePullConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
@@ -197,8 +196,7 @@ class Producer(_Client):
         rng = rng or random.Random()
         options = options_of(options, ProducerOptions)
         net, identity = _net(lambda: self._core, reactor, servers, group, options, rng, connector)
-        plain_sends = None if compiled is None else partial(PlainSends, net)
-        return kind(net, servers, group, options, identity, plain_sends)
+        return kind(net, servers, group, options, identity, sends_together(net, options))
 
     start = call(ProducerCore.start, core)
     send = sending(ProducerCore.send)

@@ -222,6 +222,17 @@ class ProducerOptions(ClientOptions):
     requests_in_flight_max: int = attrs.field(default=1000, validator=_number(1))
     #: How long a producer of transactions waits for `check`.
     check_timeout_s: float = attrs.field(default=60.0, converter=to_seconds, validator=_seconds())
+    #: How long a send waits for others to the same queue, to travel with them in one request; each gets its own result.
+    #: 0: those that begin in one turn of the event loop; None: each send is a request of its own. Sends alone go those
+    #: that are delayed, compressed or part of a transaction, and all with observers, a namespace, `retry_unstored` or
+    #: `vip_channel`.
+    linger_s: float | None = attrs.field(
+        default=None,
+        converter=attrs.converters.optional(to_seconds),
+        validator=_number(0.0, 10.0, kind=float, may_be_none=True),
+    )
+    #: What such a request holds at most; more leave at once.
+    batch_bytes_max: int = attrs.field(default=128 * 1024, validator=_number(1))
     compress_over_bytes: int = attrs.field(default=4096, validator=_number(1))
     compress_level: int = attrs.field(default=5, validator=_number(0, 9))
     message_bytes_max: int = attrs.field(default=4 * 1024 * 1024, validator=_number(1))

@@ -255,9 +255,9 @@ class ProducerCore:
         return plain.take(message)
 
     async def send_otherwise(
-        self, message: Message, outcome: FirstAttempt | Chosen | None, choose: Choose | None = None
+        self, message: Message, outcome: FirstAttempt | Chosen | MQError | None, choose: Choose | None = None
     ) -> SendResult:
-        """Send what was no plain send after all; its slot ends with it."""
+        """Send what was no plain send after all; its slot ends with it. Raises `outcome` if that is an error."""
         with Slot(self._in_flight, len(message.body)):
             return await self._send_otherwise(message, choose, None, outcome)
 
@@ -267,8 +267,14 @@ class ProducerCore:
         self._plain.give_up(message, taken)
 
     async def _send_otherwise(
-        self, message: Message, choose: Choose | None, until: float | None, outcome: FirstAttempt | Chosen | None
+        self,
+        message: Message,
+        choose: Choose | None,
+        until: float | None,
+        outcome: FirstAttempt | Chosen | MQError | None,
     ) -> SendResult:
+        if isinstance(outcome, MQError):
+            raise outcome.with_traceback(None)  # which others raise, too
         if isinstance(outcome, FirstAttempt):
             outgoing = prepare(message, self._options, lambda: outcome.msg_id, int(outcome.began_at * 1000))
             return await self._attempts.send(outgoing, choose, outcome.sent_at + self._allowed_s, outcome)

@@ -235,6 +235,11 @@ class SendsInFlight:
         self._granted = 0
         self._is_granting = False
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a further send must wait."""
+        return self._count >= self._count_max or self._bytes >= self._bytes_max
+
     def acquired(self, size: int) -> bool:
         """Acquire a slot for `size` bytes, to be returned by `release`; False if it must be waited for."""
         return not self._waiting and not self._granted and self._occupied(size)

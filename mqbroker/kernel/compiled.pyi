@@ -155,6 +155,7 @@ def fill_message(
     host_of: Callable[[bytes], tuple[str, int]],
     queue_of: Callable[[str, str, int], Any],
 ) -> None: ...
+def encode_batch(messages: list[Any], id_prefix: str, id_number: int) -> tuple[bytes, list[str]] | None: ...
 def encode_sends(
     messages: list[Any],
     targets: list[tuple[Any, bytes]],

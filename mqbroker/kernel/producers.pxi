@@ -17,6 +17,7 @@ cdef struct JsonText:
     uint8_t *to
     uint8_t *end
     Py_ssize_t size             # as it is without the escapes of JSON
+    bint is_raw                 # without these escapes
 
 
 cdef inline bint add_text(JsonText *text, const char *p, Py_ssize_t n) noexcept nogil:
@@ -29,6 +30,8 @@ cdef inline bint add_text(JsonText *text, const char *p, Py_ssize_t n) noexcept 
 
 cdef inline bint put_escaped(JsonText *text, int separator) noexcept nogil:
     text.size += 1
+    if text.is_raw:
+        return add_text(text, "\1" if separator == 1 else "\2", 1)
     return add_text(text, "\\u0001" if separator == 1 else "\\u0002", 6)
 
 
@@ -82,7 +85,7 @@ cdef bytes send_frame(
     cdef JsonText text
     cdef bytes body = message.body
     cdef Py_ssize_t fields_n, number_n, json_n, header_n, body_n = PyBytes_GET_SIZE(body)
-    text.to, text.end, text.size = properties, properties + JSON_PROPERTIES_MAX, 0
+    text.to, text.end, text.size, text.is_raw = properties, properties + JSON_PROPERTIES_MAX, 0, False
     if not put_properties(&text, message, unique_key):
         return None
     json_n = text.to - properties
@@ -135,6 +138,40 @@ def encode_sends(
         frames.append(frame)
         pending[opaque + i] = (waiters[i], message, queue, unique_key, run)
     return frames
+
+
+def encode_batch(list messages, str id_prefix, int64_t id_number):
+    """The body of a batch, and its messages' ids, as `encode_sends` makes them; None where one is not plain."""
+    cdef uint8_t properties[JSON_PROPERTIES_MAX]
+    cdef uint8_t head[20]
+    cdef uint8_t length[2]
+    cdef JsonText text
+    cdef Py_ssize_t i, body_n
+    cdef bytes body
+    cdef list parts = [], ids = []
+    memset(head, 0, sizeof(head))
+    for i in range(len(messages)):
+        message = messages[i]
+        unique_key = message.unique_key
+        if not unique_key:
+            unique_key = id_prefix + four_digits(id_number + i)
+        text.to, text.end, text.size, text.is_raw = properties, properties + JSON_PROPERTIES_MAX, 0, True
+        if not put_properties(&text, message, unique_key):
+            return None
+        body = message.body
+        body_n = PyBytes_GET_SIZE(body)
+        if body_n > FRAME_MAX:
+            return None
+        store32(head, <uint32_t> (22 + body_n + text.size))
+        store32(head + 12, <uint32_t> <int32_t> message.flag)
+        store32(head + 16, <uint32_t> body_n)
+        length[0], length[1] = <uint8_t> (text.size >> 8), <uint8_t> (text.size & 0xFF)
+        parts.append(PyBytes_FromStringAndSize(<char *> head, 20))
+        parts.append(body)
+        parts.append(PyBytes_FromStringAndSize(<char *> length, 2))
+        parts.append(PyBytes_FromStringAndSize(<char *> properties, text.size))
+        ids.append(unique_key)
+    return b"".join(parts), ids
 
 
 cdef str four_digits(int64_t number):

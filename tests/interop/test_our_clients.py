@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred
 from mqbroker.client import (
     ConsumeFrom,
     Message,
+    ProducerOptions,
     PullStatus,
     PushOptions,
     ReceivedMessage,
@@ -105,6 +106,24 @@ def test_every_way_of_sending_is_read_by_java(shared_fleet: Fleet, java_namesrv:
     assert one["properties"]["umlaut"] == "\u00e4\u4e2d"
     assert by_body[hashlib.sha256(LARGE).hexdigest()]["sysFlag"] & 1
     assert len(pull(shared_fleet, java_namesrv, queues4, tags="T")) == 11
+
+
+def test_automatic_batches_are_read_by_java_as_single_messages(
+    shared_fleet: Fleet, java_namesrv: Namesrv, queues4: str
+) -> None:
+    sent = [b"together %d" % n for n in range(500)]
+    options = ProducerOptions(linger_s=0.01)
+    with blocking.Producer(java_namesrv.addr, "ours", options=options) as producer:
+        producer.send(Message(queues4, b"first"))
+        futures = [producer.send_async(Message(queues4, body, tags="T", keys=body.decode())) for body in sent]
+        results = [future.result(PATIENCE_S) for future in futures]
+    found = {event["msgId"]: event for event in pull(shared_fleet, java_namesrv, queues4, count=501)}
+    for body, result in zip(sent, results, strict=True):
+        event = found[result.msg_id]
+        assert event["sha256"] == hashlib.sha256(body).hexdigest()
+        assert (event["queueId"], event["queueOffset"]) == (result.queue.queue_id, result.queue_offset)
+        assert event["keys"] == body.decode()
+        assert int(result.offset_msg_id[16:], 16) == event["physicalOffset"]
 
 
 def test_a_topic_that_nobody_created(

@@ -22,9 +22,10 @@ from mqbroker.client.errors import UnexpectedResponse
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
 from mqbroker.client.options import ProducerOptions
 from mqbroker.client.plain_sends import head_of
-from mqbroker.client.send import Outgoing, prepare, read_send_answer, send_request
+from mqbroker.client.send import Outgoing, encoded_properties, prepare, read_send_answer, send_request
 from mqbroker.errors import MQError
 from mqbroker.kernel import compiled
+from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.command import (
     AFTER_OPAQUE,
@@ -227,6 +228,27 @@ def test_plain_sends_are_encoded_as_in_python(seed: int) -> None:
             texts = [rest.tags or "", rest.unique_key or "", *rest.keys, *rest.properties.values()]
             is_plain = all(text.isascii() and not set(text) & {'"', "\\", "\t"} for text in texts)
             assert not is_plain or sum(map(len, texts)) > 32_000
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_batches_are_encoded_as_in_python(seed: int) -> None:
+    assert compiled is not None
+    rng = Random(seed)
+    for _ in range(30):
+        made = [a_message(rng) for _ in range(rng.randrange(1, 5))]
+        number = rng.choice([0, 0xFFFE])
+        found = compiled.encode_batch(made, "AB", number)
+        ids = [each.unique_key or f"AB{(number + n) & 0xFFFF:04X}" for n, each in enumerate(made)]
+        if found is None:
+            texts = [text for m in made for text in (m.tags or "", m.unique_key or "", *m.keys, *m.properties.values())]
+            is_plain = all(text.isascii() and not set(text) & {'"', "\\", "\t"} for text in texts)
+            assert not is_plain or sum(map(len, texts)) > 32_000
+            continue
+        entries = [
+            BatchEntry(each.flag, each.body, encoded_properties(each, msg_id))
+            for each, msg_id in zip(made, ids, strict=True)
+        ]
+        assert found == (encode_batch(entries), ids)
 
 
 # --- what is answered

@@ -142,8 +142,8 @@ MISTAKES = [
     Mutation(
         "leave out of a batch's limit what a broker stores beside a message",
         "client/batches.py",
-        "_RECORD_BYTES = 256\n",
-        "_RECORD_BYTES = 0\n",
+        "RECORD_BYTES = 256\n",
+        "RECORD_BYTES = 0\n",
         ("tests/client/test_rules.py",),
     ),
     Mutation(

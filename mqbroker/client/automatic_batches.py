@@ -1,0 +1,209 @@
+"""Automatic batches: sends that are under way at the same time travel in one request for each queue, and each gets its
+own result. What cannot be in a batch, and all that goes wrong, is left to the general path (`client/attempts.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import repeat
+
+import attrs
+
+from mqbroker.client.attempts import Attempts, Chosen, FirstAttempt
+from mqbroker.client.batches import RECORD_BYTES, Part
+from mqbroker.client.errors import BadMessage
+from mqbroker.client.identity import Identity
+from mqbroker.client.loop import Future
+from mqbroker.client.loop_net import LoopNet
+from mqbroker.client.messages import Message, SendResult
+from mqbroker.client.options import ProducerOptions
+from mqbroker.client.plain_sends import PlainSends
+from mqbroker.client.routes import Route
+from mqbroker.client.send import Choose, Outgoing, SendsInFlight, read_send_answer
+from mqbroker.errors import MQError, Refused
+from mqbroker.kernel import compiled
+from mqbroker.remoting.response_table import Timer
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import RETRY_PREFIX
+from mqbroker.wire.command import RemotingCommand, encode_command
+
+
+@attrs.define(eq=False)
+class _Batch(Part):
+    """Sends to `queue`, which is not `chosen` where any would do, and who waits for them."""
+
+    waiters: list[Future] = attrs.field(factory=list)
+    choose: Choose | None = None
+
+    def end(self, outcomes: list[SendResult] | MQError | None) -> list[int]:
+        """End the waits with the result of each, or for all with an error, or with None: the message goes alone.
+        Returns the sizes of the bodies whose slots have ended."""
+        each = outcomes if isinstance(outcomes, list) else repeat(outcomes)
+        ended = []
+        for message, waiter, outcome in zip(self.messages, self.waiters, each, strict=False):
+            is_cancelled = waiter.done()
+            if is_cancelled or isinstance(outcome, SendResult):
+                ended.append(len(message.body))
+            if not is_cancelled:
+                waiter.set_result(outcome)
+        return ended
+
+
+class AutomaticBatches(PlainSends):
+    """Takes sends, as PlainSends do; those for one queue leave together after `linger_s`, or when they are enough."""
+
+    def __init__(self, net: LoopNet, identity: Identity, attempts: Attempts, in_flight: SendsInFlight) -> None:
+        super().__init__(net, identity, attempts, in_flight)
+        self._attempts = attempts
+        self._linger_s = attempts.options.linger_s or 0.0
+        self._bytes_max = min(attempts.options.batch_bytes_max, attempts.options.message_bytes_max)
+        self._bytes = 0
+        self._timer: Timer | None = None
+
+    def suits(self, message: Message) -> bool:
+        return super().suits(message) and not message.delay_level and not message.topic.startswith(RETRY_PREFIX)
+
+    def take(self, message: Message, choose: Choose | None = None) -> Future:
+        loop = self._net.loop
+        waiter = loop.create_future()
+        size = size_of(message)
+        if self._bytes + size > self._bytes_max:
+            self.flush()
+        if self._timer is None:
+            if self._routes.known(message.topic, create=True) is None:
+                waiter.set_result(None)
+                return waiter
+            self._timer = loop.call_later(self._linger_s, self.flush)
+        self._messages.append(message)
+        self._choices.append(choose)
+        self._waiters.append(waiter)
+        self._bytes += size
+        if self._in_flight.is_full:  # no more can come
+            self.flush()
+        return waiter
+
+    def flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._bytes = 0
+        super().flush()
+
+    def _send_to(
+        self, topic: str, messages: list[Message], choices: list[Choose | None], waiters: list[Future]
+    ) -> None:
+        route = self._routes.known(topic, create=True)
+        if route is None or not route.publish_queues:
+            self._give_back(messages, waiters)
+            return
+        batches: dict[tuple[MessageQueue | None, bool], _Batch] = {}
+        for message, choose, waiter in zip(messages, choices, waiters, strict=True):
+            try:
+                queue = choose and choose(route.publish_queues)
+            except Exception:  # a choice that is none: the general path says so to its sender
+                self._give_back([message], [waiter])
+                continue
+            key = queue, message.wait_stored
+            size = size_of(message)
+            batch = batches.get(key)
+            if batch is not None and batch.size + size > self._bytes_max:
+                self._leave(batches.pop(key), queue, route)
+                batch = None
+            if batch is None:
+                batch = batches[key] = _Batch(choose=choose)
+            batch.messages.append(message)
+            batch.waiters.append(waiter)
+            batch.size += size
+        for (queue, _), batch in batches.items():
+            self._leave(batch, queue, route)
+
+    def _leave(self, batch: _Batch, chosen: MessageQueue | None, route: Route) -> None:
+        """Send a batch, to the next queue if none is chosen."""
+        now = self._net.now()
+        try:
+            outgoing = self._encode(batch, int(now * 1000))
+        except BadMessage:  # each says what is wrong with it, or is sent
+            self._end(batch, None)
+            return
+        queues = route.publish_queues
+        queue = chosen or self._rotation.next(outgoing.topic, queues, (), self._availability.avoided())
+        addr = route.master(queue.broker_name)
+        connection = None if addr is None else self._net.free_connection(addr)
+        # As in PlainSends: a send of the general path is followed by a heartbeat where one is due.
+        if connection is None or self._heartbeats.is_due(connection.addr):
+            self._net.spawn(self._go_on(batch, outgoing, chosen=Chosen(queue, route)))
+            return
+        has_others = chosen is None and any(each.broker_name != queue.broker_name for each in queues)
+        command = self._request(outgoing, queue)
+        made = partial(FirstAttempt, now, self._net.steady(), outgoing.msg_id, queue, connection.addr)
+        connection.post(
+            command,
+            self._first_timeout_ms if has_others else self._timeout_ms,
+            partial(self._answered, batch, outgoing, made),
+            partial(encode_command, command),
+            self._net,
+        )
+
+    def _encode(self, batch: _Batch, now_ms: int) -> Outgoing:
+        if compiled is not None:
+            found = compiled.encode_batch(batch.messages, *self._identity.next_ids.reserve(len(batch.messages)))
+            if found is not None:
+                body, batch.ids = found
+                return batch.outgoing_of(body, now_ms)
+        return batch.outgoing(self._identity.next_ids, now_ms)
+
+    def _answered(
+        self,
+        batch: _Batch,
+        outgoing: Outgoing,
+        made: Callable[[RemotingCommand | MQError], FirstAttempt],
+        outcome: RemotingCommand | MQError,
+    ) -> None:
+        first = made(outcome)
+        if isinstance(outcome, RemotingCommand):
+            try:
+                result = read_send_answer(outgoing, first.queue, outcome)
+            except MQError:
+                pass
+            else:
+                self._availability.took(first.queue.broker_name, self._net.steady() - first.sent_at)
+                self._end(batch, batch.results(result))
+                return
+        self._net.spawn(self._go_on(batch, outgoing, first=first))
+
+    async def _go_on(
+        self, batch: _Batch, outgoing: Outgoing, first: FirstAttempt | None = None, chosen: Chosen | None = None
+    ) -> None:
+        """Send a batch on the general path, after a first attempt or without one."""
+        until = None if first is None else first.sent_at + self._attempts.options.send_timeout_s
+        outcomes: list[SendResult] | MQError | None = None
+        try:
+            outcomes = batch.results(await self._attempts.send(outgoing, batch.choose, until, first, chosen))
+        except Refused:  # perhaps because of one of them
+            pass
+        except MQError as error:
+            outcomes = error
+        finally:
+            self._end(batch, outcomes)
+
+    def _end(self, batch: _Batch, outcomes: list[SendResult] | MQError | None) -> None:
+        ended = batch.end(outcomes)
+        if ended:
+            self._in_flight.release(sum(ended), len(ended))
+
+
+def size_of(message: Message) -> int:
+    """Bytes of a message in a batch, at most but for what its properties have beyond ASCII."""
+    size = RECORD_BYTES + len(message.topic) + len(message.body)
+    if message.properties or message.keys:
+        size += sum(map(len, message.keys)) + sum(len(name) + len(value) for name, value in message.properties.items())
+    return size
+
+
+def sends_together(
+    net: LoopNet, options: ProducerOptions
+) -> Callable[[Identity, Attempts, SendsInFlight], PlainSends] | None:
+    """Make what takes sends that leave together; None where each is a request of the general path."""
+    if options.linger_s is not None:
+        return partial(AutomaticBatches, net)
+    return None if compiled is None else partial(PlainSends, net)

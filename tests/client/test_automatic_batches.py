@@ -1,0 +1,240 @@
+"""Automatic batches: sends that are under way at the same time travel together, and end as if each were alone."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from mqbroker.client import BadMessage, Message, ProducerOptions, SendResult
+from mqbroker.client.deferred import Producer
+from mqbroker.errors import Refused
+from mqbroker.wire.batch import decode_batch
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import RequestCode, ResponseCode, SysFlag
+from tests.client.faults import SILENT, Passage
+from tests.client.loopback import Loopback
+from tests.client.own_cluster import NAME_SERVER
+from tests.client.test_plain_sends import all_of, with_producer
+from tests.client.world import World
+
+SEND, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
+A = "10.0.0.2:10911"
+Q = MessageQueue("T", "a", 0)
+
+
+class Sender:
+    """A producer with `linger_s` on a clock that stands still, and what its sends came to."""
+
+    def __init__(self, world: World, **options: Any) -> None:
+        self.world = world
+        self.producer = Producer(
+            world.cluster.reactor,
+            NAME_SERVER,
+            "pg",
+            options=ProducerOptions(**options),
+            connector=world.cluster.network.connector,
+        )
+        self.producer.start()
+        world.cluster.settle()
+        self.found: list[Any] = []
+        self.send(b"first")
+        self.wait(1.0)
+        assert self.found.pop().queue_offset == 0
+
+    def send(self, body: bytes, **fields: Any) -> Deferred[Any]:
+        chosen = {name: fields.pop(name) for name in ("queue", "key", "timeout_s") if name in fields}
+        return self.producer.send(Message("T", body, **fields), **chosen).addBoth(self.found.append)
+
+    def wait(self, seconds: float) -> None:
+        self.world.cluster.reactor.advance(seconds)
+        self.world.cluster.settle()
+
+    def sent(self) -> list[list[bytes]]:
+        """The bodies of each batch."""
+        return [[entry.body for entry in decode_batch(each.body)] for each in self.world.faults.asked(BATCH)]
+
+    def alone(self) -> list[bytes]:
+        """The bodies of sends that are no batches, but for the first, whose topic had no route yet."""
+        return [request.body for request in self.world.faults.asked(SEND)[1:]]
+
+    def check_idle(self) -> None:
+        core: Any = self.producer._core
+        assert (core._in_flight._count, core._in_flight._bytes) == (0, 0)
+        assert len(core._net._lines.connections[A]._responses) == 0
+
+
+@pytest.fixture
+def sender(one_queue: World) -> Iterator[Sender]:
+    sender = Sender(one_queue, linger_s=0.005, send_timeout_s=3.0)
+    yield sender
+    sender.check_idle()
+
+
+def test_sends_wait_for_others_and_each_gets_its_own_result(sender: Sender) -> None:
+    for n in range(5):
+        sender.send(b"%d" % n, keys=f"k{n}", tags="t", properties={"n": "é" if n == 3 else str(n)})
+    sender.wait(0.004)
+    assert (sender.sent(), sender.found) == ([], [])
+    sender.wait(0.002)
+    assert sender.sent() == [[b"0", b"1", b"2", b"3", b"4"]]
+    assert [result.queue_offset for result in sender.found] == [1, 2, 3, 4, 5]
+    assert (
+        len({result.msg_id for result in sender.found}) == len({result.offset_msg_id for result in sender.found}) == 5
+    )
+    stored = sender.world.cluster.stored(Q)[1:]
+    assert [record.body for record in stored] == [b"0", b"1", b"2", b"3", b"4"]
+    found = [record.properties for record in stored]
+    assert [each["UNIQ_KEY"] for each in found] == [result.msg_id for result in sender.found]
+    assert [(each["KEYS"], each["TAGS"], each["n"]) for each in found] == [
+        (f"k{n}", "t", "é" if n == 3 else str(n)) for n in range(5)
+    ]
+
+
+def test_they_leave_sooner_when_they_are_enough(one_queue: World) -> None:
+    sender = Sender(one_queue, linger_s=5.0, batch_bytes_max=4_000, sends_in_flight_max=8)
+    for n in range(3):
+        sender.send(b"%d" % n * 1_500)
+    sender.world.cluster.settle()
+    assert [len(each) for each in sender.sent()] == [2], "they are 4,000 bytes together"
+    for _ in range(7):
+        sender.send(b"x")
+    sender.world.cluster.settle()
+    assert [len(each) for each in sender.sent()] == [2, 8], "no more may be in flight"
+    assert all(isinstance(result, SendResult) for result in sender.found)
+    sender.check_idle()
+
+
+def test_what_cannot_be_in_a_batch_goes_alone(sender: Sender) -> None:
+    sender.send(b"delayed", delay_level=1)
+    sender.send(b"z" * 5_000)
+    sender.send(b"timed", timeout_s=1.0)
+    sender.send(b"kept")
+    sender.send(b"quick", wait_stored=False)
+    sender.wait(0.006)
+    assert sender.sent() == [[b"kept"], [b"quick"]]
+    assert len(sender.alone()) == 3
+    assert all(isinstance(result, SendResult) for result in sender.found)
+
+
+def queues_of(topic: str) -> list[MessageQueue]:
+    return [MessageQueue(topic, "a", n) for n in range(4)]
+
+
+def inflated(record: Any) -> bytes:
+    return zlib.decompress(record.body) if record.sys_flag & SysFlag.COMPRESSED else bytes(record.body)
+
+
+def test_messages_of_a_key_keep_their_order(world: World) -> None:
+    world.cluster.add_topic("T", queues=4, brokers=["a"])
+    sender = Sender(world, linger_s=0.005)
+    for n in range(30):
+        sender.send(b"%02d" % n * (3_000 if n % 10 == 5 else 1), key=f"k{n % 3}")
+    for _ in range(5):
+        sender.wait(0.05)
+    assert len(sender.found) == 30
+    stored = [
+        [int(inflated(each)[:2]) for each in sender.world.cluster.stored(queue) if each.body != b"first"]
+        for queue in queues_of("T")
+    ]
+    for key in range(3):
+        of_key = [[n for n in numbers if n % 3 == key and n < 30] for numbers in stored]
+        assert [each for each in of_key if each] == [list(range(key, 30, 3))]
+
+
+def test_a_refused_batch_is_sent_one_by_one(sender: Sender) -> None:
+    def refuse(passage: Passage) -> None:
+        passage.answer(passage.request.response(passage.request, ResponseCode.MESSAGE_ILLEGAL, "not this one"))
+
+    def refuse_bad(passage: Passage) -> None:
+        refuse(passage) if passage.request.body == b"bad" else passage.pass_on()
+
+    sender.world.faults.refuse[None, BATCH] = refuse
+    sender.world.faults.refuse[None, SEND] = refuse_bad
+    for body in (b"1", b"bad", b"2"):
+        sender.send(body)
+    sender.wait(0.006)
+    results = [each for each in sender.found if isinstance(each, SendResult)]
+    failures = [each.value for each in sender.found if isinstance(each, Failure)]
+    assert (len(results), [type(each) for each in failures]) == (2, [Refused])
+
+
+def test_a_batch_that_fails_is_sent_again(sender: Sender) -> None:
+    def once(passage: Passage) -> None:
+        if len(sender.world.faults.asked(BATCH)) > 1:
+            passage.pass_on()
+        else:
+            passage.answer(passage.request.response(passage.request, ResponseCode.SYSTEM_BUSY, "busy"))
+
+    sender.world.faults.refuse[None, BATCH] = once
+    for body in (b"1", b"2"):
+        sender.send(body)
+    sender.wait(0.006)
+    for _ in range(10):
+        sender.wait(0.1)
+    assert sender.sent() == [[b"1", b"2"]] * 2
+    assert [result.queue_offset for result in sender.found] == [1, 2]
+
+
+def test_each_send_of_a_batch_that_never_arrives_fails(sender: Sender) -> None:
+    sender.world.faults.refuse[None, BATCH] = SILENT
+    for body in (b"1", b"2"):
+        sender.send(body)
+    cancelled = sender.send(b"3")
+    sender.wait(0.006)
+    cancelled.cancel()
+    sender.wait(3.0)
+    assert [type(each.value).__name__ for each in sender.found] == ["CancelledError", "SendFailed", "SendFailed"]
+    assert all("topic T" in str(each.value) for each in sender.found[1:])
+
+
+def test_cancelled_sends_do_not_leave(sender: Sender) -> None:
+    first, second = sender.send(b"1"), sender.send(b"2")
+    first.cancel()
+    sender.wait(0.006)
+    assert sender.sent() == [[b"2"]]
+    third = sender.send(b"3")
+    third.cancel()
+    sender.wait(0.006)
+    assert len(sender.sent()) == 1
+    assert second.called
+
+
+def test_what_waits_leaves_when_the_producer_is_closed(one_queue: World) -> None:
+    sender = Sender(one_queue, linger_s=5.0)
+    sender.send(b"1")
+    sender.producer.close()
+    sender.world.cluster.settle()
+    assert sender.sent() == [[b"1"]]
+    assert len(sender.found) == 1
+
+
+def test_an_empty_body_is_refused_as_without(sender: Sender) -> None:
+    sender.send(b"")
+    sender.send(b"x", properties={"p": "y" * 32_767})
+    sender.wait(0.006)
+    assert [type(each.value) for each in sender.found] == [BadMessage, BadMessage]
+
+
+def test_a_thousand_at_once_on_asyncio(server: Loopback) -> None:
+    server.add_topic("T", queues=4)
+
+    async def use(producer: Any) -> Any:
+        return await all_of(*(producer.send(Message("T", b"%d" % n)) for n in range(1_000)))
+
+    found = with_producer(server, use, linger_s=0)
+    assert len({(result.queue, result.queue_offset) for result in found}) == 1_000
+    assert len(server.faults.asked(BATCH)) < 20
+    assert {queue.queue_id for queue in (result.queue for result in found)} <= {0, 1, 2, 3}
+
+
+def test_the_same_on_each_api(face: Any, cluster: Any, consumer: Any) -> None:
+    with face.make("Producer", "pg", options=ProducerOptions(linger_s=0)) as producer:
+        results = [producer.send(Message("T", b"%d" % n), key="k") for n in range(5)]
+    (queue,) = {result.queue for result in results}
+    assert [m.body for m in consumer.pull(queue, 0).messages] == [b"0", b"1", b"2", b"3", b"4"]
+    assert len(cluster.faults.asked(BATCH)) >= 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from mqbroker.client.errors import ClientClosed, NoBrokerForTopic
+from mqbroker.client.heartbeats import Heartbeats
+from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
 from mqbroker.client.messages import PullResult, RawPull, ReceivedMessage
 from mqbroker.client.names import check_group, check_queue
@@ -15,7 +17,7 @@ from mqbroker.client.queue_requests import Offsets, Reads, read_messages, read_p
 from mqbroker.client.routes import Routes
 from mqbroker.client.subscription import ALL, Sql, subscribe_to
 from mqbroker.errors import MQError
-from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.bodies import ConsumerData, MessageQueue
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
 
@@ -112,6 +114,10 @@ class PullConsumerCore:
             if isinstance(result, MQError):
                 self._routes.mark_stale(queue.topic)
         return results
+
+    def heartbeats(self, identity: Identity, data: Callable[[], ConsumerData]) -> Heartbeats:
+        """Heartbeats of a program that is to be seen by tools, as a consumer that `data` describes."""
+        return Heartbeats(self._net, self._routes, identity, consumer_data=data, timeout_ms=self._timeout_ms)
 
     async def start(self) -> None:
         """Connect to a name server; what is used without this does it then.

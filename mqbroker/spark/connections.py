@@ -6,7 +6,11 @@ drops a connection that failed or has pending responses; idle ones are always cl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
 
@@ -14,23 +18,28 @@ import attrs
 
 from mqbroker.client.blocking import Producer, PullConsumer
 from mqbroker.client.faces import core
+from mqbroker.client.heartbeats import Heartbeats
+from mqbroker.client.identity import Identity
 from mqbroker.client.messages import RawPull, SendResult
 from mqbroker.client.names import bare, within
 from mqbroker.client.options import ProducerOptions, PullOptions
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.send import Outgoing
-from mqbroker.client.subscription import ALL, Sql
+from mqbroker.client.subscription import ALL, Sql, subscribe_to
 from mqbroker.client.thread_clients import parts
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import MQError
 from mqbroker.spark.options import ReadFrom, SourceOptions
 from mqbroker.spark.reading import PullsAhead
 from mqbroker.spark.sink_options import Guarantee, SinkOptions
-from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.bodies import ConsumerData, MessageQueue
 from mqbroker.wire.codes import MASTER_ID
 from mqbroker.wire.signature import Credentials
 
+log = logging.getLogger(__name__)
+
+_HEARTBEAT_S = 30.0
 _PULL_TIMEOUT_S = 15.0
 _SEND_TIMEOUT_S = 5.0
 #: How soon a stream notices new queues, and brokers that came back.
@@ -39,15 +48,31 @@ _ROUTE_AGE_S = 10.0
 _SLAVE_ID = 1
 
 
+@attrs.frozen
+class Way:
+    """How brokers are reached, and as whom."""
+
+    name_servers: tuple[str, ...]
+    group: str
+    namespace: str
+    credentials: Credentials | None
+    tls: ClientTls | None
+
+
 class QueueClient:
-    """The requests of a query by pull consumers of this process, for topics without their `namespace`.
+    """The requests of a query by pull consumers of this process, for topics without the namespace of `way`.
 
     :param pulls: where messages are read: the next of them where the one before did not answer for a broker.
     :param bounds: where the ends of queues are asked for.
     """
 
-    def __init__(self, pulls: Sequence[PullConsumer], bounds: Sequence[PullConsumer], namespace: str) -> None:
-        self._pulls, self._bounds, self._namespace = pulls, bounds, namespace
+    def __init__(self, pulls: Sequence[PullConsumer], bounds: Sequence[PullConsumer], way: Way) -> None:
+        self._pulls, self._bounds, self._way, self._namespace = pulls, bounds, way, way.namespace
+        self._heartbeats: Heartbeats | None = None
+        self._beat_at = -math.inf
+        self._reporting: Future[None] | None = None
+        self._reported: dict[MessageQueue, int] = {}
+        self._topics: set[str] = set()
         #: Of each broker that has failed, the place in `pulls` that is tried next.
         self._turn: dict[str, int] = {}
 
@@ -103,6 +128,44 @@ class QueueClient:
 
         return _all([thread.submit(find(self._inside(queue), at)) for queue, at in times])
 
+    def report(self, positions: Mapping[MessageQueue, int]) -> None:
+        """Commit `positions` as the group's, and be seen as its consumer, without waiting: what fails is logged, and
+        the next report replaces it."""
+        thread, client = parts(self._bounds[0])
+        consumer: PullConsumerCore = core(client)
+        if self._reporting is not None and not self._reporting.done():
+            return
+        if self._heartbeats is None:
+            identity = Identity(self._way.name_servers, random.Random(), time.time)
+            identity.take()
+            self._heartbeats = consumer.heartbeats(identity, self._consumer_data)
+        self._topics |= {queue.topic for queue in positions}
+        self._reporting = thread.submit(self._report(consumer, self._heartbeats, positions))
+
+    async def _report(
+        self, consumer: PullConsumerCore, heartbeats: Heartbeats, positions: Mapping[MessageQueue, int]
+    ) -> None:
+        inside = {self._inside(queue): at for queue, at in positions.items()}
+        try:
+            if time.monotonic() - self._beat_at >= _HEARTBEAT_S:
+                for topic in {queue.topic for queue in inside}:
+                    await consumer.queues(topic)
+                await heartbeats.send_to_all()
+                self._beat_at = time.monotonic()
+            changed = {queue: at for queue, at in inside.items() if self._reported.get(queue) != at}
+            await consumer.offsets.commit_many(changed)
+            self._reported |= changed
+        except MQError as error:
+            log.warning("the offsets of group %s are not committed: %s", self._way.group, error)
+
+    def _consumer_data(self) -> ConsumerData:
+        topics = sorted(within(self._namespace, topic) for topic in self._topics)
+        return ConsumerData(
+            group_name=within(self._namespace, self._way.group),
+            consume_type="CONSUME_ACTIVELY",
+            subscription_data_set=[subscribe_to(topic, ALL, 0) for topic in topics],
+        )
+
     def _inside(self, queue: MessageQueue) -> MessageQueue:
         if not self._namespace:
             return queue
@@ -137,34 +200,23 @@ def client_for(options: SourceOptions) -> QueueClient:
     """The client of this process for `options`; it connects when it is used."""
     # A stream that asked one broker after another would see queues that end before they did.
     asks_master = options.is_stream or options.read_from is ReadFrom.MASTER
-    way = _Way(options.name_servers, options.group, options.namespace, options.credentials, options.tls)
+    way = Way(options.name_servers, options.group, options.namespace, options.credentials, options.tls)
     return _client(way, options.read_from, asks_master)
 
 
-@attrs.frozen
-class _Way:
-    """How brokers are reached, and as whom."""
-
-    name_servers: tuple[str, ...]
-    group: str
-    namespace: str
-    credentials: Credentials | None
-    tls: ClientTls | None
-
-
 @cache
-def _client(way: _Way, read_from: ReadFrom, asks_master: bool) -> QueueClient:
+def _client(way: Way, read_from: ReadFrom, asks_master: bool) -> QueueClient:
     if read_from is ReadFrom.MASTER:
         pulls = [_consumer(way, MASTER_ID)]
     elif read_from is ReadFrom.SLAVE:
         pulls = [_consumer(way, _SLAVE_ID)]
     else:
         pulls = [_consumer(way, MASTER_ID), _consumer(way, _SLAVE_ID)]
-    return QueueClient(pulls, [_consumer(way, MASTER_ID)] if asks_master else pulls, way.namespace)
+    return QueueClient(pulls, [_consumer(way, MASTER_ID)] if asks_master else pulls, way)
 
 
 @cache
-def _consumer(way: _Way, read_from: int) -> PullConsumer:
+def _consumer(way: Way, read_from: int) -> PullConsumer:
     options = PullOptions(
         credentials=way.credentials,
         tls=way.tls,

@@ -51,6 +51,7 @@ NAMES = (
     "maxTriggerDelay",
     "schema",
     "consumerGroup",
+    "commitOffsetsToBroker",
     "namespace",
     "readFrom",
     "pullBatchSize",
@@ -98,6 +99,7 @@ class SourceOptions:
     limits: Limits
     columns: Mapping[str, Column]
     group: str
+    commits: bool
     namespace: str
     read_from: ReadFrom
     is_stream: bool
@@ -145,6 +147,11 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
         if name in options:
             raise BadOption(name, "a batch has no triggers; use it with spark.readStream")
     max_offsets = _number_if_given(options, "maxOffsetsPerTrigger")
+    commits = _flag(options, "commitOffsetsToBroker")
+    if commits and "consumerGroup" not in options:
+        raise BadOption("commitOffsetsToBroker", "needs consumerGroup: a group of this query alone")
+    if commits and streaming is False:
+        raise BadOption("commitOffsetsToBroker", "a batch commits nothing; use it with spark.readStream")
     one_of(options, "schema", ("rocketmq", "kafka"))
     return SourceOptions(
         name_servers=servers,
@@ -156,6 +163,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
         limits=_limits(options, max_offsets),
         columns=kafka_columns(_flag({_INCLUDE_HEADERS: headers}, _INCLUDE_HEADERS)) if is_kafka else BY_NAME,
         group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
+        commits=commits,
         namespace=_namespace(options.get("namespace", "")),
         read_from=ReadFrom(one_of(options, "readFrom", [each.value for each in ReadFrom])),
         is_stream=bool(streaming),

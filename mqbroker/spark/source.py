@@ -176,6 +176,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start is None:
             raise PySparkTooOld("one that does not report the query's offsets")
         here = StreamOffset.from_json(start)
+        self._report(here.positions)
         if here.positions == self._initial and not self._anchored:
             return start
         client = _client(self._options)
@@ -282,7 +283,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self._options, self._columns, self._schema, partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Does nothing: Spark keeps the offsets."""
+        """Spark keeps the offsets; brokers get them for tools that show the lag."""
+        self._report(StreamOffset.from_json(end).positions)
+
+    def _report(self, positions: Positions) -> None:
+        if self._options.commits:
+            _client(self._options).report(positions)
 
     def stop(self) -> None:
         """Does nothing: Spark ends the process."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import pytest
 
 from mqbroker.client.messages import RawPull
@@ -12,6 +13,7 @@ from mqbroker.spark.options import parse_options
 from mqbroker.wire.bodies import MessageQueue
 from tests.spark.fake_log import FakeLog, Want
 
+WAY = connections.Way(("h:1",), "g", "", None, None)
 GOOD = {"nameServer": "127.0.0.1:9876", "topic": "orders"}
 
 
@@ -69,7 +71,7 @@ class Brokers:
 
 def test_where_any_broker_may_be_read_a_slave_answers_for_a_master_that_is_away() -> None:
     master, slave = Brokers(10), Brokers(8)
-    client = connections.QueueClient([master, slave], [master, slave], "")  # type: ignore[list-item]
+    client = connections.QueueClient([master, slave], [master, slave], WAY)  # type: ignore[list-item]
     queue = MessageQueue("orders", "a", 0)
     assert client.bounds([queue]) == [(0, 10)]
     master.is_up = False
@@ -83,7 +85,7 @@ def test_where_any_broker_may_be_read_a_slave_answers_for_a_master_that_is_away(
 
 def test_brokers_know_topics_by_their_namespace_and_users_without() -> None:
     master = Brokers(10)
-    client = connections.QueueClient([master], [master], "shop")  # type: ignore[list-item]
+    client = connections.QueueClient([master], [master], attrs.evolve(WAY, namespace="shop"))  # type: ignore[list-item]
     (queue,) = client.queues("orders")
     assert queue == MessageQueue("orders", "a", 0)
     client.bounds([queue, MessageQueue("%RETRY%g", "a", 0)])

@@ -128,6 +128,8 @@ def test_offsets_of_queues() -> None:
         ({"kafka.max.poll.records": "5"}, True, "no settings of Kafka's client; leave it out"),
         ({"includeheaders": "true"}, False, "option includeHeaders: .*the column properties always has them"),
         ({"option.nameserver": "h:1"}, False, "option nameServer: is lost. Tables in a catalog lose their options"),
+        ({"commitOffsetsToBroker": "true"}, True, "option commitOffsetsToBroker: needs consumerGroup"),
+        ({"commitOffsetsToBroker": "true", "consumerGroup": "g"}, False, "a batch commits nothing"),
         ({"maxBytesPerTrigger": "5"}, False, "option maxBytesPerTrigger: a batch has no triggers"),
         ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, True, "5 is more than maxOffsetsPerTrigger, 4"),
         ({"maxTriggerDelay": "5m"}, True, "option maxTriggerDelay: is used with minOffsetsPerTrigger"),

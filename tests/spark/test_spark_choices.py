@@ -11,9 +11,11 @@ pytest.importorskip("pyarrow")
 
 from mqbroker.client import Message
 from mqbroker.client.blocking import Producer, PullConsumer
+from mqbroker.client.errors import TopicNotFound
 from mqbroker.client.options import ProducerOptions
+from mqbroker.spark.listener import ProgressListener
 from mqbroker.wire.bodies import MessageQueue
-from tests.daemons.processes import PATIENCE_SECONDS
+from tests.daemons.processes import PATIENCE_SECONDS, wait_for
 from tests.spark.test_spark import QUEUES, Cluster, Row, publish, reader, rows_of, stream
 from tests.spark.test_spark import cluster as cluster
 from tests.spark.test_spark import spark as spark
@@ -125,3 +127,29 @@ def test_sql_reads_and_writes_topics(spark: Any, cluster: Cluster) -> None:
         spark.sql("SELECT * FROM sql_table").collect()
     with pytest.raises(Exception, match=f"option nameServer: is lost.*{view}"):
         spark.sql(f"CREATE TABLE sql_lost USING rocketmq OPTIONS {options}")
+
+
+def test_brokers_and_the_listener_know_how_far_a_stream_is(spark: Any, cluster: Cluster) -> None:
+    publish(cluster, "Seen", 20)
+    listener = ProgressListener()
+    spark.streams.addListener(listener)
+    options = {"consumerGroup": "spark-seen", "commitOffsetsToBroker": "true", "startingOffsets": "earliest"}
+    query = stream(spark, cluster, "Seen", **options).load().writeStream.format("noop").start()
+    queues = [MessageQueue("Seen", "broker-a", n) for n in range(QUEUES)]
+    try:
+        with PullConsumer(cluster.name_server, "spark-seen") as consumer:
+            ends = [consumer.max_offset(queue) for queue in queues]
+            wait_for(lambda: [consumer.committed(queue) for queue in queues] == ends, "the commits", PATIENCE_SECONDS)
+            # The retry topic makes mqadmin's consumerProgress find the group.
+            wait_for(lambda: has_queues(consumer, "%RETRY%spark-seen"), "the retry topic", PATIENCE_SECONDS)
+        wait_for(lambda: any(lag.queues.keys() == set(queues) for lag in listener.lags()), "lag", PATIENCE_SECONDS)
+    finally:
+        query.stop()
+        spark.streams.removeListener(listener)
+
+
+def has_queues(consumer: PullConsumer, topic: str) -> bool:
+    try:
+        return bool(consumer.queues(topic))
+    except TopicNotFound:
+        return False

@@ -515,6 +515,6 @@ def test_a_name_server_that_does_not_listen_is_told_within_3_seconds(is_stream: 
         source_of = RocketMQDataSource(given)
         asks = source_of.streamReader(SCHEMA).initialOffset if is_stream else source_of.reader(SCHEMA).partitions
         began = time.monotonic()
-        with pytest.raises(NameServerUnreachable, match="Check the address and that the name server runs"):
+        with pytest.raises(NameServerUnreachable, match="Check the address"):
             asks()
         assert time.monotonic() - began < 3

@@ -1,0 +1,69 @@
+"""The listener of progress: what it logs, and what Prometheus reads."""
+
+import json
+import logging
+import urllib.request
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from mqbroker.spark.listener import ProgressListener
+
+END = {"orders": {"a": {"0": 90, "1": 7}}, "#last": {"orders": {"a": {"0": [5000, 99_000]}}}}
+SKIPPED = {"#skipped": {"orders": {"a": {"1": 3}}}}
+LATEST = {"orders": {"a": {"0": 100, "1": 7}}}
+
+
+def progress(*sources: tuple[str | None, str | None], name: str | None = "late") -> Any:
+    found = [SimpleNamespace(endOffset=end, latestOffset=latest) for end, latest in sources]
+    return SimpleNamespace(
+        progress=SimpleNamespace(id="7", name=name, sources=found, processedRowsPerSecond=12.5, batchDuration=250)
+    )
+
+
+@pytest.fixture
+def listener() -> ProgressListener:
+    return ProgressListener(now=lambda: 103.5)
+
+
+def test_a_line_says_how_far_a_query_is_behind(listener: ProgressListener, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "mqbroker.spark.listener"):
+        listener.onQueryProgress(progress((json.dumps(END | SKIPPED), json.dumps(LATEST))))
+    assert caplog.messages == [
+        "query late: 10 messages behind, 10 of them in queue 0 of topic orders on broker a, where the last one that "
+        "was read is 4.5 s old; 12.5 rows/s, 0.250 s a batch, 3 messages skipped"
+    ]
+
+
+def test_prometheus_reads_lag_rates_and_losses_by_queue() -> None:
+    listener = ProgressListener(port=0, now=lambda: 103.5)
+    try:
+        listener.onQueryProgress(progress((json.dumps(END | SKIPPED), json.dumps(LATEST)), name='a "b"'))
+        with urllib.request.urlopen(f"http://127.0.0.1:{listener.port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    finally:
+        listener.close()
+    assert text == listener.metrics_text()
+    queue = 'query="a \\\\"b\\\\"",topic="orders",broker="a",queue='.replace("\\\\", "\\")
+    assert f'mqbroker_spark_lag_messages{{{queue}"0"}} 10\n' in text
+    assert f'mqbroker_spark_lag_seconds{{{queue}"0"}} 4.5\n' in text
+    assert f'mqbroker_spark_lag_seconds{{{queue}"1"}} 0\n' in text
+    assert f'mqbroker_spark_skipped_messages{{{queue}"1"}} 3\n' in text
+    assert "# TYPE mqbroker_spark_rows_per_second gauge\n" in text
+
+
+@pytest.mark.parametrize("offset", [None, "5", "[1]", "not JSON", '{"a":{"b":3}}', '{"logOffset":1}'])
+def test_sources_of_other_formats_are_ignored(listener: ProgressListener, offset: str | None) -> None:
+    listener.onQueryProgress(progress((offset, offset)))
+    assert listener.lags() == []
+
+
+def test_a_query_that_has_ended_is_forgotten(listener: ProgressListener) -> None:
+    listener.onQueryProgress(progress((json.dumps(END), None)))
+    (lag,) = listener.lags()
+    assert {queue.queue_id: each.messages for queue, each in lag.queues.items()} == {0: 0, 1: 0}
+    listener.onQueryTerminated(SimpleNamespace(id="7"))
+    assert listener.lags() == []

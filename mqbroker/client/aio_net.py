@@ -108,14 +108,15 @@ class AioNet(LoopNet):
             task.add_done_callback(lambda _: ended())
         return task
 
-    async def close(self) -> None:
+    async def close(self, timeout_s: float = 1.0) -> None:
         self._closed = True
         me = asyncio.current_task()
         tasks = [task for task in self._tasks if task is not me]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await super().close()
+        if tasks:  # of which a listener may not end when it is cancelled
+            await asyncio.wait(tasks, timeout=timeout_s / 2)
+        await super().close(timeout_s / 2)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -84,12 +84,16 @@ class Producer(PerProcess[aio.Producer, ProducerOptions]):
     )
 
     def close(self) -> None:
-        """Wait for `send_async` sends, unregister from the brokers, close the connections."""
+        """Wait for `send_async` sends, for half of `close_timeout_s`, unregister from the brokers, and close the
+        connections, within the rest of it."""
         made = self._made
         if made is not None and self._pid == os.getpid():
             made[0].check_may_block()
-            self._under_way.wait_until_empty()
+            self._under_way.wait_until_empty(self._options.close_timeout_s / 2)
         super().close()
+
+    async def _close(self, client: aio.Producer) -> None:
+        await core(client).close_within(self._options.close_timeout_s / 2)
 
 
 class TransactionProducer(Producer):
@@ -244,7 +248,7 @@ class LitePullConsumer(OfOneProcess[LitePullConsumerCore, ReceivedMessage]):
 
     def close(self) -> None:
         """Commit what polls before the last one have returned unless `auto_commit` is False, leave the group, and close
-        the connections."""
+        the connections, within `close_timeout_s`."""
         if self._pid != os.getpid():
             return
         with self._gate:
@@ -342,7 +346,7 @@ class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
             raise
 
     def close(self) -> None:
-        """Let running listeners end, commit, leave the group and close the connections.
+        """Let running listeners end, commit, leave the group and close the connections, within `close_timeout_s`.
 
         Inside the listener it starts this and returns: it completes after the listener has returned.
         """

@@ -30,7 +30,6 @@ from mqbroker.wire.command import (
 
 log = logging.getLogger(__name__)
 
-_CLOSE_TIMEOUT_S = 1.0
 #: Frames sent within one turn of the loop are joined, up to so many bytes; the peer works on these meanwhile.
 _UNWRITTEN_BYTES_MAX = 8 * 1024
 #: A peer that reads nothing for so long, seconds, while more waits for it, counts as gone.
@@ -346,13 +345,14 @@ class Connection:
         if self._transport is not None:
             self._transport.close()
 
-    async def ended(self) -> None:
-        """Wait for the end of a closed connection; TLS exchanges close_notify first."""
+    async def ended(self, timeout_s: float) -> None:
+        """Wait for the end of a closed connection, which is aborted after `timeout_s`; TLS exchanges close_notify
+        first."""
         if self.is_lost:
             return
         end = self._loop.create_future()
         self._ends.append(end)
-        timeout = self._timeout(_CLOSE_TIMEOUT_S, self._abort)
+        timeout = self._timeout(timeout_s, self._abort)
         try:
             await end
         finally:

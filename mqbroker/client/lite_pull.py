@@ -22,7 +22,7 @@ from mqbroker.client.loop_watch import LoopWatch
 from mqbroker.client.membership import Membership
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import check_group, check_queue, check_topic
-from mqbroker.client.net import Net, Signal, Task, every
+from mqbroker.client.net import Ending, Net, Signal, Task, every
 from mqbroker.client.offset_stores import LocalOffsets
 from mqbroker.client.options import LitePullOptions, MessageModel, check_number, milliseconds
 from mqbroker.client.process_queue import Portion, PulledBatch
@@ -370,7 +370,7 @@ class LitePullConsumerCore:
 
     async def close(self) -> None:
         """Stop, commit what polls before the last one have returned unless `auto_commit` is False, leave the group, and
-        close the connections."""
+        close the connections, within `close_timeout_s`."""
         if self._closed:
             return
         self._closed = self._membership.is_over = True
@@ -379,14 +379,15 @@ class LitePullConsumerCore:
         self._wake()
         for assigned in self._assigned.values():
             assigned.stop()
+        ending = Ending(self._net, self._options.close_timeout_s, self.group)
         if self._joined:
-            await self._membership.tell_revoked()
+            await ending.step("the rebalance listener", self._membership.tell_revoked(), left=2)
         if self._started and self._options.auto_commit and not self._watch.was_away:
-            await self._store.commit_many(self._assigned.committable())
+            await ending.step("committing", self._store.commit_many(self._assigned.committable()), left=1)
         if self._joined:
-            await self._membership.leave()
+            await ending.step("leaving the group", self._membership.leave())
         self._assigned.drop()
-        await self._net.close()
+        await ending.close_net()
 
     async def _come_back(self) -> None:
         self._assigned.drop()

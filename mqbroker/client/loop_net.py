@@ -227,7 +227,7 @@ class LoopNet(ABC):
         if self._closed:
             call()
 
-    async def close(self) -> None:
+    async def close(self, timeout_s: float = 1.0) -> None:
         self._closed = True
         self._when_closed()
         closed = ConnectionClosed("the client is closed")
@@ -240,7 +240,7 @@ class LoopNet(ABC):
                 for connection in [*self._lines.connections.values(), *self._lines.former]:
                     connection.give_up(self, closed)
             else:
-                await self._lines.close()
+                await self._lines.close(timeout_s)
             return
         if self.address_server is not None and self.address_server.task is not None:
             self.address_server.task.cancel()
@@ -251,7 +251,7 @@ class LoopNet(ABC):
         connections = [*self.connections.values(), *self.former]
         for connection in connections:
             connection.close()
-        await self._all_of([connection.ended() for connection in connections])
+        await self._all_of([connection.ended(timeout_s) for connection in connections])
 
     def _answer(self, request: RemotingCommand, connection: Connection) -> None:
         if connection.unanswered >= UNANSWERED_MAX:

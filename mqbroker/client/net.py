@@ -138,8 +138,9 @@ class Net(Protocol):
     def lock(self) -> Lock:
         """A fair lock: waiters acquire it in the order of their calls."""
 
-    async def close(self) -> None:
-        """Close all connections; pending requests fail with ConnectionClosed."""
+    async def close(self, timeout_s: float = 1.0) -> None:
+        """Close all connections; pending requests fail with ConnectionClosed. Whose peer does not read what was sent
+        is aborted, and what was cancelled and does not end is left, after `timeout_s`."""
 
     async def pull_on(self, addr: str, command: RemotingCommand, timeout_ms: int, puller: Puller) -> RemotingCommand:
         """As `invoke`, of a pull and of those that follow it as long as they find messages and `puller` goes on;
@@ -168,3 +169,24 @@ async def every(net: Net, seconds: float, what: Callable[[], Awaitable[None]]) -
             log.warning("%s; trying again in %g s", error, seconds)
         except Exception:  # of a user's object
             log.exception("trying again in %g s", seconds)
+
+
+class Ending:
+    """The time in which a client is closed, whatever brokers and name servers do."""
+
+    def __init__(self, net: Net, seconds: float, group: str) -> None:
+        self._net, self._group = net, group
+        #: For the connections.
+        self._last_s = min(1.0, seconds / 4)
+        self._until = net.steady() + seconds - self._last_s
+
+    async def step(self, what: str, coroutine: Coroutine[Any, Any, None], *, left: int = 0) -> None:
+        """Run the coroutine, and leave time for as many more steps as are `left`."""
+        seconds = max(0.0, self._until - self._net.steady()) / (left + 1)
+        try:
+            await self._net.within(seconds, coroutine)
+        except TimeoutError:
+            log.warning("closing a client of %s: gave up %s after %.2g s", self._group, what, seconds)
+
+    async def close_net(self) -> None:
+        await self._net.close(self._last_s)

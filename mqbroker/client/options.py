@@ -202,6 +202,9 @@ class ClientOptions:
     trace_topic: str | None = attrs.field(default=None, validator=_topic)
     #: How long a route is used before it is requested again.
     route_age_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds())
+    #: close() ends within this, whatever brokers and name servers do. Listeners get what is left of it by 3 s, or by
+    #: half of it, for the brokers.
+    close_timeout_s: float = attrs.field(default=10.0, converter=to_seconds, validator=_seconds(0.0))
 
 
 @attrs.frozen(kw_only=True)
@@ -333,8 +336,6 @@ class PushOptions(MemberOptions):
     consume_timeout_s: float = attrs.field(default=900.0, converter=to_seconds, validator=_seconds())
     #: How long a message waits that neither the listener consumed nor the broker accepted.
     local_retry_s: float = attrs.field(default=5.0, converter=to_seconds, validator=_seconds())
-    #: How long close() waits for listeners that still run.
-    close_timeout_s: float = attrs.field(default=10.0, converter=to_seconds, validator=_seconds(0.0))
     #: See each message that the listener gets.
     observers: tuple[ConsumeObserver, ...] = _observers(ConsumeObserver)
 

@@ -19,7 +19,7 @@ from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import IndexRequests, Queries
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult
 from mqbroker.client.names import bare, check_group, within
-from mqbroker.client.net import Net, Task, decline, every
+from mqbroker.client.net import Ending, Net, Task, decline, every
 from mqbroker.client.observers import Observers, Send, SendKind
 from mqbroker.client.options import ProducerOptions, milliseconds
 from mqbroker.client.replies import Replies
@@ -402,18 +402,24 @@ class ProducerCore:
             self._tasks.append(self._net.spawn(every(self._net, FLUSH_S, self._tracer.flush)))
 
     async def close(self) -> None:
-        """Unregister from the brokers and close the connections; sends in flight, and waiting ones, fail."""
+        """Unregister from the brokers and close the connections, within `close_timeout_s`; sends in flight, and waiting
+        ones, fail."""
+        await self.close_within(self._options.close_timeout_s)
+
+    async def close_within(self, seconds: float) -> None:
+        """As `close`."""
+        ending = Ending(self._net, seconds, self._group)
         if self._plain is not None:
             self._plain.flush()
         if self._tracer is not None:
-            await self._tracer.flush()
+            await ending.step("traces", self._tracer.flush(), left=1)
         self._attempts.is_closed = True
         self._replies.close()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
-        await self.heartbeats.unregister()
-        await self._net.close()
+        await ending.step("unregistering", self.heartbeats.unregister())
+        await ending.close_net()
 
     @staticmethod
     def checked(message: Message) -> Message:

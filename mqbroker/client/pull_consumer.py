@@ -11,7 +11,7 @@ from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
 from mqbroker.client.messages import PullResult, RawPull, ReceivedMessage
 from mqbroker.client.names import check_group, check_queue
-from mqbroker.client.net import Net
+from mqbroker.client.net import Ending, Net
 from mqbroker.client.options import PullOptions, milliseconds
 from mqbroker.client.queue_requests import Offsets, Reads, read_messages, read_pull_answer
 from mqbroker.client.routes import Routes
@@ -132,9 +132,9 @@ class PullConsumerCore:
         self._is_started = True
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, within `close_timeout_s`."""
         self._closed = True
-        await self._net.close()
+        await Ending(self._net, self._options.close_timeout_s, self._group).close_net()
 
 
 def _read_or_error(answer: RemotingCommand | MQError) -> RawPull | MQError:

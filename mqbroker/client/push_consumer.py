@@ -20,7 +20,7 @@ from mqbroker.client.loop_watch import LoopWatch
 from mqbroker.client.membership import Membership
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import bare, check_group, check_topic, within
-from mqbroker.client.net import Net, Task, every
+from mqbroker.client.net import Ending, Net, Task, every
 from mqbroker.client.observers import InNamespace, Observers
 from mqbroker.client.offset_stores import LocalOffsets
 from mqbroker.client.options import MessageModel, ProducerOptions, PushOptions, milliseconds
@@ -238,7 +238,7 @@ class PushConsumerCore:
             self._loops.append(self._net.spawn(every(self._net, LOCK_EVERY_S, self._lock_all)))
 
     async def close(self) -> None:
-        """Let running listeners end, commit, leave the group and close the connections. Waits `close_timeout_s`.
+        """Let running listeners end, commit, leave the group and close the connections, within `close_timeout_s`.
 
         Inside a call of the listener, and in what a call has started while the listener has the next message from the
         same task, it starts this and returns: it completes after the call has ended.
@@ -270,24 +270,27 @@ class PushConsumerCore:
 
     async def _leave(self) -> None:
         self._stop()
-        if not await self.consuming.close(self._options.close_timeout_s):
+        timeout_s = self._options.close_timeout_s
+        ending, listeners_s = Ending(self._net, timeout_s, self.group), timeout_s - min(3.0, timeout_s / 2)
+        if not await self.consuming.close(listeners_s):
             log.warning(
                 "listeners of %s still run after %g s, and their messages will come again: %s",
                 self.group,
-                self._options.close_timeout_s,
+                listeners_s,
                 self.consuming.still_running(),
             )
         if self._tracer is not None:
-            await self._tracer.flush()
+            await ending.step("traces", self._tracer.flush(), left=4)
         if self._started:
-            await self._membership.tell_revoked()
-            await self._store.commit_many({} if self._watch.was_away else self._assigned.committable())
-            await self._membership.leave()
+            await ending.step("the rebalance listener", self._membership.tell_revoked(), left=3)
+            offsets = {} if self._watch.was_away else self._assigned.committable()
+            await ending.step("committing", self._store.commit_many(offsets), left=2)
+            await ending.step("leaving the group", self._membership.leave(), left=1)
             if self._locks is not None:
-                await self._locks.unlock([*self._assigned, *self._releasing])
+                await ending.step("unlocking", self._locks.unlock([*self._assigned, *self._releasing]))
         for assigned in [*self._assigned.values(), *self._releasing.values()]:
             assigned.drop()
-        await self._net.close()
+        await ending.close_net()
 
     def ids_changed(self, group: str) -> None:
         """A broker reports that members of `group` joined or left."""

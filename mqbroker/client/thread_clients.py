@@ -112,6 +112,9 @@ class PerProcess(Client, Generic[Made, Options]):
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (type(self), self._name_servers, self._group, self._options)
 
+    async def _close(self, client: Made) -> None:
+        await client.close()
+
     def _on_loop(self) -> Made:
         return self._parts()[1]
 
@@ -155,7 +158,7 @@ class PerProcess(Client, Generic[Made, Options]):
         if made is not None:
             thread, client = made
             try:
-                thread.run(client.close())
+                thread.run(self._close(client))
             finally:
                 loop_thread.release(thread)
 

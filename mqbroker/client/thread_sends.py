@@ -110,10 +110,9 @@ class UnderWay:
             self._bytes -= size
             self._changed.notify_all()
 
-    def wait_until_empty(self) -> None:
+    def wait_until_empty(self, seconds: float) -> None:
         with self._changed:
-            while self._count:
-                self._changed.wait()
+            self._changed.wait_for(lambda: not self._count, seconds)
 
     def _has_room(self, size: int) -> bool:
         return self._count < self._count_max and self._bytes + size <= self._bytes_max

@@ -185,7 +185,7 @@ def test_a_client_may_be_closed_twice_at_once(server: Loopback) -> None:
         net = AioNet(decline, random.Random(1))
         await net.invoke(server.broker_addr, ask(RequestCode.GET_ALL_TOPIC_CONFIG), 5000)
         (connection,) = net.connections.values()
-        ends = [asyncio.create_task(connection.ended()) for _ in range(2)]
+        ends = [asyncio.create_task(connection.ended(1.0)) for _ in range(2)]
         await asyncio.sleep(0)
         await asyncio.wait_for(asyncio.gather(net.close(), net.close(), *ends), 10)
 

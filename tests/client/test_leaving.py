@@ -205,7 +205,7 @@ def listener(message):
         time.sleep(0.001)
 
 options = PushOptions(
-    consume_from=ConsumeFrom.FIRST, suspend_s=0, concurrency=4, close_timeout_s=0.05 if wait_for_ever else 10.0
+    consume_from=ConsumeFrom.FIRST, suspend_s=0, concurrency=4, close_timeout_s=2.0 if wait_for_ever else 10.0
 )
 consumer = PushConsumer(sys.argv[1], "g", listener, options=options)
 consumer.subscribe("T")
@@ -242,7 +242,7 @@ def test_a_listener_that_never_returns_does_not_keep_the_process_and_is_named(to
     )
     assert (done.returncode, done.stdout) == (0, "leaving\n")
     assert re.fullmatch(
-        r"listeners of g still run after 0\.05 s, and their messages will come again: listener at"
+        r"listeners of g still run after 1 s, and their messages will come again: listener at"
         r" __main__\.listener\(<string>:\d+\)( \(4 times\))?\n",
         done.stderr,
     )

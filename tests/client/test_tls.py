@@ -225,12 +225,12 @@ def test_a_closed_client_on_asyncio_leaves_no_connection_behind(serve: Any, auth
     assert asyncio.run(main()) == [True] * 2
 
 
-def test_a_server_that_does_not_part_is_left(serve: Any, authority: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqbroker.client.connection._CLOSE_TIMEOUT_S", 0.01)
+def test_a_server_that_does_not_part_is_left(serve: Any, authority: Any) -> None:
     server, over = serve(), threading.Event()
 
     async def main() -> Any:
-        producer = aio.Producer(server.addr, "pg", options=ProducerOptions(tls=ClientTls(ca_file=authority.path)))
+        options = ProducerOptions(tls=ClientTls(ca_file=authority.path), close_timeout_s=0.4)
+        producer = aio.Producer(server.addr, "pg", options=options)
         await producer.start()
         await producer.queues("T")
         server.faults.refuse[None, None] = lambda passage: over.wait(10)

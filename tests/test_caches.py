@@ -104,7 +104,7 @@ TABLES: Final = {
 
 #: What only the program itself names, or what does not outlive a request or a registration.
 OWN: Final = {
-    "client/availability.py: Availability._until": "brokers of routes",
+    "client/attempts.py: Availability._until": "brokers of routes",
     "client/heartbeats.py: Heartbeats.sent_at": "addresses of routes",
     "client/loop_net.py: IN_MEMORY": "brokers in memory that the program has started",
     "store/memory_disk.py: MemoryDisk._files": "files of a broker in memory",

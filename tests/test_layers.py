@@ -56,7 +56,7 @@ SMALL_DOORS: dict[str, set[str]] = {
     # The worker makes a segment while its owner may give it up.
     "store/segment.py": {"threading"},
     # The faces hand it over: what an administrator sees of the threads of a client's process.
-    "client/stack_traces.py": {"threading"},
+    "client/running_info.py": {"threading"},
 }
 
 WORLD = {

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from mqbroker.client.fifo_lock import FifoLock
-from mqbroker.client.loop import Future, Loop, complete, wake
+from mqbroker.client.loop import FifoLock, Future, Loop, complete, wake
 from mqbroker.client.messages import Message, SendResult, SendStatus
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError
 from mqbroker.kernel import compiled

@@ -16,13 +16,12 @@ from typing import Any
 import attrs
 
 from mqbroker.client.listeners import ListenerResults, Throttle, Verdict
-from mqbroker.client.loop_watch import LoopWatch
+from mqbroker.client.membership import LoopWatch
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import Net, Signal
 from mqbroker.client.orderly import Order
 from mqbroker.client.process_queue import Owner, Portion, PulledBatch
-from mqbroker.client.running_info import ConsumerStats
-from mqbroker.client.stack_traces import describe_error
+from mqbroker.client.running_info import ConsumerStats, describe_error
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult
 from mqbroker.wire.bodies import MessageQueue

@@ -52,7 +52,7 @@ from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
-from mqbroker.client.stack_traces import thread_stacks
+from mqbroker.client.running_info import thread_stacks
 from mqbroker.client.transactions import Check, TransactionCore
 from mqbroker.remoting.client import Connector
 

@@ -51,9 +51,10 @@ class Heartbeats:
         #: Called with the address of a broker that has answered one.
         self.on_answer: Callable[[str], object] = len
 
-    async def send_to_all(self) -> None:
-        """Send one to every broker: masters, and slaves too where this client consumes. Failures are logged."""
-        await self._send_to_all()
+    async def send_to_all(self) -> dict[str, MQError]:
+        """Send one to every broker: masters, and slaves too where this client consumes. Returns the failures, which are
+        logged, by address."""
+        return await self._send(self._reached())
 
     async def keep_sending(self) -> None:
         """Send one to each broker to which no client with the same connections has sent one for a period, until this is
@@ -66,12 +67,9 @@ class Heartbeats:
 
     async def send_first(self) -> None:
         """As `send_to_all`. Raises Refused if all brokers refuse the account."""
-        failures = await self._send_to_all()
+        failures = await self.send_to_all()
         if failures and all(is_about_account(error) for error in failures.values()) and not self.sent_at:
             raise next(iter(failures.values()))
-
-    async def _send_to_all(self) -> dict[str, MQError]:
-        return await self._send(self._reached())
 
     def _reached(self) -> list[str]:
         """The addresses of this client's brokers. Those that no route has any more are forgotten."""

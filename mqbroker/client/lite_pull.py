@@ -18,8 +18,7 @@ import attrs
 from mqbroker.client.assigned_queues import AssignedQueue, AssignedQueues
 from mqbroker.client.errors import BadArgument, ClientClosed
 from mqbroker.client.identity import Identity
-from mqbroker.client.loop_watch import LoopWatch
-from mqbroker.client.membership import Membership
+from mqbroker.client.membership import LoopWatch, Membership
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import check_group, check_queue, check_topic
 from mqbroker.client.net import Ending, Net, Signal, Task, every

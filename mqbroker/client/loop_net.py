@@ -15,9 +15,8 @@ import attrs
 
 from mqbroker.client.address_server import AddressServer
 from mqbroker.client.connection import Connection, Line, SendsEnded, WhyLost
-from mqbroker.client.fifo_lock import FifoLock
 from mqbroker.client.identity import Identity
-from mqbroker.client.loop import Future, Loop, LoopSignal, complete
+from mqbroker.client.loop import FifoLock, Future, Loop, LoopSignal, complete
 from mqbroker.client.net import Lock, Net, Puller, RequestHandler, Signal, Task, signed
 from mqbroker.client.pull_run import PullRun
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut

@@ -136,13 +136,17 @@ class Observers:
             for each in reversed(members):
                 self._call(each.after_send, send, outcome)
 
-    def consuming(self, listener: Any, group: str, client_id: Callable[[], str]) -> Any:
-        """The listener, called between `before_consume` and `after_consume`: itself if nobody observes."""
-        members = [each for each in self._members if isinstance(each, ConsumeObserver)]
-        if not members or not callable(listener):
-            return listener
+    def _consumers(self) -> list[ConsumeObserver]:
+        return [each for each in self._members if isinstance(each, ConsumeObserver)]
 
-        def ended(consumption: Consumption, began: float, outcome: Any) -> None:
+    def _begin(self, consumption: Consumption) -> Callable[[Any], None]:
+        """Tell the observers that messages are handed out; returns what to call with what comes of it."""
+        members = self._consumers()
+        for each in members:
+            self._call(each.before_consume, consumption)
+        began = self._steady()
+
+        def end(outcome: Any) -> None:
             consumption.took_s = self._steady() - began
             if isinstance(outcome, RetryLater):
                 outcome = ConsumeResult.RETRY
@@ -152,30 +156,35 @@ class Observers:
             for each in reversed(members):
                 self._call(each.after_consume, consumption, outcome)
 
-        async def awaited(result: Awaitable[Any], consumption: Consumption, began: float) -> Any:
+        return end
+
+    def consuming(self, listener: Any, group: str, client_id: Callable[[], str]) -> Any:
+        """The listener, called between `before_consume` and `after_consume`: itself if nobody observes."""
+        if not self._consumers() or not callable(listener):
+            return listener
+
+        async def awaited(result: Awaitable[Any], end: Callable[[Any], None]) -> Any:
             try:
                 outcome = await result
             except BaseException as error:
-                ended(consumption, began, error)
+                end(error)
                 raise
-            ended(consumption, began, outcome)
+            end(outcome)
             return outcome
 
         @functools.wraps(listener, updated=())
         def calling(given: Any) -> Any:
             is_one = isinstance(given, ReceivedMessage)
             consumption = Consumption(group, client_id(), [given] if is_one else list(given))
-            for each in members:
-                self._call(each.before_consume, consumption)
-            began = self._steady()
+            end = self._begin(consumption)
             try:
                 result = listener(consumption.messages[0] if is_one else consumption.messages)
             except BaseException as error:
-                ended(consumption, began, error)
+                end(error)
                 raise
             if result is not None and inspect.isawaitable(result):
-                return awaited(result, consumption, began)
-            ended(consumption, began, result)
+                return awaited(result, end)
+            end(result)
             return result
 
         return calling
@@ -183,24 +192,13 @@ class Observers:
     def handing_out(self, group: str, client_id: Callable[[], str]) -> HandingOut | None:
         """What sees a message that a program takes by iteration: it returns the message, as observers want it, and what
         to call with the result. None if nobody observes."""
-        members = [each for each in self._members if isinstance(each, ConsumeObserver)]
-        if not members:
-            return None
 
         def begin(message: ReceivedMessage) -> tuple[ReceivedMessage, Callable[[ConsumeResult], None]]:
             consumption = Consumption(group, client_id(), [message])
-            for each in members:
-                self._call(each.before_consume, consumption)
-            began = self._steady()
-
-            def end(result: ConsumeResult) -> None:
-                consumption.took_s = self._steady() - began
-                for each in reversed(members):
-                    self._call(each.after_consume, consumption, result)
-
+            end = self._begin(consumption)
             return consumption.messages[0], end
 
-        return begin
+        return begin if self._consumers() else None
 
     def _call(self, call: Callable[..., object], *args: object, may_forbid: bool = False) -> None:
         try:

@@ -16,8 +16,7 @@ from mqbroker.client.identity import Identity
 from mqbroker.client.iteration import Delivery, IterationService, by_iteration
 from mqbroker.client.listener_calls import LoopConsumeService
 from mqbroker.client.listeners import Throttle
-from mqbroker.client.loop_watch import LoopWatch
-from mqbroker.client.membership import Membership
+from mqbroker.client.membership import LoopWatch, Membership
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import bare, check_group, check_topic, within
 from mqbroker.client.net import Ending, Net, Task, every

@@ -25,8 +25,7 @@ from mqbroker.client.errors import NotHandled
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.orderly import Order
 from mqbroker.client.process_queue import Portion
-from mqbroker.client.running_info import ConsumerStats
-from mqbroker.client.stack_traces import describe_frame
+from mqbroker.client.running_info import ConsumerStats, describe_frame
 from mqbroker.client.transactions import CHECKS_MAX
 from mqbroker.errors import MQError
 

@@ -28,7 +28,7 @@ from mqbroker.client.loop_thread import LoopThread
 from mqbroker.client.names import check_group
 from mqbroker.client.options import MemberOptions, ProducerOptions, PullOptions, parse_name_servers
 from mqbroker.client.push_consumer import PushConsumerCore
-from mqbroker.client.stack_traces import thread_stacks
+from mqbroker.client.running_info import thread_stacks
 from mqbroker.wire.bodies import MessageQueue
 
 #: Messages that one look at the loop takes for an iteration.

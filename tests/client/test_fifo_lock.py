@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mqbroker.client import fifo_lock
-from mqbroker.client.fifo_lock import FifoLock
+from mqbroker.client import loop as loops
+from mqbroker.client.loop import FifoLock
 
 
 async def turns(count: int) -> None:
@@ -53,8 +53,8 @@ def test_it_is_held_by_one() -> None:
 
 def test_where_each_holder_suspends_few_wake_up_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[object] = []
-    wake = fifo_lock._Place.wake
-    monkeypatch.setattr(fifo_lock._Place, "wake", lambda place: woken.append(place) or wake(place))
+    wake = loops._Place.wake
+    monkeypatch.setattr(loops._Place, "wake", lambda place: woken.append(place) or wake(place))
 
     async def main(lock: FifoLock, got: list[Any]) -> None:
         async def hold(name: int) -> None:
@@ -108,7 +108,7 @@ def test_a_line_to_which_one_comes_for_each_that_goes_on_ends() -> None:
 def test_where_more_wait_than_are_woken_up_at_once_all_go_on_in_order(
     monkeypatch: pytest.MonkeyPatch, awake_max: int
 ) -> None:
-    monkeypatch.setattr(fifo_lock, "AWAKE_MAX", awake_max)
+    monkeypatch.setattr(loops, "AWAKE_MAX", awake_max)
 
     async def main(lock: FifoLock, got: list[Any]) -> None:
         take = taker(lock, got)
@@ -128,7 +128,7 @@ def test_where_more_wait_than_are_woken_up_at_once_all_go_on_in_order(
 def test_who_is_cancelled_when_it_is_its_turn_lets_the_next_one_go_on(
     monkeypatch: pytest.MonkeyPatch, awake_max: int
 ) -> None:
-    monkeypatch.setattr(fifo_lock, "AWAKE_MAX", awake_max)
+    monkeypatch.setattr(loops, "AWAKE_MAX", awake_max)
 
     async def main(lock: FifoLock, got: list[Any]) -> None:
         take = taker(lock, got)

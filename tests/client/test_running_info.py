@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from mqbroker.client.running_info import ConsumerStats, Sums
-from mqbroker.client.stack_traces import CHARACTERS_MAX, FRAMES_MAX, describe_error, thread_stacks
+from mqbroker.client.running_info import CHARACTERS_MAX, FRAMES_MAX, ConsumerStats, Sums, describe_error, thread_stacks
 
 
 class Clock:

@@ -637,21 +637,21 @@ MISTAKES = [
     ),
     Mutation(
         "let one of a client's waiting tasks go on a turn",
-        "client/fifo_lock.py",
+        "client/loop.py",
         "islice(self._places, self._to_wake)",
         "islice(self._places, 1)",
         ("tests/client/test_fifo_lock.py",),
     ),
     Mutation(
         "wake all of a client's waiting tasks again for one of them",
-        "client/fifo_lock.py",
+        "client/loop.py",
         "self._to_wake = 1 if self._is_held else ",
         "self._to_wake = ",
         ("tests/client/test_fifo_lock.py",),
     ),
     Mutation(
         "wake no other for one of a client's tasks that is cancelled in its turn",
-        "client/fifo_lock.py",
+        "client/loop.py",
         "            self._places.remove(place)\n            self._wake()\n",
         "            self._places.remove(place)\n",
         ("tests/client/test_fifo_lock.py::test_who_is_cancelled_when_it_is_its_turn_lets_the_next_one_go_on",),
@@ -694,7 +694,7 @@ MISTAKES = [
     ),
     Mutation(
         "let a client's task overtake those that wait",
-        "client/fifo_lock.py",
+        "client/loop.py",
         "            while self._is_held or self._places[0] is not place:\n",
         "            while self._is_held:\n",
         ("tests/client/test_fifo_lock.py",),

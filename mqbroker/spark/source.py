@@ -7,11 +7,13 @@ happens on the driver, from offsets; `read` runs in Python workers, and what it 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import wraps
+from types import FrameType
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -48,8 +50,9 @@ from mqbroker.spark.offsets import (
 )
 from mqbroker.spark.options import SourceOptions, parse_options
 from mqbroker.spark.progress import StreamOffset, plan
+from mqbroker.spark.pushdown import Pushed
 from mqbroker.spark.reading import Expected, RetryDeadline, fetch_all_bounds, fetch_bounds
-from mqbroker.spark.schema import choose_columns, default_ddl
+from mqbroker.spark.schema import BY_NAME, choose_columns, default_ddl
 from mqbroker.spark.sink import BatchWriter, StreamWriter, refuse_overwriting
 from mqbroker.spark.sink_options import parse_sink_options
 from mqbroker.spark.starting import ask_patiently, find_positions, settle_committed
@@ -92,7 +95,8 @@ class RocketMQDataSource(DataSource):
     @shallow
     def reader(self, schema: StructType) -> DataSourceReader:
         """Raises BadOption or BadSchema."""
-        return BatchReader(parse_options(self.options, streaming=False), schema)
+        reader = PushdownReader if _pushes_filters() else BatchReader
+        return reader(parse_options(self.options, streaming=False), schema)
 
     @shallow
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -114,6 +118,18 @@ class RocketMQDataSource(DataSource):
         return StreamWriter(parse_sink_options(self.options), schema)
 
 
+def _pushes_filters() -> bool:
+    """Whether Spark asks for a reader to push filters to. It fails every read by one that could take them while
+    `spark.sql.python.filterPushdown.enabled` is false, and only its calling module tells."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - Python has no other way to the caller
+    while frame is not None:
+        spec = frame.f_globals.get("__spec__")
+        if spec is not None and spec.name == "pyspark.sql.worker.data_source_pushdown_filters":
+            return True
+        frame = frame.f_back
+    return False
+
+
 class BatchReader(DataSourceReader):
     """Reads between two offsets of each queue, both fixed before the first message is read."""
 
@@ -121,6 +137,7 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._schema = schema
         self._columns = _columns(options, schema)
+        self._pushed = Pushed()
 
     @shallow
     def partitions(self) -> list[InputPartition]:
@@ -135,10 +152,23 @@ class BatchReader(DataSourceReader):
         starts, ends = (
             {queue: min(at, seen.bounds[queue].end) for queue, at in positions.items()} for positions in (starts, ends)
         )
-        return _partitions(options, plan_batch(starts, ends, options.ending.option))
+        ranges = plan_batch(starts, ends, options.ending.option)
+        return _partitions(options, self._pushed.clip(ranges, _client(options).at_times))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(self._options, self._columns, self._schema, partition.value)
+
+
+class PushdownReader(BatchReader):
+    """As `BatchReader`, where the session lets filters be pushed down."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterator[Any]:
+        """Yields those that Spark must still evaluate."""
+        is_kafka, may_filter = self._options.columns is not BY_NAME, self._options.expression is None
+        left = [each for each in filters if not self._pushed.push(each, is_kafka=is_kafka, may_filter=may_filter)]
+        if self._pushed.tags:
+            self._options = attrs.evolve(self._options, expression=" || ".join(sorted(self._pushed.tags)))
+        yield from left
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

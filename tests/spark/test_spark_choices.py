@@ -1,6 +1,7 @@
 """Real Spark on our own broker: which messages options choose, compared with a plain consumer's view."""
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -153,3 +154,36 @@ def has_queues(consumer: PullConsumer, topic: str) -> bool:
         return bool(consumer.queues(topic))
     except TopicNotFound:
         return False
+
+
+def test_pushed_filters_change_no_row_of_a_query(
+    spark: Any, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n, tag in enumerate(("Aa", "BB", "paid")):
+        publish(cluster, "Pushed", 12, 100 * n, tags=tag)
+    moment = stored(cluster, "Pushed")[10][0]
+    queries = [
+        "queueOffset < 3",
+        "queueId IN (1, 3) AND queueOffset BETWEEN 2 AND 5",
+        "topic = 'Pushed' AND brokerName = 'broker-a' AND queueId = 2",
+        "tags = 'Aa'",
+        "tags IN ('BB', 'paid') AND queueOffset >= 4",
+        f"storeTimestamp >= timestamp_millis({moment})",
+        f"storeTimestamp < timestamp_millis({moment}) OR queueOffset = 1",
+    ]
+    frame = reader(spark, cluster, "Pushed").load()
+    without = [rows_of(frame.where(query)) for query in queries]
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        pushed = reader(spark, cluster, "Pushed").load()
+        assert [rows_of(reader(spark, cluster, "Pushed").load().where(query)) for query in queries] == without
+        # One relation, several queries.
+        assert [rows_of(pushed.where(query)) for query in queries] == without
+        assert pushed.count() == 36
+        capsys.readouterr()
+        pushed.where("tags = 'Aa' AND flag = 0").explain("formatted")
+        plan = capsys.readouterr().out
+        assert re.search(r"PushedFilters: \[.*tags.*Aa", plan), plan
+        assert "flag" in plan[plan.index("Filter") :]
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")

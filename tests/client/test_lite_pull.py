@@ -154,6 +154,21 @@ def test_the_lag_is_what_was_not_returned(one_queue: World, name_server: str) ->
     assert (dict(lag.queues), lag.total) == ({Q: 6}, 6)
 
 
+@pytest.mark.parametrize(("committed_at", "behind"), [(None, 6), (4, 2), (6, 0)])
+def test_before_a_queue_has_a_position_the_committed_offset_counts(
+    one_queue: World, name_server: str, committed_at: int | None, behind: int
+) -> None:
+    store(one_queue, 6)
+    if committed_at is not None:
+        one_queue.cluster.offsets["g", Q] = committed_at
+    Polling(one_queue, name_server, me="z", auto_commit=False).start()  # it has the queue, and may still commit
+    polling = Polling(one_queue, name_server, takeover_pause_s=5.0).start()
+    assert polling.core.assigned == {Q}
+    assert dict(one_queue.result(polling.core.lag()).queues) == {Q: behind}
+    one_queue.clock.advance(5)
+    assert polling.poll() == [b"%d" % n for n in range(6 - behind, 6)]
+
+
 def test_a_program_is_told_of_other_queues(one_queue: World, name_server: str) -> None:
     polling = Polling(one_queue, name_server, route_age_s=5.0).start()
     told: list[frozenset[MessageQueue]] = []

@@ -1,8 +1,9 @@
 """Make mistakes by chance in files, and list those that their tests do not notice, to be read by a person.
 
 ``python -m tests.mutations.by_chance [--count N] [--seed N] FILE...``. The mistakes are those of cosmic-ray's
-operators. Tests are those of the mirrored folder that import the module, without the compiled module; where there are
-none, the whole folder. A survivor is a test that is missing, or a change that makes no difference.
+operators. Tests are those of the mirrored folder that name the module, without the compiled module; where there are
+none, those that import from its package, or the whole folder. A survivor is a test that is missing, or a change that
+makes no difference.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ class Changed(Mutation):
 
 
 def tests_of(file: Path) -> tuple[str, ...]:
-    """The tests of a file of the package: those below the mirrored folder that name its module, its own first."""
+    """The tests of a file of the package, of those below the mirrored folder: those that name it, its own first; where
+    there are none, those that import from its package."""
     module = file.with_suffix("").as_posix().replace("/", ".")
     folder = ROOT / "tests" / file.parent
     while not folder.is_dir():
         folder = folder.parent
-    names = {f"mqbroker.{module}", f"from mqbroker.{module.rpartition('.')[0]} import"}
     paths = sorted(folder.rglob("test_*.py"), key=lambda path: (file.stem not in path.stem, path))
-    found = [path for path in paths if any(name in path.read_text() for name in names)]
+    of_file = [path for path in paths if file.stem in path.stem or f"mqbroker.{module} import" in path.read_text()]
+    package = f"from mqbroker.{module.rpartition('.')[0]} import"
+    found = of_file or [path for path in paths if package in path.read_text()]
     return tuple(str(path.relative_to(ROOT)) for path in found or [folder])
 
 

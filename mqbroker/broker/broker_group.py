@@ -19,7 +19,7 @@ from twisted.logger import Logger
 
 from mqbroker.broker.broker_slave import NOT_CERTAIN
 from mqbroker.broker.offset_table import OffsetTable
-from mqbroker.broker.own_store import OwnStore
+from mqbroker.broker.own_store import OwnStore, why_damaged
 from mqbroker.config import BrokerRole, BrokerSettings, FlushDiskType
 from mqbroker.errors import MQError, StoreUnwritable
 from mqbroker.ha.candidacy import why_set_back
@@ -192,8 +192,8 @@ class BrokerGroup:
             Deferred.fromCoroutine(self._give_up(able[self._randbytes(1)[0] % len(able)]))
         else:
             self._giving_up.failed(
-                f"it has no message from {self.store.gaps[0].start} to {self.store.gaps[0].end}, and no other broker "
-                "can be the master now: `mq ha status` shows which are behind, or do not run; start those"
+                f"{why_damaged(self.store.gaps)}; no other broker can be the master now: `mq ha status` shows which "
+                "are behind, or do not run; start those"
             )
 
     async def _give_up(self, to: int) -> None:
@@ -523,7 +523,8 @@ class BrokerGroup:
             found["groupWhyNotConfirmed"] = self._in_sync.why_not_confirmed()
         if self.store.is_open:
             has = self.store.holdings
-            found |= {"groupCommitted": str(has.committed), "groupNotWhole": has.why_not_whole}
+            why_not_whole = has.why_not_whole or why_damaged(self.store.gaps)
+            found |= {"groupCommitted": str(has.committed), "groupNotWhole": why_not_whole}
             found["groupHasGaps"] = str(has.has_gaps).lower()
             found |= {"groupLogEpoch": str(has.epoch), "groupLogLease": str(has.lease)}
         return {**found, "groupWhyNot": member.why_not, "groupIsMaster": str(member.is_master).lower()}

@@ -76,7 +76,7 @@ class OwnStore:
         self.gaps = gaps
         # A power cut leaves none: what was not on the disk then is cut off when the log is read back.
         if not why and gaps:
-            why = f"its log has no message from {gaps[0].start} to {gaps[0].end}: a file of it was damaged or set back"
+            why = why_damaged(gaps)
         if why:
             self.lose(why)
 
@@ -225,3 +225,10 @@ class OwnStore:
             "group has filled it up",
             why=why,
         )
+
+
+def why_damaged(gaps: Sequence[Damage]) -> str:
+    """Why a store with these gaps is not whole; empty without any."""
+    if not gaps:
+        return ""
+    return f"its log has no message from {gaps[0].start} to {gaps[0].end}: a file of it was damaged or set back"

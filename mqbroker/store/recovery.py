@@ -218,8 +218,8 @@ def refuse_lost_log(
             segments.directory,
             f"there is no segment of the log, but beside it there are {count} queues with messages"
             f"{' and an index' if has_index else ''}: set storePathCommitLog to where the log is, or mount its disk; "
-            "if it is lost for good, so are its messages here: move the whole store away, as a group of brokers fills "
-            "an empty one up; else restore a backup, or a copy of a replica",
+            "if it is lost for good, so are its messages here: move the whole store away (keep it), as a group of "
+            "brokers fills an empty one up; else restore a backup, or a copy of a replica",
         )
 
 

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from OpenSSL import SSL
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor as _reactor
 from twisted.internet.defer import Deferred
-from twisted.web.server import NOT_DONE_YET
+from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
+from twisted.web.server import NOT_DONE_YET, Site
+from zope.interface import implementer
 
 from mqbroker.errors import BadTls
 from mqbroker.ha.etcd import EtcdAccess, EtcdClient, EtcdError, Put, Snapshot
 from mqbroker.ha.etcd_http import check_access
-from tests.ha.test_etcd import HEADER, World, later
+from tests.ha.test_etcd import HEADER, Gateway, World, later
+from tests.remoting.certificates import Authority
 
 reactor: Any = _reactor
 
@@ -217,6 +221,46 @@ def test_certificates_that_cannot_be_used_are_told_at_the_start(tmp_path: Path) 
     for files in ({"ca_file": str(bad)}, {"ca_file": str(tmp_path / "none")}, {"cert_file": str(bad), "key_file": "/"}):
         with pytest.raises(BadTls):
             check_access(EtcdAccess(endpoints=("https://a:1",), **files))
+
+
+# Twisted gives pyOpenSSL what that calls deprecated since its version 24.3.
+@pytest.mark.filterwarnings("ignore:Passing pyOpenSSL:DeprecationWarning")
+@ensureDeferred
+async def test_an_etcd_that_asks_for_certificates_is_shown_the_own_one(tmp_path: Path) -> None:
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    server = WantsCertificates(authority.issue("etcd", addresses=["127.0.0.1"]), authority)
+    port = reactor.listenSSL(0, Site(Gateway(lambda request: HEADER)), server, interface="127.0.0.1")
+    url = f"https://127.0.0.1:{port.getHost().port}"
+    own, other = authority.issue("broker"), stranger.issue("other")
+
+    async def read(certificate: tuple[str, str], ca_file: str = authority.path) -> Snapshot:
+        access = EtcdAccess(endpoints=(url,), ca_file=ca_file, cert_file=certificate[0], key_file=certificate[1])
+        client = EtcdClient(reactor, access)
+        try:
+            return await client.read("/p/")
+        finally:
+            await client.close()
+
+    assert (await read(own)).revision == 42
+    for certificate, ca_file in ((("", ""), authority.path), (other, authority.path), (own, stranger.path)):
+        with pytest.raises(EtcdError):
+            await read(certificate, ca_file)
+    await port.stopListening()
+
+
+@implementer(IOpenSSLServerConnectionCreator)
+class WantsCertificates:
+    """TLS of an etcd with --client-cert-auth."""
+
+    def __init__(self, certificate: tuple[str, str], authority: Authority) -> None:
+        self._context = SSL.Context(SSL.TLS_SERVER_METHOD)
+        self._context.use_certificate_file(certificate[0])
+        self._context.use_privatekey_file(certificate[1])
+        self._context.load_verify_locations(authority.path)
+        self._context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT)
+
+    def serverConnectionForTLS(self, protocol: object) -> SSL.Connection:  # noqa: N802
+        return SSL.Connection(self._context, None)
 
 
 @ensureDeferred

@@ -17,7 +17,7 @@ from tests.broker.service.group import NAMESRVS, Group
 from tests.broker.service.simulation.disks import copied, emptied
 from tests.broker.service.test_group_rebuild import Net as Brokers
 from tests.broker.service.test_group_rebuild import rebuild
-from tests.broker.service.test_group_stores import bodies, make_group, send
+from tests.broker.service.test_group_stores import bodies, make_group, rot, send, with_many_messages
 from tests.ha.etcd_model import EMPTY
 from tests.store.simulation.disk import SimDisk
 
@@ -113,6 +113,23 @@ def test_replace_a_disk(make_group: Callable[..., Group]) -> None:
     group.start(former)
     wait_until_all_is_well(group)
     assert bodies(group.replicas[former]) == [b"one", b"two"]
+
+
+def test_mend_a_damaged_log(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    sent = with_many_messages(group)
+    wait_until_all_is_well(group)
+    damaged = group.master()
+    rot(damaged, 10_000, 10_010)
+    group.wait_for(lambda: "its log has no message from" in status(group), 90)
+    wait_until_all_is_well(group)
+    assert group.master() is not damaged
+    [aside] = [name for name in damaged.disk.names("/store") if name.startswith("commitlog.diverged-")]
+    group.stop(damaged.replica_id)
+    damaged.disk.remove_tree(f"/store/{aside}")
+    group.start(damaged.replica_id)
+    wait_until_all_is_well(group)
+    assert [bodies(each) for each in group.alive()] == [sent] * 3
 
 
 def test_add_a_member(make_group: Callable[..., Group]) -> None:

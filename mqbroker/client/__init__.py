@@ -36,6 +36,7 @@ from mqbroker.client.errors import (
     UnexpectedResponse,
     WouldDeadlock,
 )
+from mqbroker.client.identity import CredentialsFile
 from mqbroker.client.iteration import Delivery, by_iteration
 from mqbroker.client.listeners import ConsumeResult, FirstConsumed, OrderlyResult
 from mqbroker.client.lite_pull import Lag, Place
@@ -88,6 +89,7 @@ __all__ = [
     "ConsumeResult",
     "Consumption",
     "Credentials",
+    "CredentialsFile",
     "Delivery",
     "FirstConsumed",
     "Forbidden",

@@ -15,12 +15,11 @@ from typing import Any, TypeVar, cast
 from mqbroker.client.connection import Connection
 from mqbroker.client.errors import OtherLoop
 from mqbroker.client.loop_net import CONNECT_TIMEOUT_S, LoopNet
-from mqbroker.client.net import RequestHandler
+from mqbroker.client.net import Account, RequestHandler
 from mqbroker.client.tls import ClientTls, Contexts, ssl_context, ssl_failed, why_lost
 from mqbroker.errors import Unreachable
 from mqbroker.remoting.response_table import Timeout
 from mqbroker.wire.names import split_address
-from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ class AioNet(LoopNet):
         self,
         on_request: RequestHandler,
         rng: random.Random,
-        credentials: Credentials | None = None,
+        credentials: Account | None = None,
         tls: ClientTls | None = None,
     ) -> None:
         """Raises BadTls if files of `tls` cannot be used."""

@@ -21,14 +21,13 @@ from zope.interface import implementer
 
 from mqbroker.client.connection import Connection, WhyLost
 from mqbroker.client.loop_net import CONNECT_TIMEOUT_S, LoopNet
-from mqbroker.client.net import RequestHandler, Task
+from mqbroker.client.net import Account, RequestHandler, Task
 from mqbroker.client.tls import why_lost
 from mqbroker.errors import MQError, Unreachable
 from mqbroker.remoting.client import Connector, tcp_connector
 from mqbroker.remoting.response_table import Timeout, Timer
 from mqbroker.remoting.tcp import write_at_once
 from mqbroker.wire.names import split_address
-from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class DeferredNet(LoopNet):
         reactor: Any,
         on_request: RequestHandler,
         rng: random.Random,
-        credentials: Credentials | None = None,
+        credentials: Account | None = None,
         connector: Connector | None = None,
         why_lost: WhyLost = _LOST_WITHOUT_TLS,
         steady: Callable[[], float] | None = None,

@@ -6,16 +6,21 @@ The address comes from the routing table; no packet is sent and no name is looke
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import random
 import socket
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from mqbroker.client.address_server import address_of, is_url
+from mqbroker.config.system import StampedFiles
 from mqbroker.errors import MQError
 from mqbroker.wire.ids import UniqIdSource
 from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
+
+log = logging.getLogger(__name__)
 
 #: Any outside address selects the interface of the default route (this one is reserved for documentation).
 _OUTSIDE = ("192.0.2.1", 9)
@@ -109,3 +114,35 @@ def read_account(path: str) -> Credentials:
             raise BadAccount(f"{path} has no {key}; {RIGHT}")
     token = found.get("securityToken")
     return Credentials(str(access_key).strip(), str(secret_key).strip(), None if token is None else str(token).strip())
+
+
+class CredentialsFile:
+    """The account in a file, as `read_account` reads it, which is read again when the file has changed: a secret can be
+    rotated while clients run. A file that cannot be used then leaves the former account. Raises BadAccount."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._files = StampedFiles(self.path)
+        self._account = read_account(self.path)
+
+    def sign(self, fields: dict[str, str], body: bytes) -> None:
+        """As `Credentials.sign`."""
+        if self._files.have_changed():
+            try:
+                self._account = read_account(self.path)
+                log.info("the account is read again: %s", self.path)
+            except BadAccount as error:
+                log.warning("keeping the former account: %s", error)
+        self._account.sign(fields, body)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CredentialsFile) and other.path == self.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    def __repr__(self) -> str:
+        return f"CredentialsFile({self.path!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CredentialsFile, (self.path,)

@@ -17,12 +17,11 @@ from mqbroker.client.address_server import AddressServer
 from mqbroker.client.connection import Connection, Line, SendsEnded, WhyLost
 from mqbroker.client.identity import Identity
 from mqbroker.client.loop import FifoLock, Future, Loop, LoopSignal, complete
-from mqbroker.client.net import Lock, Net, Puller, RequestHandler, Signal, Task, signed
+from mqbroker.client.net import Account, Lock, Net, Puller, RequestHandler, Signal, Task, signed
 from mqbroker.client.pull_run import PullRun
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut
 from mqbroker.remoting.response_table import Timeout
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
-from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class LoopNet(ABC):
     """What Nets on an event loop have in common."""
 
     def __init__(
-        self, on_request: RequestHandler, rng: random.Random, credentials: Credentials | None, why_lost: WhyLost
+        self, on_request: RequestHandler, rng: random.Random, credentials: Account | None, why_lost: WhyLost
     ) -> None:
         self.rng = rng
         self._credentials = credentials

@@ -17,7 +17,6 @@ from mqbroker.client.messages import RawPull
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,14 @@ async def decline(request: RemotingCommand) -> RemotingCommand | None:
     return RemotingCommand.response(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
 
 
-def signed(command: RemotingCommand, credentials: Credentials | None) -> RemotingCommand:
+class Account(Protocol):
+    """What signs requests."""
+
+    def sign(self, fields: dict[str, str], body: bytes) -> None:
+        """Add the fields of the signature."""
+
+
+def signed(command: RemotingCommand, credentials: Account | None) -> RemotingCommand:
     """The command signed by `credentials`; unchanged without any."""
     if credentials is None:
         return command

@@ -14,6 +14,7 @@ import attrs
 from mqbroker.client.address_server import address_of, is_url
 from mqbroker.client.allocation import Allocation, RebalanceListener, allocate_averagely, check_allocation
 from mqbroker.client.errors import BadArgument
+from mqbroker.client.identity import CredentialsFile
 from mqbroker.client.names import check_namespace, check_topic
 from mqbroker.client.observers import ConsumeObserver, SendObserver
 from mqbroker.client.offset_stores import OffsetStore
@@ -155,6 +156,11 @@ def _unit_name(options: object, field: attrs.Attribute[Any], value: object) -> N
         raise BadArgument("unit_name", "text of at most 64 letters, digits and _", value)
 
 
+def _account(options: object, field: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, Credentials | CredentialsFile):
+        raise BadArgument(f"{type(options).__name__}.credentials", "Credentials(...) or CredentialsFile(...)", value)
+
+
 def _topic(options: object, field: attrs.Attribute[Any], value: Any) -> None:
     if value is not None:
         check_topic(value)
@@ -190,8 +196,8 @@ class ConsumeFrom(Enum):
 class ClientOptions:
     """Options common to producers and consumers. Durations, whose names end in `_s`, are seconds or a `timedelta`."""
 
-    #: Signs requests, for brokers with access control.
-    credentials: Credentials | None = attrs.field(default=None, validator=_instance(Credentials, may_be_none=True))
+    #: Signs requests, for brokers with access control. That of a CredentialsFile is read again when the file changes.
+    credentials: Credentials | CredentialsFile | None = attrs.field(default=None, validator=_account)
     #: Encrypts all connections; None leaves them plain.
     tls: ClientTls | None = attrs.field(default=None, validator=_instance(ClientTls, may_be_none=True))
     #: Ends the client's id, to tell units apart that share name servers; as with Java's clients.

@@ -1,14 +1,28 @@
 """Clients that have an account sign all that they ask for, on each face."""
 
 import asyncio
+import logging
+import pickle
 import random
 from typing import Any
 
 import pytest
 
-from mqbroker.client import Credentials, Message, MessageQueue, ProducerOptions, PullOptions, PushOptions, aio, blocking
+from mqbroker.client import (
+    BadArgument,
+    Credentials,
+    CredentialsFile,
+    Message,
+    MessageQueue,
+    ProducerOptions,
+    PullOptions,
+    PushOptions,
+    aio,
+    blocking,
+)
 from mqbroker.client.broker_requests import decline
 from mqbroker.client.deferred_net import DeferredNet
+from mqbroker.client.identity import BadAccount
 from mqbroker.client.net import signed
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
@@ -84,3 +98,67 @@ def test_on_a_reactor(world: World) -> None:
 def test_without_an_account_nothing_is_signed() -> None:
     command = RemotingCommand(RequestCode.GET_MAX_OFFSET, {"topic": "T"})
     assert signed(command, None) is command
+
+
+@pytest.mark.parametrize("name", ["Producer", "PullConsumer"])
+def test_an_account_is_read_again_when_its_file_changes(
+    face: Any, cluster: Loopback, tmp_path: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "mqbroker.client.identity")
+    path = tmp_path / "account.yml"
+
+    def accounts() -> set[tuple[str, bool]]:
+        """Those that the latest requests are signed by, and whether the latest secret is right."""
+        if name == "Producer":
+            client.send(Message("T", b"x"))
+        else:
+            client.max_offset(Q)
+        found = {
+            (request.ext_fields.get(ACCESS_KEY, ""), is_signed(request.ext_fields, request.body, secret))
+            for _, request in cluster.faults.requests
+        }
+        cluster.faults.requests.clear()
+        return found
+
+    def write(key: str, to: str) -> None:
+        other = tmp_path / "other"
+        other.write_text(f"accessKey: {key}\nsecretKey: {to}\n")
+        other.rename(path)
+
+    secret = "first"
+    write("one", secret)
+    cluster.add_topic("T", queues=1)
+    kind: Any = ProducerOptions if name == "Producer" else PullOptions
+    client = face.make(name, "g", options=kind(credentials=CredentialsFile(path)))
+    with client:
+        assert accounts() == {("one", True)}
+        secret = "second"
+        write("two", secret)
+        assert ("two", True) in accounts()
+        path.write_text("accessKey: [")
+        assert accounts() == {("two", True)}
+        path.unlink()
+        assert accounts() == {("two", True)}
+        secret = "third"
+        write("three", secret)
+        assert ("three", True) in accounts()
+    lines = [each.getMessage() for each in caplog.records if each.name == "mqbroker.client.identity"]
+    assert [line.partition(":")[0] for line in lines] == [
+        "the account is read again",
+        "keeping the former account",
+        "keeping the former account",
+        "the account is read again",
+    ]
+    assert "first" not in caplog.text
+
+
+def test_a_file_that_holds_no_account_is_refused_at_once(tmp_path: Any) -> None:
+    with pytest.raises(BadAccount, match="No such file"):
+        CredentialsFile(tmp_path / "none")
+    path = tmp_path / "account.yml"
+    path.write_text("accessKey: a\nsecretKey: b\n")
+    found = CredentialsFile(path)
+    assert found == pickle.loads(pickle.dumps(found)) == CredentialsFile(str(path))
+    assert ProducerOptions(credentials=found).credentials is found
+    with pytest.raises(BadArgument, match="CredentialsFile"):
+        ProducerOptions(credentials=str(path))  # type: ignore[arg-type]

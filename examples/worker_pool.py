@@ -1,0 +1,45 @@
+"""A pool of worker processes: each order is worked on by one of four, until SIGTERM.
+
+One process of Python computes on one core at a time. Here the consumer's process
+only receives and acknowledges.
+"""
+
+import asyncio
+import hashlib
+import logging
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+from mqbroker.client import ConsumeFrom, PushOptions, ReceivedMessage
+from mqbroker.client.aio import PushConsumer
+
+NAME_SERVERS = "127.0.0.1:9876"
+WORKERS = 4
+
+
+def seal(body: bytes) -> str:
+    """What takes a processor long; it runs in a worker process."""
+    return hashlib.pbkdf2_hmac("sha256", body, b"salt", 200_000).hex()
+
+
+async def main() -> None:
+    logging.basicConfig(level=logging.INFO)  # the client logs, too
+    # Workers are started anew, not as copies of this process and its connections.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(WORKERS, context) as pool:
+
+        async def work(order: ReceivedMessage) -> None:
+            # Returning acknowledges the order. If the worker dies, it comes again.
+            loop = asyncio.get_running_loop()
+            print("sealed", await loop.run_in_executor(pool, seal, order.body))
+
+        # As many calls as workers, and a few that wait for one. A new group begins
+        # with the first message that is stored.
+        options = PushOptions(concurrency=WORKERS + 2, consume_from=ConsumeFrom.FIRST)
+        consumer = PushConsumer(NAME_SERVERS, "sealers", work, options=options)
+        consumer.subscribe("orders", "paid")
+        await consumer.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -36,6 +36,7 @@ from mqbroker.wire.record import decode_records
 _FOUND_MAX = 32
 #: Requests that are sent at once.
 _TOGETHER_MAX = 64
+_INDEX_TRIES, _INDEX_PAUSE_S = 10, 0.1
 _LATEST_MS = 2**63 - 1
 _YEAR_9999_MS = 253_370_764_800_000
 
@@ -87,6 +88,34 @@ class IndexRequests:
         requests = [(addr, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)) for addr in brokers.values()]
         answers = await self._net.invoke_many(requests, self._timeout_ms)
         return {name: _position(topic, answer) for name, answer in zip(brokers, answers, strict=True)}
+
+    async def places(self, topic: str, key: str) -> list[tuple[MessageQueue, int]] | None:
+        """The queues and offsets of the messages of `topic` with this unique key, once the index has what is in the log
+        now; None if the index cannot tell all of them, or takes more than a second.
+
+        Raises as `positions` does.
+        """
+        ends = {name: end for name, (end, _) in (await self.positions(topic)).items()}
+        for _ in range(_INDEX_TRIES):
+            if all(indexed >= ends.get(name, 0) for name, (_, indexed) in (await self.positions(topic)).items()):
+                break
+            await self._net.sleep(_INDEX_PAUSE_S)
+        else:
+            return None
+        brokers = await self.brokers(topic)
+        request = _request(topic, key)
+        answers = await self._net.invoke_many([(addr, request) for addr in brokers.values()], self._timeout_ms)
+        found: list[tuple[MessageQueue, int]] = []
+        for name, answer in zip(brokers, answers, strict=True):
+            if isinstance(answer, RemotingCommand) and answer.code == ResponseCode.QUERY_NOT_FOUND:
+                continue
+            records = decode_records(checked(answer).body)
+            if len(records) >= _FOUND_MAX:
+                return None
+            for each in records:
+                if each.topic == topic and each.properties.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX) == key:
+                    found.append((MessageQueue(topic, name, each.queue_id), each.queue_offset))
+        return found
 
 
 class Queries:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from mqbroker.client.errors import ClientClosed, NoBrokerForTopic
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
-from mqbroker.client.index_requests import Queries
+from mqbroker.client.index_requests import IndexRequests, Queries
 from mqbroker.client.messages import PullResult, RawPull, ReceivedMessage
 from mqbroker.client.names import check_group, check_queue
 from mqbroker.client.net import Ending, Net
@@ -35,6 +35,7 @@ class PullConsumerCore:
         timeout_ms = self._pull_timeout_ms = milliseconds("pull_timeout_s", options.pull_timeout_s)
         self.offsets = Offsets(net, self._routes, group, self._timeout_ms, options.read_from)
         self._reads = Reads(net, self._routes, group, self.offsets, timeout_ms, options.read_from)
+        self.index = IndexRequests(net, self._routes, self._timeout_ms)
         self.queries = Queries(net, self._routes, self._timeout_ms, options.namespace)
 
     async def queues(self, topic: str) -> list[MessageQueue]:

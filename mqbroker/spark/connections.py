@@ -128,6 +128,15 @@ class QueueClient:
 
         return _all([thread.submit(find(self._inside(queue), at)) for queue, at in times])
 
+    def places(self, topic: str, key: str) -> list[tuple[MessageQueue, int]] | None:
+        """As `IndexRequests.places`."""
+        thread, client = parts(self._bounds[0])
+        consumer: PullConsumerCore = core(client)
+        found = thread.run(consumer.index.places(within(self._namespace, topic), key))
+        if found is None:
+            return None
+        return [(MessageQueue(topic, queue.broker_name, queue.queue_id), offset) for queue, offset in found]
+
     def report(self, positions: Mapping[MessageQueue, int]) -> None:
         """Commit `positions` as the group's, and be seen as its consumer, without waiting: what fails is logged, and
         the next report replaces it."""

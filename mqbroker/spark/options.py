@@ -52,6 +52,7 @@ NAMES = (
     "schema",
     "consumerGroup",
     "commitOffsetsToBroker",
+    "indexLookup",
     "namespace",
     "readFrom",
     "pullBatchSize",
@@ -100,6 +101,7 @@ class SourceOptions:
     columns: Mapping[str, Column]
     group: str
     commits: bool
+    index_lookup: bool
     namespace: str
     read_from: ReadFrom
     is_stream: bool
@@ -164,6 +166,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
         columns=kafka_columns(_flag({_INCLUDE_HEADERS: headers}, _INCLUDE_HEADERS)) if is_kafka else BY_NAME,
         group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
         commits=commits,
+        index_lookup=_flag(options, "indexLookup"),
         namespace=_namespace(options.get("namespace", "")),
         read_from=ReadFrom(one_of(options, "readFrom", [each.value for each in ReadFrom])),
         is_stream=bool(streaming),

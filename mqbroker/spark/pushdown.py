@@ -1,7 +1,7 @@
 """Filters that Spark pushes down to a batch: which ranges are read because of them. No I/O, and no import of PySpark.
 
 Filters come as objects of Spark's classes, which are told by the names of these. A filter that is handled exactly is
-not evaluated again; one of a time narrows what is read, and is.
+not evaluated again; one of a time or of a unique key narrows what is read, and is.
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ _EQUALS = ("EqualTo", "EqualNullSafe", "In")
 @attrs.define
 class Pushed:
     """What pushed filters ask for: offsets from `low` up to, but without, `high`, and of `offsets` if these are given;
-    queues that all of `tests` accept; `tags`; and times of storing from `since_ms` to `until_ms`, inclusive."""
+    queues that all of `tests` accept; `tags`; a unique key; and times of storing from `since_ms` to `until_ms`,
+    inclusive."""
 
     low: int = 0
     high: int = 2**63 - 1
     offsets: frozenset[int] | None = None
     tests: list[Callable[[MessageQueue], bool]] = attrs.field(factory=list)
     tags: frozenset[str] | None = None
+    uniq_key: str | None = None
     since_ms: int | None = None
     until_ms: int | None = None
 
@@ -68,6 +70,8 @@ class Pushed:
         if name == "storeTimestamp":
             self._take_time(kind, value)
             return False
+        if name == "uniqKey" and kind in ("EqualTo", "EqualNullSafe") and isinstance(value, str) and value:
+            self.uniq_key = value
         if name not in _TYPES or (name == "tags" and not may_filter):
             return False
         if kind == "IsNotNull":
@@ -146,6 +150,19 @@ class Pushed:
         if self.offsets is not None:
             found = [part for each in found for part in _at(each, self.offsets)]
         return [each for each in found if each.start < each.end]
+
+
+def at_places(
+    ranges: Sequence[QueueRange], places: Callable[[str], list[tuple[MessageQueue, int]] | None]
+) -> list[QueueRange]:
+    """The parts of `ranges` that hold what `places` finds in a topic; all of a topic where it cannot tell."""
+    found: list[QueueRange] = []
+    known = {topic: places(topic) for topic in {each.queue.topic for each in ranges}}
+    for each in ranges:
+        there = known[each.queue.topic]
+        offsets = None if there is None else [offset for queue, offset in there if queue == each.queue]
+        found += [each] if offsets is None else _at(each, offsets)
+    return found
 
 
 def _named(name: str) -> str:

@@ -50,7 +50,7 @@ from mqbroker.spark.offsets import (
 )
 from mqbroker.spark.options import SourceOptions, parse_options
 from mqbroker.spark.progress import StreamOffset, plan
-from mqbroker.spark.pushdown import Pushed
+from mqbroker.spark.pushdown import Pushed, at_places
 from mqbroker.spark.reading import Expected, RetryDeadline, fetch_all_bounds, fetch_bounds
 from mqbroker.spark.schema import BY_NAME, choose_columns, default_ddl
 from mqbroker.spark.sink import BatchWriter, StreamWriter, refuse_overwriting
@@ -153,7 +153,13 @@ class BatchReader(DataSourceReader):
             {queue: min(at, seen.bounds[queue].end) for queue, at in positions.items()} for positions in (starts, ends)
         )
         ranges = plan_batch(starts, ends, options.ending.option)
-        return _partitions(options, self._pushed.clip(ranges, _client(options).at_times))
+        client, key = _client(options), self._pushed.uniq_key
+        ranges = self._pushed.clip(ranges, client.at_times)
+        if options.index_lookup and key is not None:
+            ranges = at_places(
+                ranges, lambda topic: ask_patiently(lambda: client.places(topic, key), _deadline(options))
+            )
+        return _partitions(options, ranges)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(self._options, self._columns, self._schema, partition.value)

@@ -69,6 +69,7 @@ class FakeLog:
         self.faults: list[Fault] = []
         self.group: dict[MessageQueue, int] = {}
         self.internal: set[str] = set()
+        self.index_is_behind = False
         self.flying = 0
         self.pulls: list[Want] = []
         self.rounds = 0
@@ -104,6 +105,17 @@ class FakeLog:
     def at_times(self, times: Sequence[tuple[MessageQueue, int]]) -> list[int | None]:
         return [
             next((r.queue_offset for r in self.decoded(queue) if r.store_timestamp >= at), None) for queue, at in times
+        ]
+
+    def places(self, topic: str, key: str) -> list[tuple[MessageQueue, int]] | None:
+        """What the index finds; with `index_is_behind` it cannot tell."""
+        if self.index_is_behind:
+            return None
+        return [
+            (queue, record.queue_offset)
+            for queue in self.queues(topic)
+            for record in self.decoded(queue)
+            if record.properties.get("UNIQ_KEY") == key
         ]
 
     def decoded(self, queue: MessageQueue) -> list[Record]:

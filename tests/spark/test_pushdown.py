@@ -180,3 +180,19 @@ def test_a_reader_that_takes_filters_is_only_for_sessions_that_push_them(log: Fa
     scope = {"__spec__": spec, "source": RocketMQDataSource(given), "schema": SCHEMA}
     exec("reader = source.reader(schema)", scope)  # as the worker that pushes filters calls it
     assert type(scope["reader"]) is PushdownReader
+
+
+def test_the_index_finds_a_unique_key_where_the_option_allows_it(log: FakeLog) -> None:
+    key = datasource.EqualTo(("uniqKey",), "U42")
+
+    def read(**given: str) -> list[tuple[str, int, int]]:
+        reader = PushdownReader(options(**given), SCHEMA)
+        assert list(reader.pushFilters([key])) == [key]
+        found = [part.value for part in reader.partitions()]
+        return [(each.queue.topic, each.start, each.end) for each in found]
+
+    assert len(read()) == 8
+    # Only queues of 43 messages and more have it.
+    assert read(indexLookup="true") == [("bills", 42, 43)] + [("orders", 42, 43)] * 4
+    log.index_is_behind = True
+    assert len(read(indexLookup="true")) == 8

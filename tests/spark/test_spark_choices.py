@@ -172,11 +172,16 @@ def test_pushed_filters_change_no_row_of_a_query(
         f"storeTimestamp < timestamp_millis({moment}) OR queueOffset = 1",
     ]
     frame = reader(spark, cluster, "Pushed").load()
+    key = frame.where("queueId = 2 AND queueOffset = 4").collect()[0].uniqKey
+    queries.append(f"uniqKey = '{key}'")
     without = [rows_of(frame.where(query)) for query in queries]
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         pushed = reader(spark, cluster, "Pushed").load()
-        assert [rows_of(reader(spark, cluster, "Pushed").load().where(query)) for query in queries] == without
+        for options in ({}, {"indexLookup": "true"}):
+            frames = [reader(spark, cluster, "Pushed", **options).load().where(query) for query in queries]
+            assert [rows_of(frame) for frame in frames] == without
+        assert frames[-1].rdd.getNumPartitions() == 1
         # One relation, several queries.
         assert [rows_of(pushed.where(query)) for query in queries] == without
         assert pushed.count() == 36

@@ -184,6 +184,10 @@ class BrokerGroup:
     def look_at_gaps(self) -> None:
         """Let another broker be the master, where this one's log is damaged. Called each second."""
         in_sync, now = self._in_sync, self._steady()
+        if self.store.gaps and in_sync is not None:  # what is deleted by its age is missed no more
+            self.store.gaps = [gap for gap in self.store.gaps if gap.end > self._log_min()]
+        if not self.store.gaps:
+            self._giving_up.worked()
         if not self.store.gaps or in_sync is None or not self.is_certain() or now < self._gives_up_at:
             return
         self._gives_up_at = now + GIVE_UP_SECONDS

@@ -126,8 +126,10 @@ class LogScrub:
         self._marks, self._damaged, self._at = marks, damaged, at - at % self._log.segment_bytes
 
     def _content(self) -> bytes:
-        begin = self._log.min_offset
-        marks = {str(place): crc for place, crc in self._marks.items() if place >= begin}
+        begin = self._log.min_offset  # what was deleted is forgotten
+        self._marks = {place: crc for place, crc in self._marks.items() if place >= begin}
+        self._damaged = {place for place in self._damaged if place >= begin}
+        marks = {str(place): crc for place, crc in self._marks.items()}
         return orjson.dumps({"marks": marks, "damaged": sorted(self._damaged)[:DAMAGED_MAX], "at": self._at})
 
     # --- while the broker runs
@@ -254,7 +256,7 @@ class LogScrub:
         new = {place: crc for place, crc in looked.marks.items() if self._marks.get(place) != crc}
         if new or looked.at // size != self._at // size:
             self._is_dirty = True
-        self._marks = {place: crc for place, crc in {**self._marks, **new}.items() if place >= begin}
+        self._marks |= new
         self._at = looked.at
         for damage in looked.damages:
             if damage.start >= begin:

@@ -12,6 +12,7 @@ import pytest
 
 from mqbroker.ha.group_keys import GroupState
 from mqbroker.store.cut_tails import cut_tails
+from mqbroker.store.logscan import Damage
 from mqbroker.wire.bodies import KVTable
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.broker.bench import send_command
@@ -382,6 +383,20 @@ def test_a_master_whose_log_rots_serves_on_while_no_other_broker_can(make_group:
     group.wait_for(lambda: group.masters and group.master() is not master, 150)
     group.wait_for(lambda: group.in_sync() == {1, 2, 3} and not master.why_not_whole, 60)
     assert bodies(master)[-1] == b"goes on"
+
+
+def test_a_gap_that_was_deleted_by_its_age_is_no_reason_to_let_another_be_the_master(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    with_many_messages(group)
+    master = group.master()
+    part: Any = master.service._group
+    part._log_min = lambda: 64 * 1024
+    part.store.gaps = [Damage("", 10, 20, "it was rotten")]
+    group.wait(3)
+    assert group.master() is master
+    assert info(group, master)["groupHasGaps"] == "false"
 
 
 def test_what_one_of_two_damaged_logs_has_is_not_put_aside(make_group: Callable[..., Group]) -> None:

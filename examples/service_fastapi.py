@@ -47,7 +47,9 @@ async def place(order: Order) -> dict[str, str]:
         # All attempts together end after two seconds: the caller waits.
         result = await producer.send(message, key=order.id, timeout_s=2)
     except (ClientError, MQError) as error:
-        raise HTTPException(503, "the order was not taken: try again") from error
+        raise HTTPException(
+            503, "no broker has confirmed the order: try again"
+        ) from error
     return {"message": result.msg_id}
 
 

@@ -17,11 +17,10 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.automatic_batches import sends_together
-from mqbroker.client.broker_requests import MemberRequests, PullConsumerRequests, decline
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.faces import (
     Member,
-    Named,
+    OnLoop,
     at_once,
     core,
     net_of,
@@ -33,12 +32,11 @@ from mqbroker.client.faces import (
 )
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
-from mqbroker.client.instance import Asked, share
 from mqbroker.client.iteration import Delivery, Iterated, by_iteration
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.lite_pull import LitePullConsumerCore
 from mqbroker.client.messages import ReceivedMessage
-from mqbroker.client.names import check_group
+from mqbroker.client.net import decline
 from mqbroker.client.options import (
     ClientOptions,
     LitePullOptions,
@@ -46,13 +44,11 @@ from mqbroker.client.options import (
     PullOptions,
     PushOptions,
     options_of,
-    parse_name_servers,
 )
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
-from mqbroker.client.running_info import thread_stacks
 from mqbroker.client.subscription import ALL, Sql
 from mqbroker.client.transactions import Check, TransactionCore
 
@@ -62,21 +58,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C")
 P1 = TypeVar("P1", bound=ProducerCore)
-
-
-def shared_net(
-    asked: Callable[[], Asked],
-    servers: tuple[str, ...],
-    group: str,
-    options: ClientOptions,
-    rng: random.Random,
-    *,
-    is_member: bool = False,
-) -> tuple[AioNet, Identity]:
-    """A client's network and identity, which it shares with others. Raises BadTls."""
-    net = AioNet(decline, rng, options.credentials, options.tls)
-    key = options.credentials, options.tls
-    return net, share(net, asked, servers, group, options.unit_name, *key, is_member=is_member)
 
 
 def call(
@@ -95,8 +76,20 @@ def call(
     return calling
 
 
-class _Client(Named):
+def net_for(options: ClientOptions, rng: random.Random | None = None) -> AioNet:
+    """Raises BadTls."""
+    return AioNet(decline, rng or random.Random(), options.credentials, options.tls)
+
+
+class _Client(OnLoop):
     """What all clients have in common: `start` and `close`, also by `async with`."""
+
+    def _open(
+        self, options: ClientOptions, name_servers: str | Iterable[str] | None, group: str, rng: random.Random | None
+    ) -> tuple[AioNet, tuple[str, ...], Identity]:
+        """Make the network. Returns what cores are made of."""
+        self._net = net_for(options, rng)
+        return self._net, *self._share(self._net, name_servers, group, options, options.credentials, options.tls)
 
     async def start(self) -> None:
         raise NotImplementedError
@@ -139,22 +132,12 @@ class Producer(_Client):
         options: ProducerOptions | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        self._core = self._make(ProducerCore, name_servers, group, options, rng)
+        self._core = self._make(ProducerCore, options, name_servers, group, rng)
 
-    def _make(
-        self,
-        kind: Callable[..., P1],
-        name_servers: str | Iterable[str] | None,
-        group: str,
-        options: ProducerOptions | None,
-        rng: random.Random | None,
-    ) -> P1:
-        servers, self._group = parse_name_servers(name_servers), check_group(group)
-        rng = rng or random.Random()
+    def _make(self, kind: Callable[..., P1], options: ProducerOptions | None, *given: Any) -> P1:
         options = options_of(options, ProducerOptions)
-        net, identity = shared_net(lambda: self._core, servers, group, options, rng)
-        self._net = net
-        return kind(net, servers, group, options, identity, sends_together(net, options))
+        net, servers, identity = self._open(options, *given)
+        return kind(net, servers, self._group, options, identity, sends_together(net, options))
 
     start = call(ProducerCore.start, core)
     send = call(ProducerCore.send, started)
@@ -193,7 +176,7 @@ class TransactionProducer(Producer):
     ) -> None:
         """`call` calls `check`."""
         kind = functools.partial(TransactionCore, check=check, topics=topics, call=call)
-        self._core = self._make(kind, name_servers, group, options, rng)
+        self._core = self._make(kind, options, name_servers, group, rng)
 
     start = call(TransactionCore.start, core)
     send_in_transaction = call(TransactionCore.send_in_transaction, transactions)
@@ -219,13 +202,10 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
         options: PushOptions | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        servers, self._group = parse_name_servers(name_servers), check_group(group)
-        rng = rng or random.Random()
         options = options_of(options, PushOptions)
-        asked = MemberRequests(lambda: self._core, thread_stacks)
-        self._net, identity = shared_net(lambda: asked, servers, group, options, rng, is_member=True)
+        net, servers, identity = self._open(options, name_servers, group, rng)
         self._listener = listener
-        self._core = PushConsumerCore(self._net, servers, group, listener, options, identity)
+        self._core = PushConsumerCore(net, servers, group, listener, options, identity)
 
     def subscribe(self, topic: str, expression: str | Sql = ALL) -> Awaitable[None]:
         """Consume `topic`: messages with one of the tags in "a || b", or all with "*", or those that `Sql("...")`
@@ -270,11 +250,9 @@ class PullConsumer(_Client):
         options: PullOptions | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        servers, self._group = parse_name_servers(name_servers), check_group(group)
         options = options_of(options, PullOptions)
-        asked = PullConsumerRequests(group)
-        self._net, _ = shared_net(lambda: asked, servers, group, options, rng or random.Random())
-        self._core = PullConsumerCore(self._net, servers, group, options)
+        net, servers, _ = self._open(options, name_servers, group, rng)
+        self._core = PullConsumerCore(net, servers, group, options)
 
     start = call(PullConsumerCore.start, core)
     queues = call(PullConsumerCore.queues, core)
@@ -310,11 +288,8 @@ class LitePullConsumer(Iterated[ReceivedMessage], Member, _Client):
         options: LitePullOptions | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        servers, self._group = parse_name_servers(name_servers), check_group(group)
-        rng, options = rng or random.Random(), options_of(options, LitePullOptions)
-        asked = MemberRequests(lambda: self._core, thread_stacks)
-        net, identity = shared_net(lambda: asked, servers, group, options, rng, is_member=True)
-        self._net = net
+        options = options_of(options, LitePullOptions)
+        net, servers, identity = self._open(options, name_servers, group, rng)
         self._core = LitePullConsumerCore(net, servers, group, options, identity)
 
     start = call(LitePullConsumerCore.start, core)

@@ -26,19 +26,17 @@ from twisted.internet.interfaces import IReactorCore
 from twisted.python.failure import Failure
 
 from mqbroker.client.automatic_batches import sends_together
-from mqbroker.client.broker_requests import MemberRequests, PullConsumerRequests, decline
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.faces import Member, Named, at_once, core, net_of, offsets, queries, started, transactions
+from mqbroker.client.faces import Member, OnLoop, at_once, core, net_of, offsets, queries, started, transactions
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
-from mqbroker.client.instance import Asked, share
 from mqbroker.client.iteration import Delivery, Iterated, by_iteration
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.lite_pull import LitePullConsumerCore
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult
-from mqbroker.client.names import check_group
+from mqbroker.client.net import decline
 from mqbroker.client.options import (
     ClientOptions,
     LitePullOptions,
@@ -46,13 +44,11 @@ from mqbroker.client.options import (
     PullOptions,
     PushOptions,
     options_of,
-    parse_name_servers,
 )
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
-from mqbroker.client.running_info import thread_stacks
 from mqbroker.client.transactions import Check, TransactionCore
 from mqbroker.remoting.client import Connector
 
@@ -112,8 +108,32 @@ def _given_up(failure: Failure, producer: ProducerCore, message: Message, taken:
     return failure
 
 
-class _Client(Named):
+class _Client(OnLoop):
     """What all clients have in common: `start` and `close`, also by `async with` in a coroutine."""
+
+    def _open(
+        self,
+        options: ClientOptions,
+        reactor: Any,
+        name_servers: str | Iterable[str] | None,
+        group: str,
+        rng: random.Random | None,
+        connector: Connector | None,
+    ) -> tuple[DeferredNet, tuple[str, ...], Identity]:
+        """Make the network. Returns what cores are made of. Raises BadTls, and as `_share` does."""
+        key = options.credentials, options.tls, connector
+        why_lost = {}
+        if connector is None and options.tls is not None:
+            # TLS modules are imported only if they are used.
+            from mqbroker.client.deferred_tls import TlsConnector
+
+            connector = TlsConnector(reactor, options.tls)
+            why_lost = {"why_lost": connector.why_lost}
+        # Twisted's reactors have the time of day, which may be set.
+        steady = time.monotonic if isinstance(reactor, ReactorBase) else None
+        rng = rng or random.Random()
+        net = DeferredNet(reactor, decline, rng, options.credentials, connector, steady=steady, **why_lost)
+        return net, *self._share(net, name_servers, group, options, *key)
 
     def start(self) -> Deferred[None]:
         raise NotImplementedError
@@ -180,23 +200,12 @@ class Producer(_Client):
         rng: random.Random | None = None,
         connector: Connector | None = None,
     ) -> None:
-        self._core = self._make(ProducerCore, reactor, name_servers, group, options, rng, connector)
+        self._core = self._make(ProducerCore, options, reactor, name_servers, group, rng, connector)
 
-    def _make(
-        self,
-        kind: Callable[..., P1],
-        reactor: Any,
-        name_servers: str | Iterable[str] | None,
-        group: str,
-        options: ProducerOptions | None,
-        rng: random.Random | None,
-        connector: Connector | None,
-    ) -> P1:
-        servers, self._group = parse_name_servers(name_servers), check_group(group)
-        rng = rng or random.Random()
+    def _make(self, kind: Callable[..., P1], options: ProducerOptions | None, *given: Any) -> P1:
         options = options_of(options, ProducerOptions)
-        net, identity = _net(lambda: self._core, reactor, servers, group, options, rng, connector)
-        return kind(net, servers, group, options, identity, sends_together(net, options))
+        net, servers, identity = self._open(options, *given)
+        return kind(net, servers, self._group, options, identity, sends_together(net, options))
 
     start = call(ProducerCore.start, core)
     send = sending(ProducerCore.send)
@@ -235,7 +244,7 @@ class TransactionProducer(Producer):
         connector: Connector | None = None,
     ) -> None:
         kind = partial(TransactionCore, check=check, topics=topics)
-        self._core = self._make(kind, reactor, name_servers, group, options, rng, connector)
+        self._core = self._make(kind, options, reactor, name_servers, group, rng, connector)
 
     start = call(TransactionCore.start, core)
     send_in_transaction = call(TransactionCore.send_in_transaction, transactions)
@@ -263,11 +272,8 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
         rng: random.Random | None = None,
         connector: Connector | None = None,
     ) -> None:
-        servers, self._group = parse_name_servers(name_servers), check_group(group)
-        rng = rng or random.Random()
         options = options_of(options, PushOptions)
-        asked = MemberRequests(lambda: self._core, thread_stacks)
-        net, identity = _net(lambda: asked, reactor, servers, group, options, rng, connector, is_member=True)
+        net, servers, identity = self._open(options, reactor, name_servers, group, rng, connector)
         self._listener = listener
         self._core = PushConsumerCore(net, servers, group, listener, options, identity)
 
@@ -304,10 +310,8 @@ class PullConsumer(_Client):
         rng: random.Random | None = None,
         connector: Connector | None = None,
     ) -> None:
-        servers, self._group = parse_name_servers(name_servers), check_group(group)
         options = options_of(options, PullOptions)
-        asked = PullConsumerRequests(group)
-        net, _ = _net(lambda: asked, reactor, servers, group, options, rng or random.Random(), connector)
+        net, servers, _ = self._open(options, reactor, name_servers, group, rng, connector)
         self._core = PullConsumerCore(net, servers, group, options)
 
     start = call(PullConsumerCore.start, core)
@@ -346,10 +350,8 @@ class LitePullConsumer(Iterated[ReceivedMessage], Member, _Client):
         rng: random.Random | None = None,
         connector: Connector | None = None,
     ) -> None:
-        servers, self._group = parse_name_servers(name_servers), check_group(group)
-        rng, options = rng or random.Random(), options_of(options, LitePullOptions)
-        asked = MemberRequests(lambda: self._core, thread_stacks)
-        net, identity = _net(lambda: asked, reactor, servers, group, options, rng, connector, is_member=True)
+        options = options_of(options, LitePullOptions)
+        net, servers, identity = self._open(options, reactor, name_servers, group, rng, connector)
         self._core = LitePullConsumerCore(net, servers, group, options, identity)
 
     start = call(LitePullConsumerCore.start, core)
@@ -369,29 +371,3 @@ class LitePullConsumer(Iterated[ReceivedMessage], Member, _Client):
 
     pause = at_once(LitePullConsumerCore.pause)
     resume = at_once(LitePullConsumerCore.resume)
-
-
-def _net(
-    asked: Callable[[], Asked],
-    reactor: Any,
-    servers: tuple[str, ...],
-    group: str,
-    options: ClientOptions,
-    rng: random.Random,
-    connector: Connector | None,
-    *,
-    is_member: bool = False,
-) -> tuple[DeferredNet, Identity]:
-    """A client's network and identity, which it shares with others. Raises BadTls."""
-    key = options.credentials, options.tls, connector
-    why_lost = {}
-    if connector is None and options.tls is not None:
-        # TLS modules are imported only if they are used.
-        from mqbroker.client.deferred_tls import TlsConnector
-
-        connector = TlsConnector(reactor, options.tls)
-        why_lost = {"why_lost": connector.why_lost}
-    # Twisted's reactors have the time of day, which may be set.
-    steady = time.monotonic if isinstance(reactor, ReactorBase) else None
-    net = DeferredNet(reactor, decline, rng, options.credentials, connector, steady=steady, **why_lost)
-    return net, share(net, asked, servers, group, options.unit_name, *key, is_member=is_member)

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import functools
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from mqbroker.client.broker_requests import MemberRequests, PullConsumerRequests
+from mqbroker.client.identity import Identity
+from mqbroker.client.instance import Asked, share
 from mqbroker.client.loop_net import LoopNet
+from mqbroker.client.names import check_group
+from mqbroker.client.options import ClientOptions, parse_name_servers
 from mqbroker.client.producer import ProducerCore
+from mqbroker.client.pull_consumer import PullConsumerCore
+from mqbroker.client.running_info import thread_stacks
 from mqbroker.client.transactions import TransactionCore
 from mqbroker.wire.bodies import MessageQueue
 
@@ -66,6 +73,28 @@ class Named:
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__qualname__} of group {self._group}>"
+
+
+class OnLoop(Named):
+    """A client with a core on an event loop."""
+
+    def _share(
+        self, net: LoopNet, name_servers: str | Iterable[str] | None, group: str, options: ClientOptions, *key: Hashable
+    ) -> tuple[tuple[str, ...], Identity]:
+        """Have `net` use the connections of other clients with the same name servers and `key`. Returns the addresses
+        of the name servers, and the client's identity. Raises MQError."""
+        servers, self._group = parse_name_servers(name_servers), check_group(group)
+        is_member = isinstance(self, Member)
+        return servers, share(net, self._asked, servers, group, options.unit_name, *key, is_member=is_member)
+
+    def _asked(self) -> Asked:
+        """What answers the brokers' requests to this client."""
+        found = core(self)
+        if isinstance(found, ProducerCore):
+            return found
+        if isinstance(found, PullConsumerCore):
+            return PullConsumerRequests(self._group)
+        return MemberRequests(lambda: found, thread_stacks)
 
 
 class Member(Named):

@@ -37,6 +37,8 @@ from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import check_group, check_topic
 from mqbroker.client.net import checked
 from mqbroker.client.options import check_number
+from mqbroker.client.queue_requests import pull_request
+from mqbroker.client.subscription import ALL, subscribe_to
 from mqbroker.config import BrokerSettings, NamesrvSettings, NettySettings, StoreSettings, TlsMode, TlsSettings
 from mqbroker.errors import MQError
 from mqbroker.namesrv.namesrv_service import make_namesrv
@@ -257,23 +259,14 @@ class InMemoryBroker:
         """All messages of a topic, by queue and offset; none where there is no such topic. Dead letters are those of
         "%DLQ%GROUP", what waits for its retry those of "%RETRY%GROUP"."""
         found: list[ReceivedMessage] = []
+        everything = subscribe_to(topic, ALL, 0)
         for each in self._queues(topic):
             offset = 0
             while True:
-                header = h.PullMessageRequestHeader(
-                    consumer_group="in-memory-test",
-                    topic=topic,
-                    queue_id=each.queue_id,
-                    queue_offset=offset,
-                    max_msg_nums=_PULL_MAX,
-                    sys_flag=4,
-                    commit_offset=0,
-                    suspend_timeout_millis=0,
-                    subscription="*",
-                    sub_version=0,
-                    expression_type="TAG",
+                request = pull_request(
+                    each, offset, _PULL_MAX, group="in-memory-test", subscription=everything, carry_subscription=True
                 )
-                answer = self._ask(RemotingCommand.request(RequestCode.PULL_MESSAGE, header), may_fail=True)
+                answer = self._ask(request, may_fail=True)
                 records = decode_records(answer.body) if answer.code == ResponseCode.SUCCESS else []
                 if not records:
                     break

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import random
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
@@ -20,15 +19,13 @@ import attrs
 
 from mqbroker.client import aio, loop_thread
 from mqbroker.client.allocation import RebalanceListener
-from mqbroker.client.broker_requests import MemberRequests
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.faces import Member, Named, net_of, on_signals
+from mqbroker.client.faces import Member, Named, OnLoop, net_of, on_signals
 from mqbroker.client.lite_pull import LitePullConsumerCore
 from mqbroker.client.loop_thread import LoopThread
 from mqbroker.client.names import check_group
 from mqbroker.client.options import MemberOptions, ProducerOptions, PullOptions, parse_name_servers
 from mqbroker.client.push_consumer import PushConsumerCore
-from mqbroker.client.running_info import thread_stacks
 from mqbroker.wire.bodies import MessageQueue
 
 #: Messages that one look at the loop takes for an iteration.
@@ -170,9 +167,10 @@ class PerProcess(Client, Generic[Made, Options]):
             self._made = None
 
 
-class OfOneProcess(Member, Client, Generic[Core, T]):
+class OfOneProcess(Member, OnLoop, Client, Generic[Core, T]):
     """A member of a group, which belongs to the process that made it, and is iterated over."""
 
+    _core: Core
     #: What errors call it.
     _what: str
 
@@ -180,9 +178,8 @@ class OfOneProcess(Member, Client, Generic[Core, T]):
         self, name_servers: str | Iterable[str] | None, group: str, options: MemberOptions, make: Callable[..., Core]
     ) -> None:
         """`make` makes the core, by net, name servers, group, options and identity."""
-        servers, self._group = parse_name_servers(name_servers), check_group(group)
-        asked = MemberRequests(lambda: self._core, thread_stacks)
-        net, identity = aio.shared_net(lambda: asked, servers, group, options, random.Random(), is_member=True)
+        net = aio.net_for(options)
+        servers, identity = self._share(net, name_servers, group, options, options.credentials, options.tls)
         if options.rebalance_listener is not None:
             options = attrs.evolve(options, rebalance_listener=_OnThread(options.rebalance_listener))
         self._core = make(net, servers, group, options=options, identity=identity)

@@ -4,6 +4,7 @@ nothing that was acknowledged is missing afterwards, and all logs are the same.
 `tests/broker/service/test_group_schedules.py` has the same on simulated disks and links.
 """
 
+import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -130,6 +131,39 @@ def test_a_replica_whose_log_was_replaced_begins_anew_and_is_not_elected(fleet: 
         eventually("it is elected", lambda: three.registered_master(), patience_s=2 * LEASE_S)
     three.away = 0
     three.restart(*others)
+    schedule.finish()
+
+
+@pytest.mark.thorough
+def test_a_member_with_zeros_in_the_middle_of_its_log_is_not_elected_and_takes_it_again(
+    fleet: Fleet, etcd: Etcd, topic: str
+) -> None:
+    """Of a segment whose disk has lost it, and then of a page while the broker is the master."""
+    schedule = Schedule(fleet, etcd, topic, mappedFileSizeCommitLog="1048576")
+    three, replica = schedule.three, schedule.replicas[0]
+    others = [number for number in three.brokers if number != replica]
+    schedule.send("kept", 800, size=4000)
+    three.kill(*three.brokers)
+    (schedule.store(replica) / "commitlog" / "1048576".zfill(20)).write_bytes(bytes(1048576))
+    three.restart(replica)
+    three.away = others[0]
+    with pytest.raises(ProcessFailed):
+        eventually("it is elected", lambda: three.registered_master(), patience_s=2 * LEASE_S)
+    three.away = 0
+    three.restart(*others)
+
+    def took_again(number: int) -> bool:
+        aside = list(schedule.store(number).glob("commitlog.diverged-*"))
+        return bool(aside) and str(number) in three.in_sync()[1] and not three.not_whole(number)
+
+    eventually("it has all again", lambda: took_again(replica), patience_s=60)
+    schedule.wait_in_sync()
+    schedule.send("more", 20)
+    master = schedule.master
+    with (schedule.store(master) / "commitlog" / "1048576".zfill(20)).open("r+b") as segment:
+        os.pwrite(segment.fileno(), bytes(4096), 40960)
+    eventually("another is the master", lambda: three.in_sync()[0] and schedule.master != master, patience_s=150)
+    eventually("it has all again", lambda: took_again(master), patience_s=60)
     schedule.finish()
 
 

@@ -1,4 +1,4 @@
-"""Streams what a topic has into Parquet files. Needs PySpark 4.2 and Java 17."""
+"""Streams what a topic has into Parquet files. Needs PySpark 4.0 and Java 17."""
 
 from pyspark.sql import SparkSession
 

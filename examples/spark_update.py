@@ -1,6 +1,6 @@
 """Keeps the number of messages of each tag in a topic, as it changes.
 
-Needs PySpark 4.2 and Java 17.
+Needs PySpark 4.0 and Java 17.
 """
 
 import mqbroker.spark

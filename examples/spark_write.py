@@ -1,6 +1,6 @@
 """Writes a receipt for each order to another topic, once each.
 
-Needs PySpark 4.2 and Java 17.
+Needs PySpark 4.0 and Java 17.
 """
 
 from pyspark.sql import SparkSession

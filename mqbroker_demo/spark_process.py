@@ -23,9 +23,9 @@ from mqbroker_demo.traffic import TOPIC
 _LINE_BYTES_MAX = 64 * 1024 * 1024
 
 
-#: Earlier ones do not tell a Python source where its stream stands.
-PYSPARK_LEAST = (4, 2)
-_INSTALL = "Install the extra `spark` of this package, or: pip install 'pyspark>=4.2,<5' pyarrow numpy"
+#: Earlier ones have no data sources in Python.
+PYSPARK_LEAST = (4, 0)
+_INSTALL = "Install the extra `spark` of this package, or: pip install 'pyspark>=4.0,<5' pyarrow numpy"
 
 
 class SparkFailed(MQError):
@@ -39,7 +39,7 @@ def what_is_missing() -> str | None:
         return f"{' and '.join(absent)} not installed. {_INSTALL}"
     version = importlib.metadata.version("pyspark")
     if tuple(map(int, version.split(".")[:2])) < PYSPARK_LEAST:
-        return f"pyspark is {version}, and streams need {'.'.join(map(str, PYSPARK_LEAST))} or later. {_INSTALL}"
+        return f"pyspark is {version}, and the demo needs {'.'.join(map(str, PYSPARK_LEAST))} or later. {_INSTALL}"
     try:
         find_java()
     except JavaMissing as missing:

@@ -6,5 +6,7 @@ package imports neither PySpark nor Arrow.
 """
 
 from mqbroker.spark.foreach import foreach_batch
+from mqbroker.spark.frames import read, stream, write
+from mqbroker.spark.registering import register
 
-__all__ = ["foreach_batch"]
+__all__ = ["foreach_batch", "read", "register", "stream", "write"]

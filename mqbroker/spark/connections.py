@@ -30,6 +30,7 @@ from mqbroker.client.subscription import ALL, Sql, subscribe_to
 from mqbroker.client.thread_clients import parts
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import MQError
+from mqbroker.kernel import compiled
 from mqbroker.spark.options import ReadFrom, SourceOptions
 from mqbroker.spark.reading import PullsAhead
 from mqbroker.spark.sink_options import Guarantee, SinkOptions
@@ -205,6 +206,12 @@ def _all(futures: Sequence[Future[int | None]]) -> list[int | None]:
             future.cancel()
 
 
+@cache
+def _say_if_not_compiled() -> None:
+    if compiled is None:
+        log.warning("mqbroker's compiled module is not there, as with a bundle: reads and writes take more CPU")
+
+
 def client_for(options: SourceOptions) -> QueueClient:
     """The client of this process for `options`; it connects when it is used."""
     # A stream that asked one broker after another would see queues that end before they did.
@@ -267,6 +274,7 @@ class ClientSender:
 
 def sender_for(options: SinkOptions) -> ClientSender:
     """The sender of this process for `options`; it connects when it is used."""
+    _say_if_not_compiled()
     # A send without an answer is looked up before it is sent again.
     retries = 0 if options.guarantee is Guarantee.EFFECTIVELY_ONCE else None
     return _sender(options.name_servers, options.group, options.credentials, options.tls, retries)

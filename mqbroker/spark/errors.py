@@ -88,13 +88,28 @@ class NotReadable(MQError):
 
 
 @attrs.define
+class NotOnExecutors(MQError):
+    """The Python of the executors lacks a package."""
+
+    package: str
+
+    def __str__(self) -> str:
+        return (
+            f"the Python of the executors cannot import {self.package}: install it there with "
+            "`pip install 'mqbroker[spark]'` and set PYSPARK_PYTHON to that Python, or make a zip with "
+            "`python -m mqbroker.spark.bundle FILE.zip` and pass it with --py-files, or spark.addArtifact; "
+            "PySpark, Arrow (pyarrow) and NumPy must be installed"
+        )
+
+
+@attrs.define
 class PySparkTooOld(MQError):
-    """The API of this version of PySpark does not give a stream its offsets."""
+    """This version of PySpark has no data sources in Python."""
 
     version: str
 
     def __str__(self) -> str:
         return (
-            f'the format "rocketmq" needs PySpark 4.2 or later, and this is {self.version}: install it with '
-            "`pip install 'pyspark>=4.2,<5'` for the driver and for the Python of the workers"
+            f'the format "rocketmq" needs PySpark 4.0 or later, and this is {self.version}: use mqbroker.spark.read, '
+            "mqbroker.spark.stream and mqbroker.spark.write, which need no format"
         )

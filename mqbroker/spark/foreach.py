@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mqbroker.spark.errors import BadOption
 
 #: Where Spark keeps the id of a query, which a restart with its checkpoint does not change.
-_QUERY_ID = "sql.streaming.queryId"
+QUERY_ID = "sql.streaming.queryId"
+
+
+def texts_of(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options given in Python, as Spark passes them."""
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
 
 
 def foreach_batch(**options: Any) -> Callable[[Any, int], None]:
@@ -18,15 +23,21 @@ def foreach_batch(**options: Any) -> Callable[[Any, int], None]:
     guarantee=effectively-once a batch that is repeated is recognised by the query's id and the batch's, or by
     `writeId` in place of the former; two such functions of one query that write to the same topic need different ones.
     """
-    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    texts = texts_of(options)
     given = next((texts.pop(name) for name in list(texts) if name.lower() == "writeid"), None)
 
     def write(frame: Any, batch_id: int) -> None:
-        query = given or frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+        query = given or frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
         if not query:
             raise BadOption(
                 "writeId", "is required: Spark does not tell the id of the query here; use a name of your own"
             )
-        frame.write.format("rocketmq").mode("append").options(**texts, writeId=f"{query}/{batch_id}").save()
+        from mqbroker.spark import api, frames
+
+        texts["writeId"] = f"{query}/{batch_id}"
+        if api.HAS_SOURCES:
+            frame.write.format("rocketmq").mode("append").options(**texts).save()
+        else:
+            frames.write(frame, **texts)
 
     return write

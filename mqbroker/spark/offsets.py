@@ -107,6 +107,12 @@ class OffsetSpec:
         """The queues that the option names."""
         return self.given.keys() | self.times.keys()
 
+    def has_latest(self) -> bool:
+        """Whether a position depends on when it is asked for."""
+        if self.is_committed or self.if_no_message is not None:
+            return True
+        return (self.default == LATEST and self.time_ms is None) or LATEST in self.given.values()
+
     def resolve(self, bounds: Mapping[MessageQueue, Bounds]) -> Positions:
         """The position in each queue of `bounds`, without regard to times and committed offsets.
 

@@ -16,24 +16,20 @@ from typing import Any
 
 import attrs
 from pyspark import TaskContext
-from pyspark.sql import datasource
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from mqbroker.errors import MQError
+from mqbroker.spark import api
 from mqbroker.spark.errors import BadOption
 from mqbroker.spark.sink_options import Guarantee, SinkColumns, SinkOptions, choose_sink_columns
 
 log = logging.getLogger(__name__)
 
-#: PySpark 4.0 has none for streams: rows come one by one.
-_StreamBase: Any = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)
-_HAS_ARROW_STREAMS = hasattr(datasource, "DataSourceStreamArrowWriter")
 _ROWS_TOGETHER = 10_000
 
 
 @attrs.define
-class Done(WriterCommitMessage):
+class Done(api.WriterCommitMessage):
     """What a task has written."""
 
     partition: int
@@ -41,7 +37,7 @@ class Done(WriterCommitMessage):
     found: int
 
 
-class BatchWriter(DataSourceArrowWriter):
+class BatchWriter(api.DataSourceArrowWriter):
     """Writes a data frame. Unique keys differ from one write to the next, unless `writeId` names it."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
@@ -50,7 +46,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._columns = _columns(schema, options)
         self._write_id = options.write_id or uuid.uuid4().hex
 
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[Any]) -> Done:
         """Send the rows of a partition. Raises BadRow, NotWritten, and errors of the client."""
         try:
             return _write(self._options, self._columns, self._write_id, iterator)
@@ -58,16 +54,16 @@ class BatchWriter(DataSourceArrowWriter):
             # Spark prints the traceback: a short one.
             raise error.with_traceback(None) from None
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def commit(self, messages: Sequence[Done | None]) -> None:
         """Log what was written."""
         _log_written("a write", messages)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def abort(self, messages: Sequence[Done | None]) -> None:
         """Log that the write has failed; the rows that were sent stay."""
         log.warning("a write has failed; rows that were acknowledged stay in the topic")
 
 
-class StreamWriter(_StreamBase):
+class StreamWriter(api.DataSourceStreamWriter):
     """Writes the micro-batches of a query. Unique keys are those of query and batch, so that a batch that is repeated
     has the same."""
 
@@ -77,21 +73,21 @@ class StreamWriter(_StreamBase):
         self._schema = schema
         self._columns = _columns(schema, options)
 
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[Any]) -> Done:
         """As BatchWriter's."""
         try:
-            batches = iterator if _HAS_ARROW_STREAMS else _batches(iterator, self._schema)
+            batches = iterator if api.HAS_ARROW_STREAMS else _batches(iterator, self._schema)
             query = self._options.write_id or _local_property("sql.streaming.queryId")
             write_id = f"{query}/{_local_property('streaming.sql.batchId')}"
             return _write(self._options, self._columns, write_id, batches)
         except MQError as error:
             raise error.with_traceback(None) from None
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+    def commit(self, messages: Sequence[Done | None], batchId: int) -> None:
         """Log what was written."""
         _log_written(f"batch {batchId}", messages)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+    def abort(self, messages: Sequence[Done | None], batchId: int) -> None:
         """Log that a batch has failed; the rows that were sent stay."""
         log.warning("batch %d has failed; rows that were acknowledged stay in the topic", batchId)
 
@@ -116,7 +112,7 @@ def _local_property(name: str) -> str:
     return (context.getLocalProperty(name) if context is not None else None) or ""
 
 
-def _write(options: SinkOptions, columns: SinkColumns, write_id: str, batches: Iterator[Any]) -> WriterCommitMessage:
+def _write(options: SinkOptions, columns: SinkColumns, write_id: str, batches: Iterator[Any]) -> Done:
     context = TaskContext.get()
     partition, attempt = (0, 0) if context is None else (context.partitionId(), context.attemptNumber())
     is_once = options.guarantee is Guarantee.EFFECTIVELY_ONCE
@@ -155,9 +151,8 @@ def _write(options: SinkOptions, columns: SinkColumns, write_id: str, batches: I
 def _batches(rows: Iterator[Any], schema: StructType) -> Iterator[Any]:
     """Rows as record batches."""
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
 
-    arrow_schema: Any = to_arrow_schema(schema)
+    arrow_schema: Any = api.arrow_schema_of(schema)
     some: list[Any] = []
 
     def batch() -> Any:
@@ -182,7 +177,7 @@ def _plain(values: Sequence[Any]) -> list[Any]:
     return [[as_dict(one) for one in each] if isinstance(each, list) else each for each in values]
 
 
-def _log_written(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+def _log_written(what: str, messages: Sequence[Done | None]) -> None:
     done = [message for message in messages if isinstance(message, Done)]
     sent, found = sum(each.sent for each in done), sum(each.found for each in done)
     log.info("%s of %d partitions: %d rows sent, %d were there already", what, len(messages), sent, found)

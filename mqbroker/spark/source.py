@@ -10,26 +10,18 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from functools import wraps
 from types import FrameType
 from typing import Any, TypeVar, cast
 
 import attrs
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    InputPartition,
-)
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from mqbroker.errors import MQError
-from mqbroker.spark.errors import BadOption, DataLoss, Loss, PySparkTooOld
+from mqbroker.spark import api
+from mqbroker.spark.errors import BadOption, DataLoss, Loss
 from mqbroker.spark.limits import SAMPLE, backlog, limit_bytes
 from mqbroker.spark.losses import LossLog, fetch_marks, fetch_sizes, read_batches, refuse_loss
 from mqbroker.spark.offsets import (
@@ -43,6 +35,7 @@ from mqbroker.spark.offsets import (
     describe,
     farthest,
     find_losses,
+    from_json,
     limit_rows,
     plan_batch,
     split_ranges,
@@ -80,7 +73,7 @@ def shallow(method: F) -> F:
     return cast(F, call)
 
 
-class RocketMQDataSource(DataSource):
+class RocketMQDataSource(api.DataSource):
     """Format "rocketmq": the messages of one or several topics."""
 
     @classmethod
@@ -93,25 +86,25 @@ class RocketMQDataSource(DataSource):
         return default_ddl(parse_options(self.options, streaming=None).columns)
 
     @shallow
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> BatchReader:
         """Raises BadOption or BadSchema."""
         reader = PushdownReader if _pushes_filters() else BatchReader
         return reader(parse_options(self.options, streaming=False), schema)
 
     @shallow
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+    def streamReader(self, schema: StructType) -> StreamReader:
         """Raises BadOption or BadSchema."""
         return StreamReader(parse_options(self.options, streaming=True), schema)
 
     @shallow
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Raises BadOption or BadSchema."""
         if overwrite:
             refuse_overwriting(is_stream=False)
         return BatchWriter(parse_sink_options(self.options), schema)
 
     @shallow
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Raises BadOption or BadSchema."""
         if overwrite:
             refuse_overwriting(is_stream=True)
@@ -130,17 +123,17 @@ def _pushes_filters() -> bool:
     return False
 
 
-class BatchReader(DataSourceReader):
+class BatchReader(api.DataSourceReader):
     """Reads between two offsets of each queue, both fixed before the first message is read."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._schema = schema
+        self.schema = schema
         self._columns = _columns(options, schema)
         self._pushed = Pushed()
 
     @shallow
-    def partitions(self) -> list[InputPartition]:
+    def partitions(self) -> list[Any]:
         """One for each queue with messages to read. Raises BadOption, DataLoss, or the client's errors."""
         options = self._options
         seen = _bounds_at_start(options)
@@ -161,8 +154,8 @@ class BatchReader(DataSourceReader):
             )
         return _partitions(options, ranges)
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        return _read(self._options, self._columns, self._schema, partition.value)
+    def read(self, partition: Any) -> Iterator[Any]:
+        return _read(self._options, self._columns, self.schema, partition)
 
 
 class PushdownReader(BatchReader):
@@ -177,16 +170,19 @@ class PushdownReader(BatchReader):
         yield from left
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
     """Reads from trigger to trigger. Spark keeps the offsets; `plan` has the rules by which a restart continues."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._schema = schema
+        self.schema = schema
         self._columns = _columns(options, schema)
         self._initial: Positions | None = None
         self._initial_marks: Mapping[MessageQueue, Mark] = {}
         self._anchored = False
+        #: Where the query stands, if Spark has told it. On a restart it asks first for the partitions between an
+        #: offset and the same one; a new query is asked for its latest offset first.
+        self._here: dict[str, Any] | None = None
         self._target: Positions | None = None
         self._seen: Positions | None = None
         self._planned_at: float | None = None
@@ -199,7 +195,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """The start of a query without a checkpoint. Spark calls it twice, and must get the same."""
         if self._initial is None:
-            seen = _bounds_at_start(self._options)
+            # Without an empty first batch the one that is repeated has rows of all its queues.
+            is_repeated = self._here is not None and not self._begins_empty()
+            seen = _bounds_at_start(self._options, from_json(self._here).keys() if is_repeated else frozenset())
             initial, losses = _find_starts(self._options, seen)
             self._skip(losses)
             self._initial_marks = self._marks_before(initial)
@@ -207,10 +205,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset(self._initial, self._initial_marks).to_json()
 
     @shallow
-    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """The end of the next batch. Raises DataLoss."""
         if start is None:
-            raise PySparkTooOld("one that does not report the query's offsets")
+            self._anchored = self._anchored or not self._begins_empty()
+            start, limit = self._here or self.initialOffset(), self.getDefaultReadLimit()
         here = StreamOffset.from_json(start)
         self._report(here.positions)
         if here.positions == self._initial and not self._anchored:
@@ -225,7 +224,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen = end = farthest(begin.positions, seen)
         if self._target is not None:
             end = cap(begin.positions, end, self._target)
-        if isinstance(limit, ReadMaxRows):
+        if isinstance(limit, api.ReadMaxRows):
             end = limit_rows(begin.positions, end, limit.max_rows)
         if not losses and self._is_too_small(begin.positions, end):
             return start
@@ -252,6 +251,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return end
         wants = [(queue, start[queue], min(count, SAMPLE)) for queue, count in backlog(start, end).items()]
         return limit_bytes(start, end, size, fetch_sizes(_client(self._options), wants))
+
+    def _begins_empty(self) -> bool:
+        """Whether the first batch of a new query is empty, so that its end records where the query starts.
+
+        Before PySpark 4.2 a run of what is available is one batch, which should be empty only if it has to be.
+        """
+        return api.TELLS_START or self._options.starting.has_latest()
 
     def _find_losses(self, here: StreamOffset, seen: TopicBounds) -> list[DataLoss]:
         losses = {loss.queue: loss for loss in find_losses(here.positions, seen)}
@@ -293,9 +299,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             names = ", ".join(describe(queue) for queue in queues)
             log.warning("not read now, as brokers do not answer: %s", names or "nothing, all answer again")
 
-    def getDefaultReadLimit(self) -> ReadLimit:
+    def getDefaultReadLimit(self) -> Any:
         rows = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+        return api.ReadAllAvailable() if rows is None else api.ReadMaxRows(rows)
 
     @shallow
     def prepareForTriggerAvailableNow(self) -> None:
@@ -308,15 +314,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._seen is None else to_json(self._seen)
 
     @shallow
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Any]:
         """One for each queue that advances between the two offsets."""
         # The plan is in Spark's log already: also that of a first batch that is repeated after a restart.
         self._anchored = True
-        ranges = plan(StreamOffset.from_json(start), StreamOffset.from_json(end), self._initial)
+        self._here = end
+        first, last = StreamOffset.from_json(start), StreamOffset.from_json(end)
+        if not self._begins_empty() and (added := last.positions.keys() - first.positions.keys()):
+            # The end of a first batch has queues that appeared after the start: they are read from their first message.
+            bounds = _bounds_at_start(self._options, added).bounds
+            firsts = {queue: bounds[queue].first for queue in added if queue in bounds}
+            first = attrs.evolve(first, positions=first.positions | firsts)
+        ranges = plan(first, last, self._initial)
         return _partitions(self._options, ranges)
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        return _read(self._options, self._columns, self._schema, partition.value)
+    def read(self, partition: Any) -> Iterator[Any]:
+        return _read(self._options, self._columns, self.schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark keeps the offsets; brokers get them for tools that show the lag."""
@@ -330,9 +343,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Does nothing: Spark ends the process."""
 
 
-def _partitions(options: SourceOptions, ranges: list[QueueRange]) -> list[InputPartition]:
+def _partitions(options: SourceOptions, ranges: list[QueueRange]) -> list[Any]:
     parts = split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
-    return [InputPartition(part) for part in parts]
+    return [api.InputPartition(part) for part in parts]
 
 
 def _columns(options: SourceOptions, schema: StructType) -> tuple[str, ...]:
@@ -344,10 +357,10 @@ def _deadline(options: SourceOptions) -> RetryDeadline:
     return RetryDeadline(options.retry_timeout_ms / 1000, time.monotonic, time.sleep)
 
 
-def _bounds_at_start(options: SourceOptions) -> TopicBounds:
+def _bounds_at_start(options: SourceOptions, repeated: Set[MessageQueue] = frozenset()) -> TopicBounds:
     soon = RetryDeadline(min(options.retry_timeout_ms / 1000, _NAME_SERVER_TIMEOUT_S), time.monotonic, time.sleep)
     selection = options.selection
-    named = options.starting.named | options.ending.named | selection.queues
+    named = options.starting.named | options.ending.named | selection.queues | repeated
     expected = Expected(options.expect_brokers, named)
     client, deadline = _client(options), _deadline(options)
     topics = _topics(client, options, soon)
@@ -383,17 +396,15 @@ def _client(options: SourceOptions) -> Any:
     return client_for(options)
 
 
-def _read(
-    options: SourceOptions, columns: tuple[str, ...], schema: StructType, todo: QueueRange | None
-) -> Iterator[Any]:
-    """Yield the record batches of one range; Spark passes None for a plan without ranges."""
-    if todo is None:
+def _read(options: SourceOptions, columns: tuple[str, ...], schema: StructType, partition: Any) -> Iterator[Any]:
+    """Yield the record batches of one range. For a plan without ranges, Spark passes a partition of None; 4.0 and 4.1
+    pass None."""
+    if partition is None or partition.value is None:
         return
-    from pyspark.sql.pandas.types import to_arrow_schema
-
+    todo: QueueRange = partition.value
     from mqbroker.spark.decode import decode_chunk
 
-    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    arrow_schema = api.arrow_schema_of(schema)
     on_loss = refuse_loss if options.fail_on_data_loss else LossLog(options.data_loss_to)
     # Spark may stop early, as with limit(); pulls in flight are abandoned now, not at garbage collection.
     with closing(

@@ -13,10 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Set
 from typing import Annotated, Any, Self, get_args, get_origin
 
 import attrs
-import orjson
 
 from mqbroker.errors import MQError
-from mqbroker.wire import fastjson
+from mqbroker.wire import fastjson, strict_json
 from mqbroker.wire.headers import camel_case
 
 _integer = re.compile(r"-?[0-9]{1,20}").fullmatch
@@ -183,10 +182,10 @@ def _pieces(value: Any, lead: bytes) -> Iterator[bytes]:
     if isinstance(value, Body):
         plan = _plan(type(value))
         if type(value) in _flat:
-            yield lead + orjson.dumps(value.to_value())
+            yield lead + strict_json.dumps(value.to_value())
             return
         fields = ((key, getattr(value, name)) for name, key, _, _ in plan)
-        yield from _object(((orjson.dumps(key), item) for key, item in fields if item is not None), lead)
+        yield from _object(((strict_json.dumps(key), item) for key, item in fields if item is not None), lead)
     elif isinstance(value, Mapping):
         yield from _object(((_key(key), item) for key, item in value.items()), lead)
     elif isinstance(value, list | tuple | set | frozenset):
@@ -196,7 +195,7 @@ def _pieces(value: Any, lead: bytes) -> Iterator[bytes]:
             before = b","
         yield b"]" if before == b"," else before + b"]"
     else:
-        yield lead + orjson.dumps(value)
+        yield lead + strict_json.dumps(value)
 
 
 def _object(items: Iterator[tuple[bytes, Any]], lead: bytes) -> Iterator[bytes]:
@@ -209,4 +208,4 @@ def _object(items: Iterator[tuple[bytes, Any]], lead: bytes) -> Iterator[bytes]:
 
 def _key(key: Any) -> bytes:
     """A key as Fastjson writes it: an object with its fields in order, a number unquoted."""
-    return orjson.dumps(dict(sorted(key.to_value().items())) if isinstance(key, Body) else key)
+    return strict_json.dumps(dict(sorted(key.to_value().items())) if isinstance(key, Body) else key)

@@ -16,10 +16,10 @@ from collections.abc import Collection
 from typing import Any
 
 import attrs
-import orjson
 
 from mqbroker.errors import BadFrame
 from mqbroker.kernel import compiled
+from mqbroker.wire import strict_json
 from mqbroker.wire.codes import VERSION, LanguageCode, RequestCode, ResponseCode
 from mqbroker.wire.headers import Header, encode_header
 
@@ -246,7 +246,7 @@ def _text(value: Any) -> str:
 def load_json_header(header: bytes) -> dict[str, Any]:
     """The members of a JSON header, unchecked. Raises BadFrame if it is no JSON object."""
     try:
-        fields = orjson.loads(header)
+        fields = strict_json.loads(header)
     except ValueError as error:
         raise BadFrame(f"command header is not JSON: {error}") from None
     if type(fields) is not dict:
@@ -291,7 +291,7 @@ def encode_json_header(command: RemotingCommand, opaque: int) -> bytes:
         fields["remark"] = command.remark
     fields["serializeTypeCurrentRPC"] = "JSON"
     fields["version"] = command.version
-    return orjson.dumps(fields)
+    return strict_json.dumps(fields)
 
 
 #: What follows the fields in the JSON of a request, up to its opaque and behind that.

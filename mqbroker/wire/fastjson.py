@@ -3,7 +3,7 @@
     {0:"127.0.0.1:10911"}                          a map with Long keys
     {{"brokerName":"a","queueId":1}:12}            a map whose keys are objects
 
-Strict JSON is read and written by orjson. The depth of nesting is bounded.
+Strict JSON is read and written by `strict_json`. The depth of nesting is bounded.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-import orjson
 
 from mqbroker.errors import MQError
+from mqbroker.wire import strict_json
 
 DEPTH_MAX = 64
 
@@ -55,7 +55,7 @@ def loads(text: bytes | str, dialect_bytes_max: int | None = None) -> Any:
     The dialect is read at 2 to 10 MB a second: `dialect_bytes_max` bounds that for texts of peers.
     """
     try:
-        value = orjson.loads(text)
+        value = strict_json.loads(text)
     except ValueError as error:
         if dialect_bytes_max is not None and len(text) > dialect_bytes_max:
             raise BadJson(f"{len(text)} bytes that are not strict JSON ({error})") from None
@@ -101,7 +101,7 @@ def dumps(value: Any) -> bytes:
 def _write(value: Any, parts: list[bytes]) -> None:
     """Write as much as possible at once as strict JSON."""
     try:
-        parts.append(orjson.dumps(value))
+        parts.append(strict_json.dumps(value))
         return
     except TypeError:
         if not isinstance(value, Mapping | list | tuple):
@@ -111,7 +111,7 @@ def _write(value: Any, parts: list[bytes]) -> None:
         for count, (key, item) in enumerate(value.items()):
             if count:
                 parts.append(b",")
-            parts.append(orjson.dumps(key.as_dict() if isinstance(key, JsonKey) else key))
+            parts.append(strict_json.dumps(key.as_dict() if isinstance(key, JsonKey) else key))
             parts.append(b":")
             _write(item, parts)
         parts.append(b"}")
@@ -168,7 +168,7 @@ class _Reader:
         if found is None:
             return None
         try:
-            value: dict[str, Any] = orjson.loads(found.group())
+            value: dict[str, Any] = strict_json.loads(found.group())
         except ValueError:
             return None
         self._at = found.end()
@@ -225,7 +225,7 @@ class _Reader:
             raise BadJson(f"unfinished string at character {self._at}")
         self._at = found.end()
         try:
-            return str(orjson.loads(found.group()))
+            return str(strict_json.loads(found.group()))
         except ValueError as error:
             raise BadJson(f"bad string before character {self._at}: {error}") from None
 
@@ -238,6 +238,6 @@ class _Reader:
         if word in _words:
             return _words[word]
         try:
-            return orjson.loads(word)
+            return strict_json.loads(word)
         except ValueError:
             raise BadJson(f"{word[:40]!r} is not a value") from None

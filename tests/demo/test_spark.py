@@ -20,13 +20,13 @@ def test_packages_that_are_not_installed_are_named_with_what_to_type(monkeypatch
     missing = what_is_missing()
     assert missing is not None
     assert missing.startswith("pyspark not installed. Install the extra `spark`")
-    assert "pip install 'pyspark>=4.2,<5'" in missing
+    assert "pip install 'pyspark>=4.0,<5'" in missing
 
 
 def test_a_pyspark_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.1.2")
-    assert (what_is_missing() or "").startswith("pyspark is 4.1.2, and streams need 4.2 or later.")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.5.9")
+    assert (what_is_missing() or "").startswith("pyspark is 3.5.9, and the demo needs 4.0 or later.")
 
 
 def test_java_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,12 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
 from mqbroker.client.errors import NameServerUnreachable
-from mqbroker.spark import source
-from mqbroker.spark.errors import BadOption, BadSchema, DataLoss, PySparkTooOld
+from mqbroker.spark import api, source
+from mqbroker.spark.api import ReadAllAvailable, ReadMaxRows
+from mqbroker.spark.errors import BadOption, BadSchema, DataLoss, NotReadable
 from mqbroker.spark.source import RocketMQDataSource, StreamReader
 from mqbroker.wire.bodies import MessageQueue
 from tests.spark.fake_log import FakeLog
@@ -435,9 +435,99 @@ def test_the_progress_shows_the_ends(make: Make) -> None:
     assert reader.reportLatestOffset() == {"orders": {"a": {"0": 10, "1": 4}}}
 
 
-def test_a_spark_that_does_not_say_where_the_query_stands_is_refused(make: Make) -> None:
-    with pytest.raises(PySparkTooOld, match=r"needs PySpark 4\.2"):
-        make().latestOffset()
+class OldEngine(Engine):
+    """Spark before 4.2: it asks for an end without saying where the query stands, after it has asked a reader that is
+    new for the partitions between the last offset of its log and the same one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reader: StreamReader | None = None
+
+    def run(self, reader: StreamReader, *, die_before: str = "", limit: Any = None) -> bool:
+        if reader is not self._reader and self.offsets:
+            assert reader.partitions(json.loads(self.offsets[-1]), json.loads(self.offsets[-1])) == []
+        self._reader = reader
+        if self.committed == len(self.offsets):
+            end = json.dumps(reader.latestOffset())
+            if self.offsets and end == self.offsets[-1]:
+                return False
+            self.offsets.append(end)
+        super().run(reader, die_before=die_before)
+        return True
+
+
+@pytest.fixture
+def old(monkeypatch: pytest.MonkeyPatch) -> OldEngine:
+    monkeypatch.setattr(api, "TELLS_START", False)
+    return OldEngine()
+
+
+def test_an_older_spark_reads_in_its_first_batch(log: FakeLog, make: Make, old: OldEngine) -> None:
+    old.run(make(startingoffsets="earliest"))
+    assert old.rows() == rows(range(10), range(4))
+    log.add(A0, 5)
+    old.run(make(startingoffsets="earliest"))
+    assert old.rows() == rows(range(15), range(4))
+    assert not old.run(make(startingoffsets="earliest"))
+
+
+@pytest.mark.parametrize("die_before", ["read", "commit"])
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [("latest", rows(range(10, 20), range(0))), ('{"orders":{"a":{"0":2,"1":-1}}}', rows(range(2, 20), range(0)))],
+)
+def test_an_older_spark_that_starts_at_the_end_writes_the_start_down(
+    log: FakeLog, make: Make, old: OldEngine, die_before: str, start: str, expected: Any
+) -> None:
+    old.run(make(startingoffsets=start), die_before=die_before)
+    assert old.rows() == []
+    log.add(A0, 5)
+    old.run(make(startingoffsets=start))
+    old.drain(make(startingoffsets=start))
+    log.add(A0, 5)
+    reader = make(startingoffsets=start)
+    old.run(reader, die_before=die_before)
+    old.drain(make(startingoffsets=start))
+    assert old.rows() == expected
+
+
+@pytest.mark.parametrize("die_before", ["read", "commit"])
+def test_an_older_spark_repeats_its_first_batch(log: FakeLog, make: Make, old: OldEngine, die_before: str) -> None:
+    old.run(make(startingoffsets="earliest", maxoffsetspertrigger="7"), die_before=die_before)
+    log.add(A0, 5)
+    reader = make(startingoffsets="earliest", maxoffsetspertrigger="7")
+    old.drain(reader)
+    assert old.rows() == rows(range(15), range(4))
+    assert [len(some) for some in old.sink.values()] == [7, 7, 5]
+
+
+def test_an_older_spark_that_repeats_its_first_batch_waits_for_brokers_of_it(
+    log: FakeLog, make: Make, old: OldEngine
+) -> None:
+    of_b = MessageQueue("orders", "b", 0)
+    log.add(of_b, 3)
+    old.run(make(startingoffsets="earliest"), die_before="commit")
+    found = log.records.pop(of_b)
+    with pytest.raises(NotReadable, match="expected brokers are not registered with the name servers: b"):
+        old.run(make(startingoffsets="earliest"))
+    log.records[of_b] = found
+    old.drain(make(startingoffsets="earliest"))
+    assert len(old.rows()) == 17
+
+
+def test_an_older_spark_reads_queues_that_appear_before_its_first_batch_ends(
+    log: FakeLog, make: Make, old: OldEngine
+) -> None:
+    reader = make(startingoffsets="earliest")
+    reader.initialOffset()
+    added = MessageQueue("orders", "a", 2)
+    log.add(added, 3)
+    end = reader.latestOffset()
+    assert end["orders"]["a"] == {"0": 10, "1": 4, "2": 0}
+    # As an earlier version wrote it, or a restart at which the queue is not known yet.
+    end["orders"]["a"]["2"] = 3
+    ranges = [part.value for part in reader.partitions(reader.initialOffset(), end)]
+    assert [(each.queue.queue_id, each.start, each.end) for each in ranges] == [(0, 0, 10), (1, 0, 4), (2, 0, 3)]
 
 
 def test_a_batch_reads_what_is_there(log: FakeLog) -> None:

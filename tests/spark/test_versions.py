@@ -1,0 +1,250 @@
+"""What every supported version of PySpark does, and where they differ: `tox -e spark35,spark40,spark41,spark42`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+import mqbroker.spark
+from mqbroker.client.blocking import PullConsumer
+from mqbroker.spark import api
+from mqbroker.spark.schema import COLUMNS
+from mqbroker.wire.bodies import MessageQueue
+from tests.daemons.processes import PATIENCE_SECONDS, wait_for
+from tests.spark.session import SOURCE
+from tests.spark.test_spark import (  # noqa: F401 - fixtures
+    QUEUES,
+    Cluster,
+    Publishing,
+    cluster,
+    publish,
+    rows_of,
+    spark,
+)
+
+pytestmark = [pytest.mark.spark, pytest.mark.daemons]
+
+#: 4.0 and 4.1 run one batch where all that is available is asked for.
+ONE_BATCH_A_RUN = api.HAS_SOURCES and not api.TELLS_START
+
+
+@attrs.define
+class Query:
+    """Reads topics, in the way of this version, into Parquet files; `checkpoint` and `sink` are directories."""
+
+    spark: Any
+    cluster: Cluster
+    folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    @property
+    def sink(self) -> Path:
+        return self.folder / "sink"
+
+    def batch(self, topic: str, columns: str | None = None, **options: str) -> Any:
+        if not api.HAS_SOURCES:
+            return mqbroker.spark.read(self.spark, columns, nameServer=self.cluster.name_server, topic=topic, **options)
+        reader = self.spark.read.format("rocketmq")
+        reader = reader.options(nameServer=self.cluster.name_server, topic=topic, **options)
+        return (reader if columns is None else reader.schema(columns)).load()
+
+    def stream(self, topic: str, **options: str) -> Any:
+        return self.spark.readStream.format("rocketmq").options(
+            nameServer=self.cluster.name_server, topic=topic, **options
+        )
+
+    def run(self, topic: str, process: Callable[[Any, int], None] | None = None, **options: str) -> list[int]:
+        """Process what is available; returns the number of rows of each batch that has some."""
+        counts: list[int] = []
+
+        def keep(frame: Any, batch: int) -> None:
+            if process is not None:
+                process(frame, batch)
+            elif count := frame.count():
+                counts.append(count)
+                # A batch that is repeated replaces its own files.
+                frame.write.mode("overwrite").parquet(str(self.sink / f"batch={batch}"))
+
+        if api.HAS_SOURCES:
+            writer = self.stream(topic, **options).load().writeStream.foreachBatch(keep)
+            writer = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True)
+            assert writer.start().awaitTermination(PATIENCE_SECONDS)
+        else:
+            given: dict[str, Any] = {"nameServer": self.cluster.name_server, "topic": topic, **options}
+            mqbroker.spark.stream(self.spark, keep, checkpoint=str(self.checkpoint), available_now=True, **given)
+        return counts
+
+    def rows(self) -> list[Any]:
+        return rows_of(self.spark.read.parquet(str(self.sink)))
+
+    def forget_commit(self) -> None:
+        """As if the driver had been killed before the commit of the last batch."""
+        commits = self.checkpoint / "commits"
+        last = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+        last.unlink()
+        (commits / f".{last.name}.crc").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def query(spark: Any, cluster: Cluster, tmp_path: Path) -> Query:  # noqa: F811
+    return Query(spark, cluster, tmp_path)
+
+
+def test_a_batch_has_every_message_and_every_column(query: Query) -> None:
+    sent = publish(query.cluster, "VBatch", 100, tags="paid", keys=["k1", "k2"], properties={"shop": "7"})
+    frame = query.batch("VBatch")
+    assert frame.columns == [column.name for column in COLUMNS]
+    assert rows_of(frame) == sorted(sent)
+    row = frame.filter("queueId = 0 AND queueOffset = 0").first()
+    assert (row.topic, row.brokerName, row.tags, row["keys"]) == ("VBatch", "broker-a", "paid", ["k1", "k2"])
+    assert row.properties["shop"] == "7"
+    assert row.bornTimestamp <= row.storeTimestamp
+    assert frame.rdd.getNumPartitions() == QUEUES
+    few = query.batch("VBatch", "queueOffset BIGINT, tags STRING", minPartitions="8")
+    assert few.rdd.getNumPartitions() == 8
+    assert few.groupBy("tags").count().collect() == [("paid", 100)]
+    assert query.batch("VBatch", startingOffsets="latest").count() == 0
+
+
+def test_runs_of_what_is_available_take_each_message_once(query: Query) -> None:
+    sent = publish(query.cluster, "VAvailable", 50)
+    assert query.run("VAvailable", startingOffsets="earliest") == [50]
+    sent += publish(query.cluster, "VAvailable", 30, 50)
+    assert query.run("VAvailable", startingOffsets="earliest") == [30]
+    assert query.run("VAvailable", startingOffsets="earliest") == []
+    assert query.rows() == sorted(sent)
+
+
+def test_a_limit_is_one_of_each_batch(query: Query) -> None:
+    sent = publish(query.cluster, "VLimit", 50)
+    runs = [query.run("VLimit", startingOffsets="earliest", maxOffsetsPerTrigger="20") for _ in range(3)]
+    assert runs == ([[20], [20], [10]] if ONE_BATCH_A_RUN else [[20, 20, 10], [], []])
+    assert query.rows() == sorted(sent)
+
+
+def test_a_stream_from_the_end_begins_where_its_first_run_was(query: Query) -> None:
+    publish(query.cluster, "VLatest", 20)
+    assert query.run("VLatest") == []
+    sent = publish(query.cluster, "VLatest", 10, 20)
+    # The commit of the batch that reads nothing is lost: where the query starts is known all the same.
+    query.forget_commit()
+    counts = query.run("VLatest") + query.run("VLatest")
+    assert counts == [10]
+    assert query.rows() == sorted(sent)
+
+
+def test_a_batch_that_is_repeated_has_the_same_messages(query: Query) -> None:
+    sent = publish(query.cluster, "VRepeated", 20)
+    assert query.run("VRepeated", startingOffsets="earliest") == [20]
+    query.forget_commit()
+    sent += publish(query.cluster, "VRepeated", 10, 20)
+    runs = query.run("VRepeated", startingOffsets="earliest") + query.run("VRepeated", startingOffsets="earliest")
+    assert runs == [20, 10]
+    assert query.rows() == sorted(sent)
+
+
+def test_mistakes_reach_the_user(query: Query) -> None:
+    publish(query.cluster, "VMistakes", 1)
+    with pytest.raises(Exception, match="did you mean startingOffsets"):
+        query.batch("VMistakes", startingOffset="latest").count()
+    with pytest.raises(Exception, match="column bodi: messages have no such column; did you mean body"):
+        query.batch("VMistakes", "bodi BINARY").count()
+
+
+def test_each_batch_of_a_stream_is_written_to_a_topic_once(query: Query) -> None:
+    publish(query.cluster, "VFrom", 200)
+    sink = mqbroker.spark.foreach_batch(nameServer=query.cluster.name_server, topic="VTo", guarantee="effectively-once")
+
+    def write(frame: Any, batch: int) -> None:
+        sink(frame.select("body", "tags"), batch)
+
+    query.run("VFrom", write, startingOffsets="earliest")
+    query.forget_commit()
+    query.run("VFrom", write, startingOffsets="earliest")
+    texts = Counter(row[2] for row in rows_of(query.batch("VTo")))
+    assert texts == Counter(f"message {n}" for n in range(200))
+
+
+@pytest.mark.skipif(not api.HAS_SOURCES, reason="PySpark 3.5 has no sinks in Python")
+def test_a_stream_is_written_to_a_topic_by_the_format(query: Query) -> None:
+    publish(query.cluster, "VStream", 100, tags="a", properties={"n": "1"}, keys=["k"])
+    frame = query.stream("VStream", startingOffsets="earliest").load()
+    frame = frame.selectExpr("body", "tags", "keys", "map('n', properties['n']) AS properties")
+    writer = frame.writeStream.format("rocketmq").option("checkpointLocation", str(query.checkpoint))
+    writer = writer.options(nameServer=query.cluster.name_server, topic="VCopy", guarantee="effectively-once")
+    for _ in range(2):
+        assert writer.trigger(availableNow=True).start().awaitTermination(PATIENCE_SECONDS)
+        query.forget_commit()
+    copies = query.batch("VCopy").collect()
+    assert sorted(bytes(row.body).decode() for row in copies) == sorted(f"message {n}" for n in range(100))
+    assert {(row.tags, tuple(row["keys"]), row.properties["n"]) for row in copies} == {("a", ("k",), "1")}
+
+
+def start_driver(query: Query, topic: str, life: int) -> "subprocess.Popen[bytes]":
+    scratch = query.folder / f"driver{life}"
+    scratch.mkdir()
+    with open(scratch / "output", "wb") as output:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.spark.driver", query.cluster.name_server, topic),
+                *(str(query.checkpoint), str(query.sink), str(scratch)),
+            ],
+            cwd=SOURCE,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def kill_in_batch(driver: "subprocess.Popen[bytes]", checkpoint: Path, batch: int) -> None:
+    """Kill the driver, its JVM too, as soon as `batch` is written down: most likely before it is done."""
+    try:
+        wait_for(
+            lambda: driver.poll() is not None or (checkpoint / "offsets" / str(batch)).exists(),
+            f"batch {batch} begins",
+            PATIENCE_SECONDS,
+        )
+        output = Path(cast(list[str], driver.args)[-1]) / "output"
+        assert driver.poll() is None, f"the driver ended by itself: {output.read_text()[-5000:]}"
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+
+
+def test_a_stream_whose_driver_is_killed_neither_loses_nor_repeats(query: Query) -> None:
+    topic = "Killed"
+    publish(query.cluster, topic, 20)
+    with Publishing(query.cluster, topic) as publishing:
+        # It starts at the end of the topic: where that was is known only once the first batch is written down.
+        kill_in_batch(start_driver(query, topic, 1), query.checkpoint, 0)
+        publishing.wait_for_more(50)
+        kill_in_batch(start_driver(query, topic, 2), query.checkpoint, 4)
+        publishing.wait_for_more(50)
+    # The first run may be one batch that is repeated.
+    query.run(topic)
+    query.run(topic)
+    first = json.loads((query.checkpoint / "offsets" / "0").read_text().splitlines()[-1])
+    started = first[topic]["broker-a"]
+    wanted = {row for row in publishing.sent if row[1] >= started[str(row[0])]}
+    assert len(wanted) >= 100
+    found = query.rows()
+    assert len(found) == len(set(found))
+    assert set(found) == wanted
+    with PullConsumer(query.cluster.name_server, "checker") as consumer:
+        ends = {n: consumer.max_offset(MessageQueue(topic, "broker-a", n)) for n in range(QUEUES)}
+    assert [row[:2] for row in found] == [(n, at) for n in range(QUEUES) for at in range(started[str(n)], ends[n])]

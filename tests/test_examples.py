@@ -116,7 +116,8 @@ def test_each_program_is_tested() -> None:
     # Others are run with their pages: of the tutorial, the sender to restart under, the table of messages to send.
     others = {"test_receipts.py", "delayed.py", "outbox.py", "request_reply.py", "send_steadily.py", "transaction.py"}
     others |= {"service_fastapi.py", "worker_pool.py"}
-    others |= {"spark_stream.py", "spark_update.py", "spark_write.py"}
+    # Spark's Python functions need pandas: tests/spark/test_versions.py.
+    others |= {"spark_35.py", "spark_stream.py", "spark_update.py", "spark_write.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED | set(SERVICES) | others
 
 

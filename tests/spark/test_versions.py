@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -192,6 +193,23 @@ def test_a_stream_is_written_to_a_topic_by_the_format(query: Query) -> None:
     copies = query.batch("VCopy").collect()
     assert sorted(bytes(row.body).decode() for row in copies) == sorted(f"message {n}" for n in range(100))
     assert {(row.tags, tuple(row["keys"]), row.properties["n"]) for row in copies} == {("a", ("k",), "1")}
+
+
+@pytest.mark.skipif(find_spec("pandas") is None, reason="functions on data frames need pandas")
+def test_the_program_without_data_sources(query: Query) -> None:
+    publish(query.cluster, "orders", 5, tags="paid")
+    program = [sys.executable, f"{SOURCE}/examples/spark_35.py", query.cluster.name_server]
+    printed = [
+        subprocess.run(
+            program, cwd=query.folder, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    assert ["batch 1 is done" in text for text in printed] == [True, False]
+    assert "|paid|    5|" in printed[0]
+    assert sorted(query.spark.read.text(f"{query.folder}/orders.text").select("value").toPandas()["value"]) == [
+        f"message {n}" for n in range(5)
+    ]
 
 
 def start_driver(query: Query, topic: str, life: int) -> "subprocess.Popen[bytes]":

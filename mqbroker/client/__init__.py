@@ -15,6 +15,7 @@ from mqbroker.client.allocation import (
     allocate_by_circle,
 )
 from mqbroker.client.consume_service import Listener
+from mqbroker.client.counters import Counters
 from mqbroker.client.errors import (
     BadArgument,
     BadListener,
@@ -64,6 +65,7 @@ from mqbroker.client.send import Selector
 from mqbroker.client.subscription import Sql
 from mqbroker.client.tls import ClientTls
 from mqbroker.client.transactions import TransactionResult, TransactionState
+from mqbroker.client.typed import Json, Serializer, Topic
 from mqbroker.errors import BadTls, ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.signature import Credentials
@@ -88,11 +90,13 @@ __all__ = [
     "ConsumeObserver",
     "ConsumeResult",
     "Consumption",
+    "Counters",
     "Credentials",
     "CredentialsFile",
     "Delivery",
     "FirstConsumed",
     "Forbidden",
+    "Json",
     "Lag",
     "Listener",
     "LitePullOptions",
@@ -127,9 +131,11 @@ __all__ = [
     "SendObserver",
     "SendResult",
     "SendStatus",
+    "Serializer",
     "Sql",
     "SuspendQueue",
     "TlsFailed",
+    "Topic",
     "TopicNotFound",
     "TransactionResult",
     "TransactionState",

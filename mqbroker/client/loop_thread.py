@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import functools
 import os
 import selectors
 import threading
@@ -41,10 +43,11 @@ class LoopThread:
     def call(self, call: Callable[[], object], future: Future[Any]) -> None:
         """Call it on the thread; calls that come together cost one wake-up. `future` fails with ClientClosed if the
         loop ends before. Raises ClientClosed."""
+        run = contextvars.copy_context().run  # so that what observes a send knows who sends
         with self._gate:
             if self._is_over:
                 raise ClientClosed("this client was closed")
-            self._calls.append((call, future))
+            self._calls.append((functools.partial(run, call), future))
             if not self._is_woken:
                 self._is_woken = True
                 self.loop.call_soon_threadsafe(self._take_calls)

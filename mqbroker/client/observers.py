@@ -54,13 +54,15 @@ class Send:
 class Consumption:
     """Messages that the listener of a group's member gets in one call. `before_consume` may replace `messages`, but not
     change their number. `context` is the observers' own, each under a key of its own. `took_s` is the time of the call,
-    seconds, for `after_consume`."""
+    seconds, for `after_consume`. With `is_handed_out` a program has taken the message by iteration, and settles it at
+    any time, on any thread."""
 
     group: str
     client_id: str
     messages: list[ReceivedMessage]
     context: dict[object, Any] = attrs.field(factory=dict)
     took_s: float = 0.0
+    is_handed_out: bool = False
 
 
 class SendObserver:
@@ -119,12 +121,14 @@ class Observers:
     ) -> T:
         """What `run` returns for the messages, after the observers have seen them; `addr_of` is of what came of it.
         Raises Forbidden, and what `run` raises."""
-        members = [each for each in self._members if isinstance(each, SendObserver)]
-        for each in members:
-            self._call(each.before_send, send, may_forbid=True)
+        seen: list[SendObserver] = []
         began = self._steady()
         outcome: Any = None
         try:
+            for each in self._members:
+                if isinstance(each, SendObserver):
+                    self._call(each.before_send, send, may_forbid=True)
+                    seen.append(each)
             result = await run(send.messages)
             outcome = [result] if isinstance(result, SendResult) else result or []
             return result
@@ -133,7 +137,7 @@ class Observers:
             raise
         finally:
             send.took_s, send.addr = self._steady() - began, addr_of(outcome)
-            for each in reversed(members):
+            for each in reversed(seen):
                 self._call(each.after_send, send, outcome)
 
     def _consumers(self) -> list[ConsumeObserver]:
@@ -194,7 +198,7 @@ class Observers:
         to call with the result. None if nobody observes."""
 
         def begin(message: ReceivedMessage) -> tuple[ReceivedMessage, Callable[[ConsumeResult], None]]:
-            consumption = Consumption(group, client_id(), [message])
+            consumption = Consumption(group, client_id(), [message], is_handed_out=True)
             end = self._begin(consumption)
             return consumption.messages[0], end
 

@@ -45,6 +45,7 @@ OWN = {
         "haSecretFile",
         "haResyncEnable",
         "inSyncReplicas",
+        "scrubBytesPerSecond",
         "sendsBelowInSync",
         "confirmedReadsEnable",
         "etcdEndpoints",

@@ -30,6 +30,7 @@ from mqbroker.spark.decode_plain import (
 from mqbroker.spark.errors import DataLoss, Loss
 from mqbroker.spark.reading import Chunk
 from mqbroker.spark.rows import Inflated, Ints, Rows, UndecodableProperties, gather, places_of, slices
+from mqbroker.spark.schema import PROPERTY_PREFIX
 from mqbroker.wire.codes import KEY_SEPARATOR, Prop, SysFlag
 from mqbroker.wire.compression import UnreadableBody, decompress_body
 from mqbroker.wire.record import (
@@ -71,7 +72,7 @@ def decode_chunk(chunk: Chunk, columns: Sequence[str], schema: Any, namespace: s
             return
     for part in (rows,) if _BODY_COLUMNS.isdisjoint(columns) else _parts(rows):
         try:
-            arrays = [_COLUMNS[name](part, field.type) for name, field in zip(columns, schema, strict=True)]
+            arrays = [_column(name)(part, field.type) for name, field in zip(columns, schema, strict=True)]
         except UndecodableProperties:
             queue = chunk.queue
             records = decode_records(part.data())
@@ -266,6 +267,10 @@ def _delay_level(rows: Rows, kind: Any) -> Any:
     having, values = rows.pairs.rows_with(Prop.DELAY_TIME_LEVEL)
     levels = pa.array([delay_level(value) for value in values.to_pylist()], kind)
     return levels.take(places_of(having, len(rows)))
+
+
+def _column(name: str) -> Callable[[Rows, Any], Any]:
+    return _COLUMNS.get(name) or _property_column(name.removeprefix(PROPERTY_PREFIX))
 
 
 _COLUMNS: dict[str, Callable[[Rows, Any], Any]] = {

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from mqbroker.client.messages import RESERVED_PROPERTIES
+from mqbroker.spark.schema import PROPERTY_PREFIX
 from mqbroker.wire.codes import KEY_SEPARATOR, Prop
 from mqbroker.wire.compression import UnreadableBody, decompress_body
 from mqbroker.wire.ids import offset_message_id
@@ -51,7 +52,7 @@ def plain_batch(
     """A record batch of `schema` with `columns` of `records`, all of one queue, which has the `number`."""
     constants = {"topic": topic, "brokerName": broker_name, "partition": number}
     arrays = [
-        pa.array([constants[name] if name in constants else _VALUES[name](record) for record in records], field.type)
+        pa.array([constants[name] if name in constants else _value(name)(record) for record in records], field.type)
         for name, field in zip(columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -84,6 +85,10 @@ def _key(record: Record) -> bytes | None:
 def _headers(record: Record) -> list[dict[str, Any]]:
     of_user = ((name, value) for name, value in record.properties.items() if name not in RESERVED_PROPERTIES)
     return [{"key": name, "value": value.encode()} for name, value in of_user]
+
+
+def _value(name: str) -> Callable[[Record], Any]:
+    return _VALUES.get(name) or _property(name.removeprefix(PROPERTY_PREFIX))
 
 
 _VALUES: dict[str, Callable[[Record], Any]] = {

@@ -22,6 +22,7 @@ from typing import Any
 
 import attrs
 
+from mqbroker.client.subscription import Sql
 from mqbroker.spark.errors import BadOption, DataLoss, Loss
 from mqbroker.wire.bodies import MessageQueue
 
@@ -193,13 +194,14 @@ class Mark:
 @attrs.frozen
 class QueueRange:
     """The range of one Spark partition: from `start` up to, but without, `end`; `last` marks its last message, and
-    `number` is that of the queue among those of its topic."""
+    `number` is that of the queue among those of its topic. Brokers filter it by `expression` if options give none."""
 
     queue: MessageQueue
     start: int
     end: int
     last: Mark | None = None
     number: int = attrs.field(default=0, eq=False)
+    expression: Sql | None = None
 
 
 @attrs.frozen

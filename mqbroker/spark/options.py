@@ -7,6 +7,7 @@ Spark's own redaction covers.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
@@ -22,7 +23,7 @@ from mqbroker.spark.choosing import WAYS, Selection, parse_selection
 from mqbroker.spark.errors import BadOption
 from mqbroker.spark.limits import Limits, parse_duration
 from mqbroker.spark.offsets import EARLIEST, LATEST, OffsetSpec
-from mqbroker.spark.schema import BY_NAME, Column, kafka_columns
+from mqbroker.spark.schema import Column, kafka_columns, with_properties
 from mqbroker.spark.starting import parse_bound
 from mqbroker.wire.names import check_group
 from mqbroker.wire.signature import Credentials
@@ -53,6 +54,7 @@ NAMES = (
     "consumerGroup",
     "commitOffsetsToBroker",
     "indexLookup",
+    "propertyColumns",
     "namespace",
     "readFrom",
     "pullBatchSize",
@@ -163,7 +165,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
         expression=_expression(options),
         max_offsets_per_trigger=max_offsets,
         limits=_limits(options, max_offsets),
-        columns=kafka_columns(_flag({_INCLUDE_HEADERS: headers}, _INCLUDE_HEADERS)) if is_kafka else BY_NAME,
+        columns=_columns(options, headers if is_kafka else None),
         group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
         commits=commits,
         index_lookup=_flag(options, "indexLookup"),
@@ -237,6 +239,23 @@ def name_servers_of(text: str) -> tuple[str, ...]:
         return parse_name_servers(text)
     except MQError as error:
         raise BadOption("nameServer", f"{error}; right is host:port, or several joined by ';'") from None
+
+
+def _columns(options: Mapping[str, str], headers: str | None) -> Mapping[str, Column]:
+    """The columns of the schema; `headers` is that option's value with schema=kafka."""
+    names = options.get("propertyColumns", "")
+    if headers is not None:
+        if names:
+            raise BadOption("propertyColumns", "schema=kafka has the properties in headers: leave one of the two out")
+        return kafka_columns(_flag({_INCLUDE_HEADERS: headers}, _INCLUDE_HEADERS))
+    found = [name.strip() for name in names.split(",")] if names else []
+    if not all(map(_property_name, found)) or len({name.lower() for name in found}) < len(found):
+        right = "several names joined by commas, of letters, digits and _, that differ in more than their case"
+        raise BadOption("propertyColumns", f"{names[:200]!r} is not the name of a property, or {right}")
+    return with_properties(found)
+
+
+_property_name = re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch
 
 
 def _expression(options: Mapping[str, str]) -> str | Sql | None:

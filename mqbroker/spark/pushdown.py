@@ -7,16 +7,17 @@ not evaluated again; one of a time or of a unique key narrows what is read, and 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import attrs
 
-from mqbroker.client.subscription import subscribe_to
+from mqbroker.client.subscription import Sql, subscribe_to
 from mqbroker.errors import MQError
 from mqbroker.spark.offsets import QueueRange
-from mqbroker.spark.schema import BY_NAME
+from mqbroker.spark.schema import PROPERTY_PREFIX, Column, is_kafka
 from mqbroker.wire.bodies import MessageQueue
 
 #: How far the clock of a broker may have gone back.
@@ -43,11 +44,15 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
 _EQUALS = ("EqualTo", "EqualNullSafe", "In")
 
 
+#: A text that means the same in SQL92 on every broker.
+_plain_text = re.compile(r"[A-Za-z0-9 _.:/@+-]+").fullmatch
+
+
 @attrs.define
 class Pushed:
     """What pushed filters ask for: offsets from `low` up to, but without, `high`, and of `offsets` if these are given;
-    queues that all of `tests` accept; `tags`; a unique key; and times of storing from `since_ms` to `until_ms`,
-    inclusive."""
+    queues that all of `tests` accept; `tags`; a unique key; properties by `sql`; and times of storing from `since_ms`
+    to `until_ms`, inclusive."""
 
     low: int = 0
     high: int = 2**63 - 1
@@ -55,23 +60,29 @@ class Pushed:
     tests: list[Callable[[MessageQueue], bool]] = attrs.field(factory=list)
     tags: frozenset[str] | None = None
     uniq_key: str | None = None
+    sql: list[str] = attrs.field(factory=list)
     since_ms: int | None = None
     until_ms: int | None = None
 
-    def push(self, found: Any, *, is_kafka: bool, may_filter: bool) -> bool:
-        """Take a filter, as far as that is possible; returns whether it need not be evaluated again. `may_filter` says
-        whether brokers may be asked for tags."""
+    def push(self, found: Any, columns: Mapping[str, Column], *, may_filter: bool) -> bool:
+        """Take a filter on `columns`, as far as that is possible; returns whether it need not be evaluated again.
+        `may_filter` says whether brokers may be asked for tags and properties."""
         kind = type(found).__name__
         path: tuple[str, ...] = getattr(found, "attribute", ())
         if len(path) != 1 or kind not in _COMPARISONS:
             return False
-        name = _KAFKA.get(path[0].lower(), "") if is_kafka else _named(path[0])
+        column = columns.get(path[0].lower())
+        name = "" if column is None else column.name
+        if is_kafka(columns):
+            name = _KAFKA.get(name, "")
         value: Any = getattr(found, "value", None)
         if name == "storeTimestamp":
             self._take_time(kind, value)
             return False
         if name == "uniqKey" and kind in ("EqualTo", "EqualNullSafe") and isinstance(value, str) and value:
             self.uniq_key = value
+        if name.startswith(PROPERTY_PREFIX) and kind in _EQUALS and may_filter:
+            self._take_property(name.removeprefix(PROPERTY_PREFIX), value if kind == "In" else [value])
         if name not in _TYPES or (name == "tags" and not may_filter):
             return False
         if kind == "IsNotNull":
@@ -109,6 +120,16 @@ class Pushed:
             return False
         self.tags = tags if self.tags is None else self.tags & tags
         return True
+
+    def _take_property(self, name: str, values: Any) -> None:
+        if not all(isinstance(each, str) and _plain_text(each) for each in values):
+            return
+        texts = ", ".join(f"'{each}'" for each in values)
+        try:
+            expression = Sql(f"{name} IN ({texts})").expression
+        except MQError:  # such as a name that is a word of SQL
+            return
+        self.sql.append(expression)
 
     def _take_time(self, kind: str, value: Any) -> None:
         values = value if kind == "In" else [value]
@@ -163,11 +184,6 @@ def at_places(
         offsets = None if there is None else [offset for queue, offset in there if queue == each.queue]
         found += [each] if offsets is None else _at(each, offsets)
     return found
-
-
-def _named(name: str) -> str:
-    column = BY_NAME.get(name.lower())
-    return "" if column is None else column.name
 
 
 def _at(whole: QueueRange, offsets: Iterable[int]) -> list[QueueRange]:

@@ -192,6 +192,17 @@ _size, _queue_offset = (fields_struct(name).unpack_from for name in ("size", "qu
 _FILTERED = (PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE)
 
 
+def can_filter(source: PullSource, ranges: Sequence[QueueRange], expression: Sql) -> bool:
+    """Whether all brokers of `ranges` filter by `expression`: a pull of each tells."""
+    wants = list({each.queue.broker_name: (each.queue, each.start, 1) for each in ranges}.values())
+    try:
+        return bool(wants) and all(
+            isinstance(answer, RawPull) for answer in source.fetch_ahead(wants, tags=expression).finish()
+        )
+    except MQError:
+        return False
+
+
 def _before(records: bytes, end: int) -> bytes:
     """The records of offsets below `end`; those behind it need not decode."""
     at = 0

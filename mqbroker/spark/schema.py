@@ -48,7 +48,7 @@ COLUMNS = (
     Column("storedBody", "binary", always=False),
 )
 #: Columns by their names in lower case.
-BY_NAME: Mapping[str, Column] = {column.name.lower(): column for column in COLUMNS}
+BY_NAME: dict[str, Column] = {column.name.lower(): column for column in COLUMNS}
 _KAFKA = (
     Column("key", "binary", always=False),
     Column("value", "binary", always=False),
@@ -67,9 +67,24 @@ def kafka_columns(has_headers: bool) -> Mapping[str, Column]:
     return {column.name.lower(): column for column in _KAFKA if has_headers or column.name != "headers"}
 
 
+#: What columns begin with that `propertyColumns` adds.
+PROPERTY_PREFIX = "prop_"
+
+
+def with_properties(names: Iterable[str]) -> Mapping[str, Column]:
+    """All columns, and one for each property of these names."""
+    added = [Column(f"{PROPERTY_PREFIX}{name}", "string", always=False) for name in names]
+    return BY_NAME | {column.name.lower(): column for column in added}
+
+
+def is_kafka(columns: Mapping[str, Column]) -> bool:
+    """Whether they are those of Spark's Kafka source."""
+    return "value" in columns
+
+
 def default_ddl(columns: Mapping[str, Column] = BY_NAME) -> str:
     """The default schema as Spark writes it."""
-    is_own = columns is BY_NAME
+    is_own = not is_kafka(columns)
     return ", ".join(
         f"{c.name} {c.type}{' NOT NULL' if is_own and c.name in _IDENTITY else ''}" for c in columns.values()
     )

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import attrs
 from pyspark.sql.types import StructType
 
+from mqbroker.client.subscription import Sql
 from mqbroker.errors import MQError
 from mqbroker.spark import api
 from mqbroker.spark.errors import BadOption, DataLoss, Loss
@@ -44,8 +45,8 @@ from mqbroker.spark.offsets import (
 from mqbroker.spark.options import SourceOptions, parse_options
 from mqbroker.spark.progress import StreamOffset, plan
 from mqbroker.spark.pushdown import Pushed, at_places
-from mqbroker.spark.reading import Expected, RetryDeadline, fetch_all_bounds, fetch_bounds
-from mqbroker.spark.schema import BY_NAME, choose_columns, default_ddl
+from mqbroker.spark.reading import Expected, RetryDeadline, can_filter, fetch_all_bounds, fetch_bounds
+from mqbroker.spark.schema import choose_columns, default_ddl
 from mqbroker.spark.sink import BatchWriter, StreamWriter, refuse_overwriting
 from mqbroker.spark.sink_options import parse_sink_options
 from mqbroker.spark.starting import ask_patiently, find_positions, settle_committed
@@ -149,9 +150,13 @@ class BatchReader(api.DataSourceReader):
         client, key = _client(options), self._pushed.uniq_key
         ranges = self._pushed.clip(ranges, client.at_times)
         if options.index_lookup and key is not None:
-            ranges = at_places(
-                ranges, lambda topic: ask_patiently(lambda: client.places(topic, key), _deadline(options))
-            )
+            deadline = _deadline(options)
+            ranges = at_places(ranges, lambda topic: ask_patiently(lambda: client.places(topic, key), deadline))
+        if self._pushed.sql and self._options.expression is None:
+            expression = Sql(" AND ".join(self._pushed.sql))
+            if can_filter(client, ranges, expression):
+                # Spark has pickled the reader by now, so that its options would change nothing.
+                ranges = [attrs.evolve(each, expression=expression) for each in ranges]
         return _partitions(options, ranges)
 
     def read(self, partition: Any) -> Iterator[Any]:
@@ -163,8 +168,8 @@ class PushdownReader(BatchReader):
 
     def pushFilters(self, filters: list[Any]) -> Iterator[Any]:
         """Yields those that Spark must still evaluate."""
-        is_kafka, may_filter = self._options.columns is not BY_NAME, self._options.expression is None
-        left = [each for each in filters if not self._pushed.push(each, is_kafka=is_kafka, may_filter=may_filter)]
+        columns, may_filter = self._options.columns, self._options.expression is None
+        left = [each for each in filters if not self._pushed.push(each, columns, may_filter=may_filter)]
         if self._pushed.tags:
             self._options = attrs.evolve(self._options, expression=" || ".join(sorted(self._pushed.tags)))
         yield from left
@@ -415,7 +420,7 @@ def _read(options: SourceOptions, columns: tuple[str, ...], schema: StructType, 
             _deadline(options),
             lambda chunk: decode_chunk(chunk, columns, arrow_schema, options.namespace),
             on_loss,
-            options.expression,
+            options.expression or todo.expression,
         )
     ) as batches:
         try:

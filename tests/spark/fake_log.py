@@ -1,12 +1,13 @@
 """A broker's queues in memory: what the readers ask of a client, with limits and faults to order."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mqbroker.client.errors import TopicNotFound
 from mqbroker.client.messages import PullStatus, RawPull
 from mqbroker.client.subscription import ALL, Sql, subscribe_to
-from mqbroker.errors import MQError, Unreachable
+from mqbroker.errors import MQError, Refused, Unreachable
+from mqbroker.filter import compile_expression
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import Record, decode_record, encode_record
@@ -36,6 +37,11 @@ def record(queue: MessageQueue, offset: int, body: bytes = b"body", **fields: ob
         "properties": {"TAGS": "a", "UNIQ_KEY": f"U{offset}"},
     }
     return Record(**(values | fields))  # type: ignore[arg-type]
+
+
+def packed(properties: Mapping[str, str]) -> bytes:
+    """Properties as they are stored."""
+    return "\x02".join(f"{name}\x01{value}" for name, value in properties.items()).encode()
 
 
 class Flight:
@@ -70,6 +76,7 @@ class FakeLog:
         self.group: dict[MessageQueue, int] = {}
         self.internal: set[str] = set()
         self.index_is_behind = False
+        self.filters_by_sql = False
         self.flying = 0
         self.pulls: list[Want] = []
         self.rounds = 0
@@ -145,8 +152,14 @@ class FakeLog:
             status = PullStatus.NO_NEW_MESSAGE if offset == end else PullStatus.OFFSET_ILLEGAL
             return RawPull(status, max(first, min(offset, end)), first, end, b"")
         subscription = subscribe_to(queue.topic, tags, 0)
+        if isinstance(tags, Sql):
+            if not self.filters_by_sql:
+                return Refused(1, "The broker does not support consumer to filter message by SQL92")
+            pick = compile_expression(tags.expression).pick
+            return self._filtered(want, lambda found: bool(pick([packed(found.properties)], 1)))
         if subscription.code_set:
-            return self._filtered(want, subscription.code_set)
+            codes = subscription.code_set
+            return self._filtered(want, lambda found: java_hash(found.properties.get("TAGS", "")) in codes)
         taken: list[bytes] = []
         for data in self.records[queue][offset : offset + min(count, self._count_max)]:
             if taken and sum(map(len, taken)) + len(data) > self._bytes_max:
@@ -154,15 +167,15 @@ class FakeLog:
             taken.append(data)
         return RawPull(PullStatus.FOUND, offset + len(taken), first, end, b"".join(taken))
 
-    def _filtered(self, want: Want, codes: frozenset[int]) -> RawPull:
-        """By the hashes of tags, as brokers compare them; a pull looks at `count_max` messages."""
+    def _filtered(self, want: Want, matches: Callable[[Record], bool]) -> RawPull:
+        """A pull looks at `count_max` messages."""
         queue, offset, count = want
         first, end = self.first.get(queue, 0), len(self.records[queue])
         taken: list[bytes] = []
         at = offset
         while at < min(end, offset + self._count_max) and len(taken) < count:
-            tag = decode_record(self.records[queue][at], check_crc=False).properties.get("TAGS")
-            taken += [self.records[queue][at]] if tag is not None and java_hash(tag) in codes else []
+            found = decode_record(self.records[queue][at], check_crc=False)
+            taken += [self.records[queue][at]] if matches(found) else []
             at += 1
         status = PullStatus.FOUND if taken else PullStatus.NO_MATCHED_MESSAGE
         return RawPull(status, at, first, end, b"".join(taken))

@@ -15,6 +15,7 @@ from pyspark.sql import datasource
 from pyspark.sql.types import IntegerType, LongType, StringType, StructType, TimestampType
 
 from mqbroker.spark import source
+from mqbroker.spark.errors import BadOption
 from mqbroker.spark.options import parse_options
 from mqbroker.spark.source import BatchReader, PushdownReader, RocketMQDataSource
 from mqbroker.wire.bodies import MessageQueue
@@ -196,3 +197,53 @@ def test_the_index_finds_a_unique_key_where_the_option_allows_it(log: FakeLog) -
     assert read(indexLookup="true") == [("bills", 42, 43)] + [("orders", 42, 43)] * 4
     log.index_is_behind = True
     assert len(read(indexLookup="true")) == 8
+
+
+SHOPS = StructType().add("queueOffset", LongType()).add("PROP_shop", StringType())
+
+
+@pytest.mark.parametrize("filters_by_sql", [True, False])
+def test_properties_that_are_columns_are_filtered_by_brokers_that_can(log: FakeLog, filters_by_sql: bool) -> None:
+    log.records.clear()
+    log.filters_by_sql = filters_by_sql
+    queue = MessageQueue("orders", "a", 0)
+    shops = ["7", "8", None, "o'neill", "7", ""]
+    for n in range(60):
+        shop = shops[n % len(shops)]
+        log.add(queue, 1, properties={"UNIQ_KEY": f"U{n}"} | ({"shop": shop} if shop else {}))
+    given = options(topic="orders", propertyColumns="shop,Till")
+    for filters, wanted in (
+        ([datasource.EqualTo(("PROP_shop",), "7")], {"7"}),
+        ([datasource.In(("PROP_shop",), ["7", "8"]), datasource.IsNotNull(("PROP_shop",))], {"7", "8"}),
+        ([datasource.EqualTo(("PROP_shop",), "o'neill")], {"7", "8", "o'neill", None}),  # not the same to all brokers
+    ):
+        reader = PushdownReader(given, SHOPS)
+        assert list(reader.pushFilters(filters)) == filters
+        found = {row["PROP_shop"] for row in rows_of(reader)}
+        assert found == (wanted if filters_by_sql else {"7", "8", "o'neill", None})
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"propertyColumns": "a b"}, "'a b' is not the name of a property"),
+        ({"propertyColumns": "a,,b"}, "'a,,b' is not"),
+        ({"propertyColumns": "shop,SHOP"}, "differ in more than their case"),
+        ({"propertyColumns": "shop", "schema": "kafka"}, "schema=kafka has the properties in headers"),
+    ],
+)
+def test_property_columns_that_cannot_be_are_refused(given: dict[str, str], why: str) -> None:
+    with pytest.raises(BadOption, match=f"option propertyColumns: .*{why}"):
+        options(**given)
+
+
+def test_columns_of_properties_have_text_or_null(log: FakeLog) -> None:
+    log.records.clear()
+    queue = MessageQueue("orders", "a", 0)
+    log.add(queue, 1, properties={"UNIQ_KEY": "u", "shop": "7"})
+    log.add(queue, 1, properties={"UNIQ_KEY": "\xff", "Shop": "8"})
+    for is_utf8 in (True, False):
+        if not is_utf8:
+            log.records[queue][1] = log.records[queue][1].replace("\xff".encode(), b"\xff\xfe")
+        reader = BatchReader(options(topic="orders", propertyColumns="shop"), SHOPS)
+        assert [row["PROP_shop"] for row in rows_of(reader)] == ["7", None]

@@ -160,7 +160,7 @@ def test_pushed_filters_change_no_row_of_a_query(
     spark: Any, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for n, tag in enumerate(("Aa", "BB", "paid")):
-        publish(cluster, "Pushed", 12, 100 * n, tags=tag)
+        publish(cluster, "Pushed", 12, 100 * n, tags=tag, properties={"shop": str(n)})
     moment = stored(cluster, "Pushed")[10][0]
     queries = [
         "queueOffset < 3",
@@ -171,15 +171,17 @@ def test_pushed_filters_change_no_row_of_a_query(
         f"storeTimestamp >= timestamp_millis({moment})",
         f"storeTimestamp < timestamp_millis({moment}) OR queueOffset = 1",
     ]
-    frame = reader(spark, cluster, "Pushed").load()
+    frame = reader(spark, cluster, "Pushed", propertyColumns="shop").load()
     key = frame.where("queueId = 2 AND queueOffset = 4").collect()[0].uniqKey
-    queries.append(f"uniqKey = '{key}'")
+    # This broker does not filter by properties, so that Spark does.
+    queries += ["prop_shop IN ('1', '2') AND queueOffset > 1", f"uniqKey = '{key}'"]
     without = [rows_of(frame.where(query)) for query in queries]
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        pushed = reader(spark, cluster, "Pushed").load()
+        pushed = reader(spark, cluster, "Pushed", propertyColumns="shop").load()
         for options in ({}, {"indexLookup": "true"}):
-            frames = [reader(spark, cluster, "Pushed", **options).load().where(query) for query in queries]
+            given = {"propertyColumns": "shop"} | options
+            frames = [reader(spark, cluster, "Pushed", **given).load().where(query) for query in queries]
             assert [rows_of(frame) for frame in frames] == without
         assert frames[-1].rdd.getNumPartitions() == 1
         # One relation, several queries.

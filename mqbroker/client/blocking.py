@@ -359,10 +359,10 @@ class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
                 return
             thread = self._thread
             if self._closing is None:
-                self._core.stop_calling()
+                self._core.consuming.stop()
                 self._closing = thread.submit(self._core.close())
                 self._closing.add_done_callback(lambda _: loop_thread.release(thread))
-        if not self._core.is_calling:
+        if not self._core.consuming.is_calling:
             thread.check_may_block()
             wait_for(self._closing)
             thread.join_if_over()

@@ -111,7 +111,6 @@ class LoopConsumeService(ConsumeService):
 
     @property
     def is_calling(self) -> bool:
-        """Whether the caller runs inside a call of the listener: it must not wait for the call's end."""
         called_for = _called_for.get()
         if isinstance(called_for, ListenerCall):
             return called_for in self._runs and called_for.message is not None

@@ -384,7 +384,7 @@ class LitePullConsumerCore:
         if self._started and self._options.auto_commit and not self._watch.was_away:
             await ending.step("committing", self._store.commit_many(self._assigned.committable()), left=1)
         if self._joined:
-            await ending.step("leaving the group", self._membership.leave())
+            await ending.step("leaving the group", self._membership.heartbeats.unregister())
         self._assigned.drop()
         await ending.close_net()
 
@@ -400,7 +400,7 @@ class LitePullConsumerCore:
     def ids_changed(self, group: str) -> None:
         """A broker reports that members of `group` joined or left."""
         if group == self.group and self._joined:
-            self._membership.wake()
+            self._membership.has_changed.set()
 
     def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Go on at an administrator's offsets."""

@@ -85,7 +85,8 @@ class Membership:
         self.subscriptions: dict[str, SubscriptionData] = {}
         #: The queues that it has.
         self.queues: set[MessageQueue] = set()
-        self._wake = net.signal()
+        #: Set to have it balance soon.
+        self.has_changed = net.signal()
         self.is_over = False
 
     def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
@@ -96,11 +97,7 @@ class Membership:
         """Apply an added, changed or removed subscription."""
         await self._revoke([queue for queue in self.queues if queue.topic == topic])
         await self.heartbeats.send_to_all()
-        self._wake.set()
-
-    def wake(self) -> None:
-        """Balance soon."""
-        self._wake.set()
+        self.has_changed.set()
 
     def check_subscribed(self, what: str) -> None:
         """Raises NoSubscription if there is none but that of the retry topic."""
@@ -124,7 +121,7 @@ class Membership:
         """Balance at each change, and periodically, until this is cancelled."""
         pause_s = _UNSETTLED_PAUSE_S
         while True:
-            await self._wake.wait(self._options.rebalance_s if settled else pause_s)
+            await self.has_changed.wait(self._options.rebalance_s if settled else pause_s)
             pause_s = _UNSETTLED_PAUSE_S if settled else min(pause_s * 2, self._options.rebalance_s)
             settled = await self.balance()
 
@@ -159,11 +156,7 @@ class Membership:
         lost, self.queues = sorted(self.queues), set()
         await self._tell("lost", lost)
         await self.heartbeats.send_to_all()
-        self._wake.set()
-
-    async def leave(self) -> None:
-        """Tell the brokers that this member leaves."""
-        await self.heartbeats.unregister()
+        self.has_changed.set()
 
     async def tell_revoked(self) -> None:
         """Tell the user's listener that all queues are given up, at the end."""

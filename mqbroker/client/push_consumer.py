@@ -189,11 +189,6 @@ class PushConsumerCore:
         for assigned in self._assigned.values():
             assigned.resume()
 
-    @property
-    def is_calling(self) -> bool:
-        """Whether the caller runs inside a call of the listener."""
-        return self.consuming.is_calling
-
     async def next_messages(self, count: int) -> list[Delivery]:
         """Up to `count` messages, at least one, of a member without a listener; none when it is closed. Raises
         ClientClosed before the start, and BadListener where a listener gets the messages."""
@@ -242,7 +237,7 @@ class PushConsumerCore:
         Inside a call of the listener, and in what a call has started while the listener has the next message from the
         same task, it starts this and returns: it completes after the call has ended.
         """
-        if self.is_calling:
+        if self.consuming.is_calling:
             self._stop()
             self._net.spawn(self._close())
         else:
@@ -253,10 +248,6 @@ class PushConsumerCore:
             if not self._ended:
                 await self._leave()
                 self._ended = True
-
-    def stop_calling(self) -> None:
-        """Call the listener with no further message. May be called on any thread."""
-        self.consuming.stop()
 
     def _stop(self) -> None:
         """Stop pulling and calling the listener."""
@@ -284,7 +275,7 @@ class PushConsumerCore:
             await ending.step("the rebalance listener", self._membership.tell_revoked(), left=3)
             offsets = {} if self._watch.was_away else self._assigned.committable()
             await ending.step("committing", self._store.commit_many(offsets), left=2)
-            await ending.step("leaving the group", self._membership.leave(), left=1)
+            await ending.step("leaving the group", self._membership.heartbeats.unregister(), left=1)
             if self._locks is not None:
                 await ending.step("unlocking", self._locks.unlock([*self._assigned, *self._releasing]))
         for assigned in [*self._assigned.values(), *self._releasing.values()]:
@@ -294,7 +285,7 @@ class PushConsumerCore:
     def ids_changed(self, group: str) -> None:
         """A broker reports that members of `group` joined or left."""
         if group == self.group:
-            self._membership.wake()
+            self._membership.has_changed.set()
 
     def running_info(self) -> ConsumerRunningInfo:
         """This member's state, for administrators."""

@@ -287,19 +287,13 @@ class Routes:
         data = await self._ask(topic)
         if data is not None:
             return route_of(topic, data)
-        if not create and await self._knows_no_broker():
-            why = "they do not know it, nor any broker"
-            raise TopicNotFound(topic, self._name_servers, why, Creates.NO_BROKER)
-        if not create:
-            raise TopicNotFound(topic, self._name_servers, "they do not know it")
-        data = await self._ask(self._create_topic_key)
-        if data is None:
-            if await self._knows_no_broker():
-                why, creates = "they do not know it, nor any broker", Creates.NO_BROKER
-            else:
-                why, creates = "they do not know it, and no broker creates topics on a send", Creates.NO
-            raise TopicNotFound(topic, self._name_servers, why, creates)
-        return default_topic_route(topic, data, self._default_topic_queues)
+        data = await self._ask(self._create_topic_key) if create else None
+        if data is not None:
+            return default_topic_route(topic, data, self._default_topic_queues)
+        creates, more = (Creates.NO, ", and no broker creates topics on a send") if create else (Creates.PERHAPS, "")
+        if await self._knows_no_broker():
+            creates, more = Creates.NO_BROKER, ", nor any broker"
+        raise TopicNotFound(topic, self._name_servers, f"they do not know it{more}", creates)
 
     async def _knows_no_broker(self) -> bool:
         """Whether the name server that answered last has no broker registered."""

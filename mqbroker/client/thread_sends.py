@@ -69,7 +69,7 @@ def sending_async(method: SendMethod[P], doc: str) -> Callable[Concatenate[Any, 
 def _send(producer: ProducerCore, future: Future[SendResult], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Begin a send on the loop's thread; a plain one needs no task."""
     try:
-        taken = None if kwargs else producer.take_plain(*args)
+        taken = None if any(value is not None for value in kwargs.values()) else producer.take_plain(*args)
         if taken is None:
             follow(asyncio.ensure_future(producer.send(*args, **kwargs)), future)
         else:

@@ -64,8 +64,8 @@ MISTAKES = [
     Mutation(
         "advise a setting of brokers where no broker is registered",
         "client/routes.py",
-        "            if await self._knows_no_broker():\n",
-        "            if False:\n",
+        "        if await self._knows_no_broker():\n",
+        "        if False:\n",
         ("tests/client/test_hints.py",),
     ),
     Mutation(

@@ -16,8 +16,11 @@ pytestmark = pytest.mark.daemons
 
 APIS = ("asyncio", "blocking", "twisted")
 TESTED = {f"{kind}_{api}.py" for kind in ("hello", "producer", "consumer", "pull") for api in APIS} | {
+    "broadcasting.py",
     "iterate_asyncio.py",
     "iterate_blocking.py",
+    "iterate_twisted.py",
+    "orderly.py",
     "poll_asyncio.py",
     "poll_blocking.py",
 }
@@ -60,7 +63,15 @@ def test_orders_are_polled(mq_dev: Cluster, api: str) -> None:
     assert mq_dev.run(source(f"poll_{api}.py")) == "105 orders read, 0 are left\n"
 
 
-@pytest.mark.parametrize("api", ["asyncio", "blocking"])
+def test_the_steps_of_an_order_come_in_their_order(mq_dev: Cluster) -> None:
+    assert mq_dev.run(source("orderly.py")) == "".join(f"o-{n} created paid packed shipped\n" for n in range(5))
+
+
+def test_each_member_gets_every_change(mq_dev: Cluster) -> None:
+    assert mq_dev.run(source("broadcasting.py")) == "both know 10 prices\n"
+
+
+@pytest.mark.parametrize("api", APIS)
 def test_orders_are_taken_by_iteration(mq_dev: Cluster, api: str) -> None:
     mq_dev.run(source("producer_blocking.py"))
     assert mq_dev.run(source(f"iterate_{api}.py")) == "101 orders packed\n"

@@ -232,6 +232,10 @@ class LitePullConsumer(OfOneProcess[LitePullConsumerCore, ReceivedMessage]):
                 self._thread = loop_thread.hold()
             return self._thread, self
 
+    create_topic = call(Queries.create_topic, queries)
+    message = call(Queries.message, queries)
+    messages_by_key = call(Queries.messages_by_key, queries)
+    first_store_time = call(Queries.first_store_time, queries)
     start = call(LitePullConsumerCore.start, core)
     subscribe = call(LitePullConsumerCore.subscribe, core)
     unsubscribe = call(LitePullConsumerCore.unsubscribe, core)
@@ -314,6 +318,17 @@ class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
     def resume(self) -> None:
         """Pull again after `suspend`."""
         self._change(self._core.resume, lambda: later(self._core.resume))
+
+    def _parts(self) -> tuple[LoopThread, Any]:
+        self._check_usable()
+        if self._thread is None:
+            raise ClientClosed("a push consumer is asked after its start")
+        return self._thread, self
+
+    create_topic = call(Queries.create_topic, queries)
+    message = call(Queries.message, queries)
+    messages_by_key = call(Queries.messages_by_key, queries)
+    first_store_time = call(Queries.first_store_time, queries)
 
     def _change(self, before: Callable[[], object], running: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Change the member, before it is started or while it runs. Raises ClientClosed."""

@@ -294,6 +294,10 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
         check_listener(self._listener, may_await=True)
         await self._core.start()
 
+    create_topic = call(Queries.create_topic, queries)
+    message = call(Queries.message, queries)
+    messages_by_key = call(Queries.messages_by_key, queries)
+    first_store_time = call(Queries.first_store_time, queries)
     close = call(PushConsumerCore.close, core)
 
 
@@ -367,6 +371,10 @@ class LitePullConsumer(Iterated[ReceivedMessage], Member, _Client):
     watch_queues = call(LitePullConsumerCore.watch_queues, core)
     message_by_time = call(LitePullConsumerCore.message_by_time, core)
     offset_by_time = call(Offsets.at_time, offsets)
+    create_topic = call(Queries.create_topic, queries)
+    message = call(Queries.message, queries)
+    messages_by_key = call(Queries.messages_by_key, queries)
+    first_store_time = call(Queries.first_store_time, queries)
     close = call(LitePullConsumerCore.close, core)
 
     pause = at_once(LitePullConsumerCore.pause)

@@ -14,6 +14,10 @@ from mqbroker.wire.codes import ResponseCode
 
 #: The last of the delay levels that brokers have unless messageDelayLevel says otherwise.
 DELAY_LEVEL_MAX = 18
+#: The delays of the levels 1 to 18 on brokers whose messageDelayLevel is the default.
+DELAY_LEVELS = tuple(
+    timedelta(seconds=seconds) for seconds in (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
+)
 
 #: Begins what brokers of either kind say where an account lacks something.
 _ACL_REMARK = "AclException: "
@@ -304,11 +308,16 @@ class NotHandled(Exception):  # raised by a face, not seen by users
 class RetryLater(Exception):  # raised by a user's listener, not by this package
     """Raise it in a listener to get the message again.
 
-    `delay_level` 0 lets the broker choose (later each time), 1 to 18 names one of its levels, -1 puts the message into
-    the dead letter queue at once. Raises ValueError where it is none of these.
+    `delay_level` 0 lets the broker choose (later each time), 1 to 18 names one of its levels, as a timedelta does that
+    is the delay of one by default, -1 puts the message into the dead letter queue at once. Raises ValueError where it
+    is none of these.
     """
 
-    def __init__(self, delay_level: int = 0) -> None:
+    def __init__(self, delay_level: int | timedelta = 0) -> None:
+        if isinstance(delay_level, timedelta):
+            if delay_level not in DELAY_LEVELS:
+                raise ValueError(f"RetryLater: {delay_level} is the delay of no level; nearest_delay_level() finds one")
+            delay_level = DELAY_LEVELS.index(delay_level) + 1
         if type(delay_level) is not int or not -1 <= delay_level <= DELAY_LEVEL_MAX:
             raise ValueError(
                 f"RetryLater: delay_level must be an int from -1 to {DELAY_LEVEL_MAX}, not {delay_level!r}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
@@ -20,6 +21,7 @@ from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import Signal
 from mqbroker.client.observers import HandingOut
 from mqbroker.client.process_queue import Portion
+from mqbroker.client.send_back import with_reason
 from mqbroker.errors import Refused
 from mqbroker.wire.codes import ResponseCode
 
@@ -46,7 +48,7 @@ class Delivery(_Message):
 
     if not TYPE_CHECKING:
 
-        def __init__(self, message: ReceivedMessage, settle: Callable[[int | None], None]) -> None:
+        def __init__(self, message: ReceivedMessage, settle: Callable[..., None]) -> None:
             self.message = message
             self._settle = settle
 
@@ -58,23 +60,23 @@ class Delivery(_Message):
 
     else:
         message: ReceivedMessage
-        _settle: Callable[[int | None], None]
+        _settle: Callable[..., None]
 
     def ack(self) -> None:
         """The message is consumed."""
         self._settle(None)
 
-    def nack(self, delay_level: int = 0) -> None:
-        """The message is to come again: after a delay that the broker chooses, or of a level from 1 to 18. Raises
-        ValueError on another one."""
-        if delay_level < 0:
+    def nack(self, delay_level: int | timedelta = 0) -> None:
+        """The message is to come again: after a delay that the broker chooses, or of a level from 1 to 18, which may be
+        a timedelta that is the delay of one by default. Raises ValueError on another one."""
+        if not isinstance(delay_level, timedelta) and delay_level < 0:
             raise ValueError("nack: delay_level must be 0 to 18; dead_letter() gives a message up")
         self._settle(RetryLater(delay_level).delay_level)
 
     def dead_letter(self, reason: str = "") -> None:
-        """The message goes to the dead letters of the group; `reason` is logged."""
+        """The message goes to the dead letters of the group, with `reason` in its property DEAD_LETTER_REASON."""
         log.warning("message %s of %s is given up to the dead letters: %s", self.msg_id, self.queue, reason)
-        self._settle(-1)
+        self._settle(-1, reason)
 
 
 @attrs.define(eq=False)
@@ -152,10 +154,12 @@ class IterationService(ConsumeService):
                 found.append(made(message, partial(self._settle_soon, held, portion, self._net.steady())))
         return found
 
-    def _settle_soon(self, held: _Held, portion: Portion, since: float, delay_level: int | None) -> None:
-        self.call_soon(lambda: self._settle(held, portion, since, delay_level))
+    def _settle_soon(
+        self, held: _Held, portion: Portion, since: float, delay_level: int | None, reason: str = ""
+    ) -> None:
+        self.call_soon(lambda: self._settle(held, portion, since, delay_level, reason))
 
-    def _settle(self, held: _Held, portion: Portion, since: float, delay_level: int | None) -> None:
+    def _settle(self, held: _Held, portion: Portion, since: float, delay_level: int | None, reason: str) -> None:
         message = held.message
         if held not in self._runs or message is None:
             return
@@ -169,6 +173,8 @@ class IterationService(ConsumeService):
                 portion.batch.done(held.index, self._net.now())
             else:
                 self._settling += 1
+                if reason:
+                    message = with_reason(message, reason)
                 self._net.spawn(self._retry(portion, message, held.index, delay_level), self._settled)
         self._tell_ended()
         self._start_some()

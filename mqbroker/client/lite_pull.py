@@ -18,6 +18,7 @@ import attrs
 from mqbroker.client.assigned_queues import AssignedQueue, AssignedQueues
 from mqbroker.client.errors import BadArgument, ClientClosed
 from mqbroker.client.identity import Identity
+from mqbroker.client.index_requests import Queries
 from mqbroker.client.membership import LoopWatch, Membership
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import check_group, check_queue, check_topic
@@ -75,6 +76,7 @@ class LitePullConsumerCore:
         timeout_ms = milliseconds("pull_timeout_s", options.pull_timeout_s)
         self._routes = Routes(net, name_servers, age_s=options.route_age_s, timeout_ms=self._timeout_ms)
         self.offsets = Offsets(net, self._routes, group, self._timeout_ms)
+        self.queries = Queries(net, self._routes, self._timeout_ms)
         self._reads = Reads(net, self._routes, group, self.offsets, timeout_ms)
         is_broadcasting = options.model is MessageModel.BROADCASTING
         self._store = options.offset_store or (LocalOffsets() if is_broadcasting else self.offsets)

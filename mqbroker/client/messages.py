@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 import attrs
 
-from mqbroker.client.errors import DELAY_LEVEL_MAX, BadMessage, UnexpectedResponse, short
+from mqbroker.client.errors import DELAY_LEVEL_MAX, DELAY_LEVELS, BadMessage, UnexpectedResponse, short
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, REPLY_TOPIC_POSTFIX, RETRY_PREFIX, Prop, ResponseCode, SysFlag
@@ -28,11 +28,6 @@ RESERVED_PROPERTIES = frozenset(
 
 #: The MSG_TYPE of replies.
 REPLY_TYPE = "reply"
-
-#: The delays of the levels 1 to 18 on brokers whose messageDelayLevel is the default.
-DELAY_LEVELS = tuple(
-    timedelta(seconds=seconds) for seconds in (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
-)
 
 _NO_LEVEL = "or a timedelta that is the delay of a level, as nearest_delay_level() finds one"
 

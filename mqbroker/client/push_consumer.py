@@ -13,6 +13,7 @@ from mqbroker.client.assigned_queues import AssignedQueue, AssignedQueues
 from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener
 from mqbroker.client.errors import BadArgument, BadListener, ClientClosed
 from mqbroker.client.identity import Identity
+from mqbroker.client.index_requests import Queries
 from mqbroker.client.iteration import Delivery, IterationService, by_iteration
 from mqbroker.client.listener_calls import LoopConsumeService
 from mqbroker.client.listeners import Throttle
@@ -67,6 +68,7 @@ class PushConsumerCore:
         timeout_ms = self._timeout_ms = milliseconds("request_timeout_s", options.request_timeout_s)
         self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)
         self._offsets = Offsets(net, self._routes, group, timeout_ms)
+        self.queries = Queries(net, self._routes, timeout_ms, self._namespace)
         self._is_broadcasting = options.model is MessageModel.BROADCASTING
         self._store = options.offset_store or (LocalOffsets() if self._is_broadcasting else self._offsets)
         self._membership = Membership(net, self._routes, identity, group, options, self._take, self._give_up)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import zlib
 
+import attrs
+
 from mqbroker.client.errors import DELAY_LEVEL_MAX, NoBrokerForTopic
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import Net, checked
@@ -24,6 +26,17 @@ log = logging.getLogger(__name__)
 _ATTEMPTS_MAX = 16
 
 
+#: The property that says why a program has given a message up.
+REASON = "DEAD_LETTER_REASON"
+_REASON_LENGTH_MAX = 1000
+
+
+def with_reason(message: ReceivedMessage, reason: str) -> ReceivedMessage:
+    """The message with a reason for which it becomes a dead letter."""
+    text = reason[:_REASON_LENGTH_MAX].translate({1: " ", 2: " "}).encode(errors="replace").decode()
+    return attrs.evolve(message, properties={**message.properties, REASON: text})
+
+
 class SendBack:
     """Sends messages back for a member of `group`."""
 
@@ -36,7 +49,17 @@ class SendBack:
 
     async def __call__(self, message: ReceivedMessage, delay_level: int) -> None:
         """Have the broker deliver a message again. Where it does not answer, or refuses, the message is sent anew to
-        the group's retry topic, at any broker. Raises the first error if that fails too."""
+        the group's retry topic, at any broker. Raises the first error if that fails too.
+
+        A dead letter that has a reason is sent anew first, as brokers do not take properties for what they send back.
+        """
+        if delay_level < 0 and REASON in message.properties:
+            try:
+                await self._send_anew(message, delay_level)
+            except MQError as error:
+                log.info("%s becomes a dead letter without its reason: %s", message.msg_id, error)
+            else:
+                return
         header = ConsumerSendMsgBackRequestHeader(
             offset=message.commit_log_offset,
             group=self._group,

@@ -1,6 +1,6 @@
 """What clients do, the same on each face, with our own name server and broker in memory."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -353,6 +353,33 @@ def taking(face: Any, member: Any) -> Any:
     if face.module.__name__ == "mqbroker.client.blocking":
         return lambda: next(member._client)
     return lambda: face.wait(lambda: face.awaitable(member._client.__anext__()))
+
+
+def test_a_message_that_is_given_up_says_why(face: Any, cluster: Loopback, producer: Any, consumer: Any) -> None:
+    member = face.make("PushConsumer", "g", options=FROM_FIRST)
+    member.subscribe("T")
+    with member:
+        take = taking(face, member)
+        reasons = ["no such customer", "a\x01b\x02c\ud800" + "x" * 5000, ""]
+        for n, reason in enumerate(reasons):
+            producer.send(Message("T", b"%d" % n), queue=Q)
+            take().dead_letter(reason)
+        producer.send(Message("T", b"later"), queue=Q)
+        late = take()
+        with pytest.raises(ValueError, match=r"0:00:07 is the delay of no level"):
+            late.nack(timedelta(seconds=7))
+        late.nack(timedelta(seconds=5))
+        dead = MessageQueue("%DLQ%g", "a", 0)
+        found: list[Any] = []
+        while len(found) < 3:
+            face.turn()
+            try:
+                found = list(consumer.pull(dead, 0).messages)
+            except (TopicNotFound, Refused):
+                continue
+    by_body = {each.body: each.properties.get("DEAD_LETTER_REASON") for each in found}
+    assert by_body == {b"0": reasons[0], b"1": ("a b c?" + "x" * 5000)[:1000], b"2": None}
+    assert cluster.sent_back[-1].delay_level == 2
 
 
 def test_messages_may_be_taken_by_iteration(face: Any, cluster: Loopback, producer: Any) -> None:

@@ -21,8 +21,9 @@ from mqbroker.client import (
     blocking,
 )
 from mqbroker.client.batches import parts_of
+from mqbroker.client.errors import DELAY_LEVELS
 from mqbroker.client.identity import Identity, local_ip, make_client_id
-from mqbroker.client.messages import DELAY_LEVELS, PullStatus, ReceivedMessage, SendStatus, nearest_delay_level
+from mqbroker.client.messages import PullStatus, ReceivedMessage, SendStatus, nearest_delay_level
 from mqbroker.client.options import ProducerOptions, parse_name_servers
 from mqbroker.client.process_queue import ProcessQueue
 from mqbroker.client.send import Rotation, prepare, queue_for_key, send_request

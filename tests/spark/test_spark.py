@@ -1,14 +1,10 @@
 """Real Spark on our own broker: batches, streams, and streams whose driver or broker is killed."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import pytest
@@ -17,11 +13,10 @@ pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
 from mqbroker.client import Message, SendFailed
-from mqbroker.client.blocking import Producer, PullConsumer
+from mqbroker.client.blocking import Producer
 from mqbroker.spark.java import JavaMissing, find_java
-from mqbroker.wire.bodies import MessageQueue
 from tests.daemons.processes import PATIENCE_SECONDS, Process, wait_for
-from tests.spark.session import SOURCE, session_environment, start_session
+from tests.spark.session import session_environment, start_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.daemons]
 
@@ -205,30 +200,6 @@ def test_mistakes_reach_the_user(spark: Any, cluster: Cluster, options: dict[str
         reader(spark, cluster, "Mistakes", **options).load().count()
 
 
-@pytest.fixture
-def run_available(spark: Any, cluster: Cluster, tmp_path: Path) -> Callable[..., list[Any]]:
-    def run(topic: str, **options: str) -> list[Any]:
-        messages = stream(spark, cluster, topic, **options).load()
-        writer = messages.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = writer.trigger(availableNow=True).start(str(tmp_path / "sink"))
-        assert query.awaitTermination(PATIENCE_SECONDS)
-        return list(query.recentProgress)
-
-    return run
-
-
-def test_runs_of_what_is_available_take_each_message_once(
-    spark: Any, cluster: Cluster, tmp_path: Path, run_available: Callable[..., list[Any]]
-) -> None:
-    sent = publish(cluster, "Available", 50)
-    progress = run_available("Available", startingOffsets="earliest", maxOffsetsPerTrigger="20")
-    assert [p.numInputRows for p in progress if p.numInputRows] == [20, 20, 10]
-    sent += publish(cluster, "Available", 30, 50)
-    run_available("Available", startingOffsets="earliest")
-    run_available("Available", startingOffsets="earliest")
-    assert rows_of(spark.read.parquet(str(tmp_path / "sink"))) == sorted(sent)
-
-
 class Publishing:
     """Sends messages from a thread until it is stopped; `sent` is what was acknowledged, `tried` what was attempted."""
 
@@ -280,58 +251,3 @@ def test_a_stream_outlives_its_broker(spark: Any, cluster: Cluster) -> None:
         assert rows_of(seen) == sorted(sent)
     finally:
         query.stop()
-
-
-def start_driver(cluster: Cluster, topic: str, folder: Path, life: int) -> "subprocess.Popen[bytes]":
-    scratch = folder / f"driver{life}"
-    scratch.mkdir()
-    with (scratch / "output").open("wb") as output:
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.spark.driver", cluster.name_server, topic),
-                *(str(folder / "checkpoint"), str(folder / "sink"), str(scratch)),
-            ],
-            cwd=SOURCE,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-
-
-def kill_in_batch(driver: "subprocess.Popen[bytes]", checkpoint: Path, batch: int) -> None:
-    """Kill the driver, its JVM too, as soon as `batch` is written down: most likely before it is done."""
-    try:
-        wait_for(
-            lambda: driver.poll() is not None or (checkpoint / "offsets" / str(batch)).exists(),
-            f"batch {batch} begins",
-            PATIENCE_SECONDS,
-        )
-        output = Path(cast(list[str], driver.args)[-1]) / "output"
-        assert driver.poll() is None, f"the driver ended by itself: {output.read_text()[-5000:]}"
-    finally:
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
-
-
-def test_a_stream_whose_driver_is_killed_neither_loses_nor_repeats(
-    spark: Any, cluster: Cluster, tmp_path: Path, run_available: Callable[..., list[Any]]
-) -> None:
-    topic, checkpoint = "Killed", tmp_path / "checkpoint"
-    publish(cluster, topic, 20)
-    with Publishing(cluster, topic) as publishing:
-        # It starts at the end of the topic: where that was is known only once the first batch is written down.
-        kill_in_batch(start_driver(cluster, topic, tmp_path, 1), checkpoint, 0)
-        publishing.wait_for_more(50)
-        kill_in_batch(start_driver(cluster, topic, tmp_path, 2), checkpoint, 4)
-        publishing.wait_for_more(50)
-    run_available(topic)
-    started = json.loads((checkpoint / "offsets" / "0").read_text().splitlines()[-1])[topic]["broker-a"]
-    wanted = {row for row in publishing.sent if row[1] >= started[str(row[0])]}
-    assert len(wanted) >= 100
-    found = rows_of(spark.read.parquet(str(tmp_path / "sink")))
-    assert len(found) == len(set(found))
-    assert set(found) == wanted
-    with PullConsumer(cluster.name_server, "checker") as consumer:
-        ends = {n: consumer.max_offset(MessageQueue(topic, "broker-a", n)) for n in range(QUEUES)}
-    assert [row[:2] for row in found] == [(n, at) for n in range(QUEUES) for at in range(started[str(n)], ends[n])]

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from mqbroker.wire import strict_json
 from mqbroker.wire.strict_json import plain_dumps, plain_loads
+from tests.numbers import numbers
 
-LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text()
+LEAVES = st.none() | st.booleans() | numbers(-(2**63), 2**64 - 1) | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
 
 

@@ -59,6 +59,20 @@ MISTAKES = [
         (f"{_STREAM}::test_a_batch_that_skipped_is_repeated_as_it_was",),
     ),
     Mutation(
+        "take a restart by Spark before 4.2 for a new query",
+        "spark/source.py",
+        "        self._here = end\n",
+        "",
+        (f"{_STREAM}::test_an_older_spark_repeats_its_first_batch",),
+    ),
+    Mutation(
+        "leave it to Spark before 4.2 to know where a query from the end has started",
+        "spark/source.py",
+        "        return api.TELLS_START or self._options.starting.has_latest()\n",
+        "        return api.TELLS_START\n",
+        (f"{_STREAM}::test_an_older_spark_that_starts_at_the_end_writes_the_start_down",),
+    ),
+    Mutation(
         "compare the last message of a queue only while messages arrive",
         "spark/source.py",
         "            and (bound.end > here.positions[queue] or queue not in self._compared)\n",

@@ -32,6 +32,27 @@ MISTAKES = [
         ("tests/remoting/test_fair_scheduler.py",),
     ),
     Mutation(
+        "ask an address server on after the last client's end",
+        "client/loop_net.py",
+        "            self.address_server.task.cancel()\n",
+        "            pass\n",
+        ("tests/client/test_name_servers.py",),
+    ),
+    Mutation(
+        "let a step of closing take as long as its requests",
+        "client/net.py",
+        "            await self._net.within(seconds, coroutine)\n",
+        "            await coroutine\n",
+        ("tests/client/test_closing.py",),
+    ),
+    Mutation(
+        "keep an account whose file has changed",
+        "client/identity.py",
+        "        if self._files.have_changed():\n",
+        "        if False:\n",
+        ("tests/client/test_signing.py",),
+    ),
+    Mutation(
         "give a send that is not plain a second turn, which leaves out queues",
         "client/plain_sends.py",
         "                waiter.set_result(queue)\n",

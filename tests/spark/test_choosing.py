@@ -12,6 +12,7 @@ from pyspark.sql.types import LongType, StructType
 
 from mqbroker.spark import source
 from mqbroker.spark.errors import BadOption, DataLoss
+from mqbroker.spark.options import parse_options
 from mqbroker.spark.source import RocketMQDataSource, StreamReader
 from mqbroker.wire.bodies import MessageQueue
 from tests.spark.fake_log import FakeLog
@@ -194,3 +195,20 @@ def test_committed_offsets_whose_messages_are_deleted_are_a_loss(log: FakeLog) -
     with pytest.raises(DataLoss, match=r"AGED_OUT.*startingOffsets says 2, the first one left is 5"):
         ranges(**group)
     assert ranges(**group, failOnDataLoss="false")[A0] == (5, 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "may_move"),
+    [
+        ({"startingOffsets": "latest"}, True),
+        ({"startingOffsets": "earliest"}, False),
+        ({"startingOffsets": "group:earliest", "consumerGroup": "g"}, True),
+        (
+            {"startingOffsetsByTimestamp": '{"orders":{"a":{"0":5}}}', "startingOffsetsByTimestampStrategy": "latest"},
+            True,
+        ),
+    ],
+)
+def test_a_start_that_may_be_another_after_a_restart_is_known(options: dict[str, str], may_move: bool) -> None:
+    given = {"nameServer": "here:1", "topic": "orders"} | options
+    assert parse_options(given, streaming=True).starting.has_latest() is may_move

@@ -113,6 +113,17 @@ def test_spark_reads_what_was_sent(mq_dev: Cluster) -> None:
 
 
 @pytest.mark.spark
+def test_spark_keeps_the_orders_of_each_day_once(mq_dev: Cluster) -> None:
+    missing = pytest.importorskip("mqbroker_demo.spark_process").what_is_missing()
+    if missing:
+        pytest.skip(missing)
+    for count in (105, 210):
+        mq_dev.run(source("producer_blocking.py"))
+        # The test may run at midnight.
+        assert mq_dev.run(source("spark_by_day.py"), timeout=150).startswith(f"{count} orders of ")
+
+
+@pytest.mark.spark
 def test_spark_writes_a_receipt_for_each_order_once(mq_dev: Cluster) -> None:
     missing = pytest.importorskip("mqbroker_demo.spark_process").what_is_missing()
     if missing:
@@ -128,7 +139,7 @@ def test_each_program_is_tested() -> None:
     others = {"test_receipts.py", "delayed.py", "outbox.py", "request_reply.py", "send_steadily.py", "transaction.py"}
     others |= {"service_fastapi.py", "worker_pool.py"}
     # Spark's Python functions need pandas: tests/spark/test_versions.py.
-    others |= {"spark_35.py", "spark_stream.py", "spark_update.py", "spark_write.py"}
+    others |= {"spark_35.py", "spark_by_day.py", "spark_stream.py", "spark_update.py", "spark_write.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED | set(SERVICES) | others
 
 

@@ -51,7 +51,7 @@ FAMILIES = (
         {
             "not reloaded": "Correct the file and send SIGHUP again. Until then the former settings stay in effect.",
             "connectionsMax=": "Raise the limit of open files of the service, or lower the setting.",
-            "{program} stopped, but not in order": "Look at the errors before it: a table may not have been saved.",
+            "{program} did not stop cleanly": "Look at the errors before it: a table may not have been saved.",
         },
     ),
     Family(
@@ -68,7 +68,7 @@ FAMILIES = (
         "Clients connect again by themselves. Correct the certificate or the port that the line names.",
         {
             "tls.test.mode.enable=true": "Set it to false, and name your own certificate and key.",
-            "port {port} is not served": "Free the port, or set vipPortEnable=false.",
+            "cannot listen on port {port}": "Free the port, or set vipPortEnable=false.",
         },
     ),
     Family(
@@ -88,7 +88,8 @@ FAMILIES = (
         {
             "messages are refused": "Producers send to other brokers meanwhile. mq brokers shows the reason.",
             "{path}: a sync to the disk has not ended": "Look at the kernel's log and iostat: the disk may be failing.",
-            "the kernel takes no more syncs": "Nothing to do: a thread takes over, which costs more CPU time.",
+            "the kernel no longer accepts asynchronous "
+            "syncs": "Nothing to do: a thread takes over, which costs more CPU time.",
         },
     ),
     Family(
@@ -163,8 +164,8 @@ FAMILIES = (
         "A slave does not follow its master, or what it needs for that cannot be read or written.",
         "mq ha status shows each broker and its reason; the page on replication is about logs that differ.",
         {
-            "brokerRole=SYNC_MASTER, and whoever reaches": "Set haSecretFile on all brokers of the name.",
-            "what was cut off the log": "mq store dump shows the messages that were cut off.",
+            "brokerRole=SYNC_MASTER, and any peer": "Set haSecretFile on all brokers of the name.",
+            "the truncated part of the log": "mq store dump shows the messages that were cut off.",
         },
     ),
     Family(
@@ -174,7 +175,7 @@ FAMILIES = (
         "The line says why and what to do. A master that steps down is replaced if the others are there.",
         {
             "uncleanElectionEnable=true": "Messages are lost by this. Set it to false again.",
-            "group {broker}: this broker is master no more": "Nothing, if another was elected: see mq ha status.",
+            "group {broker}: this broker is no longer the master": "Nothing, if another was elected: see mq ha status.",
         },
     ),
     Family(

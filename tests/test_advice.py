@@ -15,10 +15,10 @@ ADVICE = re.compile(
 #: What is told of, and why it may go without being kept.
 MAY_GO = {
     "has empty consume queues cleaned": "no advice",
-    "with an empty store and an id of its own": "another broker is started, and nothing is moved",
+    "with an empty store and its own id": "another broker is started, and nothing is moved",
     "mq store repair --move-foreign": "moves what is no part of a store",
     "the log of a DLedger group": "no advice",
-    "is no directory; move it away": "nothing of a store can be in it",
+    "is not a directory; move it away": "nothing of a store can be in it",
     "and start to have it built again": "is made from the log",
     "removed topics come back": "says what it costs, and no message is lost",
     "topics that were removed come back": "the same",

@@ -76,7 +76,7 @@ class AclContent:
             white += file.white
             for account in file.accounts:
                 if account.access_key in by_key:
-                    log.warn("{path}: account {key} is there already", path=path, key=account.access_key)
+                    log.warn("{path}: account {key} is already defined", path=path, key=account.access_key)
                 by_key.setdefault(account.access_key, account)
         return Accounts(by_key, tuple(white))
 
@@ -104,7 +104,7 @@ class AclFiles:
     def look(self) -> Deferred[None]:
         """Read changed files again. Fires when that is done; never fails."""
         return self._turn.run(self._look).addErrback(
-            lambda failure: log.failure("the ACL files could not be looked at", failure)
+            lambda failure: log.failure("the ACL files could not be checked", failure)
         )
 
     def _look(self) -> Deferred[None]:
@@ -120,7 +120,7 @@ class AclFiles:
         if content is None:
             return
         for why in set(content.faults.values()) - set(self.content.faults.values()):
-            log.error("{why}; its former content stays in effect", why=why)
+            log.error("{why}; its previous content stays in effect", why=why)
         self.content = content
         log.info("accounts were reloaded from {n} files", n=len(content.files))
         accounts = content.accounts()

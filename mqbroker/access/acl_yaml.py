@@ -134,7 +134,9 @@ def check_keys(access_key: str | None, secret_key: str | None) -> None:
 
 def _warn_of_others(item: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for key in item.keys() - set(known):
-        log.warn("{key!r} in {where} changes nothing; right are {known}", key=key, where=where, known=", ".join(known))
+        log.warn(
+            "{key!r} in {where} has no effect; valid keys are {known}", key=key, where=where, known=", ".join(known)
+        )
 
 
 def _text(item: Mapping[str, Any], key: str, where: str) -> str | None:
@@ -157,7 +159,7 @@ def _boolean(value: Any, where: str) -> bool:
 def _default(item: Mapping[str, Any], key: str, where: str) -> Permission:
     text = _text(item, key, where)
     if text is not None and not is_permission(text):
-        log.warn("{key} of {where} is {text!r}, which is taken as DENY", key=key, where=where, text=text)
+        log.warn("{key} of {where} is {text!r}, which is treated as DENY", key=key, where=where, text=text)
     return parse_permission(text)
 
 
@@ -169,7 +171,7 @@ def _permissions(item: Mapping[str, Any], key: str, where: str) -> dict[str, Per
             kind = "topic" if key == "topicPerms" else "group"
             raise BadAcl(f"Parse resource permission failed for {kind}:{entry} of {where}: write name=PUB|SUB")
         if not is_permission(permission):
-            log.warn("{entry} in {key} of {where} is taken as DENY", entry=str(entry), key=key, where=where)
+            log.warn("{entry} in {key} of {where} is treated as DENY", entry=str(entry), key=key, where=where)
         found[name.strip()] = parse_permission(permission)
     return found
 

@@ -284,20 +284,20 @@ class BrokerGroup:
         this broker where that is given up. Raises GroupError, which says why nothing was changed."""
         in_sync = self._in_sync
         if in_sync is None or not self.is_certain():
-            raise GroupError("this broker is not the master now, or another switch is under way: `mq ha status` shows")
+            raise GroupError("this broker is not the master, or another switch is in progress: see `mq ha status`")
         if to == self.replica_id:
-            raise GroupError(f"broker {to} is the master already")
+            raise GroupError(f"broker {to} is already the master")
         if why_not := in_sync.why_not_next(to):
             raise GroupError(why_not)
         epoch, self._is_switching = self._serves_epoch + 1, True
         self._hold(True)
-        log.info("broker {id} is to be the master: requests are held until it serves", id=to)
+        log.info("broker {id} becomes the master: requests are held until it is ready", id=to)
         try:
             await self._switch(to, in_sync)
         except Exception as error:
             self._is_switching = False
             self._hold(False)
-            log.warn("broker {id} is not made the master: {why}", id=to, why=str(error))
+            log.warn("broker {id} did not become the master: {why}", id=to, why=str(error))
             raise
         return epoch
 
@@ -327,12 +327,14 @@ class BrokerGroup:
     async def remove(self, replica_id: int) -> str:
         """Forget a broker that will not come back; returns what was done. Raises GroupError and EtcdError."""
         if not self.is_certain():
-            raise GroupError("this broker is not the master now: `mq ha status` shows which is")
+            raise GroupError("this broker is not the master: `mq ha status` shows which one is")
         if replica_id == self.replica_id:
-            raise GroupError(f"broker {replica_id} is the master: `mq ha switch` makes another one the master first")
+            raise GroupError(
+                f"broker {replica_id} is the master: make another broker the master first, with `mq ha switch`"
+            )
         await self.member.remove(replica_id)
         log.warn("broker {id} is removed from the group", id=replica_id)
-        return f"broker {replica_id} is removed; as one that comes back it is taken for a new one"
+        return f"broker {replica_id} was removed; if it comes back, it is treated as a new one"
 
     @property
     def master_address(self) -> str:
@@ -365,9 +367,9 @@ class BrokerGroup:
     async def _answer(self, greeting: Greeting, log_end: int) -> tuple[bytes, bytes]:
         replica_id = greeting.replica_id
         if greeting.group != self._digest:
-            raise BadPeer("it is of another group (brokerClusterName and brokerName)")
+            raise BadPeer("it belongs to another group (brokerClusterName and brokerName)")
         if not self.member.is_master:
-            raise BadPeer("this broker is not the master any more")
+            raise BadPeer("this broker is no longer the master")
         if greeting.epoch != self._serves_epoch:
             raise BadPeer(f"it follows epoch {greeting.epoch}, and this is epoch {self._serves_epoch}")
         if replica_id <= 0:
@@ -377,9 +379,11 @@ class BrokerGroup:
         if not self._is_proven(greeting):
             await self.member.refreshed()  # it may have come a moment ago
             if replica_id not in self.member.members:
-                raise BadPeer(f"it says that it is broker {replica_id}, of which etcd knows nothing")
+                raise BadPeer(f"it claims to be broker {replica_id}, which etcd does not have")
             if not self._is_proven(greeting):
-                raise BadPeer(f"it does not prove that it is broker {replica_id}, as etcd has it: nothing of it counts")
+                raise BadPeer(
+                    f"it did not prove that it is the broker {replica_id} of etcd: it does not count as a replica"
+                )
         said = {"begin": self._log_min(), "end": log_end, "gaps": bool(self.store.gaps)}
         history = orjson.dumps({**orjson.loads(self._history.to_json()), **said})
         answer = Answer(self._randbytes(CHALLENGE_BYTES), history).proven(self.member.nonce, greeting)
@@ -427,8 +431,8 @@ class BrokerGroup:
         if role.master is None or not answer.is_proven(role.master.nonce, greeting):
             self.member.wake()
             raise MQError(
-                "it does not prove that it is the master, as etcd has it, or its answer was recorded on another "
-                "connection: nothing is taken from it"
+                "it did not prove that it is the master that etcd names, or its response was recorded on another "
+                "connection: nothing is copied from it"
             )
         history = EpochHistory.from_json(answer.history)
         said = orjson.loads(answer.history)
@@ -448,21 +452,23 @@ class BrokerGroup:
         common, committed = self._history.common_end(raw.end, theirs, end), store.committed
         if store.why_not_whole:
             if store.gaps and not has_gaps:
-                raise StoreLost(f"this broker's store has gaps that nothing fills ({store.why_not_whole})")
+                raise StoreLost(f"this broker's store has gaps that cannot be filled ({store.why_not_whole})")
             try:
                 await check()  # its epochs may not be those of its log
             except Diverged as error:
                 if common is not None and not committed <= common < raw.end:
-                    why = f"this broker's store is not whole ({store.why_not_whole}), and {error}"
+                    why = f"this broker's store is incomplete ({store.why_not_whole}), and {error}"
                     raise StoreLost(why) from None
             else:
                 return
         if common is None:
-            raise Diverged(f"this log shares no epoch with its master's: it is not of this group; {START_ANEW}")
+            raise Diverged(
+                f"this log shares no epoch with its master's: it does not belong to this group; {START_ANEW}"
+            )
         if committed <= common < raw.end and self._was_left_out(theirs, role):
             log.error(
-                "this broker was in sync in epoch {epoch}, and its master was not: etcd was set back. All of this log "
-                "counts as acknowledged, up to {end}",
+                "this broker was in sync in epoch {epoch}, but its master was not: etcd was restored from an older "
+                "state. The whole of this log counts as acknowledged, up to {end}",
                 epoch=self._history.last,
                 end=raw.end,
             )
@@ -472,15 +478,15 @@ class BrokerGroup:
             self._refuse(common, committed, role)
         if common < raw.end:
             log.warn(
-                "this log has {n} bytes after {end} that its master does not have, and that are above the commit point "
-                "({committed}): they are put aside, and the log is cut back",
+                "this log has {n} bytes after {end} that its master does not have, beyond the commit point "
+                "({committed}): they are put aside, and the log is truncated",
                 n=raw.end - common,
                 end=common,
                 committed=committed,
             )
             store.note.lower(common)
             self._cut(common, raw.end)
-            raise MQError(f"the log is cut back to {common} first")
+            raise MQError(f"the log is first truncated to {common}")
 
     def _was_left_out(self, theirs: EpochHistory, role: Role) -> bool:
         """Whether etcd was set back before the election: the epoch before is this log's newest, in which this broker
@@ -503,13 +509,13 @@ class BrokerGroup:
             store.conflict = None
             raise Diverged(
                 f"{how}: it was elected by uncleanElectionEnable, or chosen by `mq ha rebuild --keep`. With "
-                "haResyncEnable=true this store is put aside and copied anew; look before whether its messages are "
+                "haResyncEnable=true this store is put aside and copied again; check first whether its messages are "
                 "needed"
             )
         store.conflict = Conflict(role.epoch, role.lease)
         self.member.wake()
         raise MQError(
-            f"{how}: nothing is cut off, and this broker takes no part, until the group has another master. `mq ha "
+            f"{how}: nothing is truncated, and this broker takes no part, until the group has another master. `mq ha "
             "status` shows what each broker has, and `mq ha rebuild` lets one of them be elected"
         )
 

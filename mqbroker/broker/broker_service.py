@@ -206,7 +206,7 @@ class BrokerService(Service):
         `stopService` fires when it is complete. Raises AlreadyStarted if the broker runs or is still stopping.
         """
         if self.running or (self._stopping is not None and not self._stopping.called):
-            raise AlreadyStarted(f"the broker {self.settings.broker_name} is started already; stop it first")
+            raise AlreadyStarted(f"the broker {self.settings.broker_name} is already started; stop it first")
         super().startService()  # type: ignore[no-untyped-call]
         self._stopping, self._is_stopped = None, False
         if self.started.called:
@@ -345,21 +345,26 @@ class BrokerService(Service):
 
     def _sync_note(self, group: BrokerGroup, worker: IWorker) -> None:
         def failed(failure: Failure) -> None:
-            log.error("the note of the store cannot be written: {why}", why=failure.getErrorMessage())
+            log.error("the file that identifies the store cannot be written: {why}", why=failure.getErrorMessage())
 
         worker.run(group.sync_note).addErrback(failed)
         group.look_at_gaps()
 
     def _forget_cut(self, worker: IWorker) -> None:
-        """Delete what was cut off the log long ago, and stores that were put aside."""
+        """Delete the truncated part of the log long ago, and stores that were put aside."""
         paths, now_ms = paths_of(self.settings.store), int(self._clock.seconds() * 1000)
 
         def done(gone: list[str]) -> None:
             if gone:
-                log.info("what was cut off or put aside long ago is deleted: {paths}", paths=", ".join(gone))
+                log.info(
+                    "expired copies of truncated logs and replaced stores were deleted: {paths}", paths=", ".join(gone)
+                )
 
         def failed(failure: Failure) -> None:
-            log.error("what was cut off or put aside cannot be deleted: {why}", why=failure.getErrorMessage())
+            log.error(
+                "expired copies of truncated logs and replaced stores cannot be deleted: {why}",
+                why=failure.getErrorMessage(),
+            )
 
         def forget() -> list[str]:
             return forget_tails(self._disk, paths.root, now_ms) + forget_stores(self._disk, paths, now_ms)
@@ -456,7 +461,8 @@ class BrokerService(Service):
         is_open = not (settings.ha_secret_file or settings.ha_white_remote_addresses)
         if is_open and settings.store.broker_role is BrokerRole.SYNC_MASTER and self._group is None:
             log.warn(
-                "brokerRole=SYNC_MASTER, and whoever reaches port {port} counts as a slave: set haSecretFile on all "
+                "brokerRole=SYNC_MASTER, and any peer that connects to port {port} counts as a slave: set "
+                "haSecretFile on all "
                 "brokers of this name, or haWhiteRemoteAddresses here",
                 port=settings.ha_listen_port,
             )
@@ -552,7 +558,7 @@ class BrokerService(Service):
         folder = os.path.join(self.settings.store.store_path_root_dir, "config")
         if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
             why = "the tables of topics, groups and offsets are kept there, and this process may not write there"
-            raise StoreUnwritable(f"{folder}: {why}; mend its rights, or set another storePathRootDir")
+            raise StoreUnwritable(f"{folder}: {why}; correct its permissions, or set another storePathRootDir")
         path = os.path.join(folder, name)
         file = JsonFile(path, worker, self._disk, lambda act: self._reactor.callLater(0, act))
         self._every(FILE_RETRY_SECONDS, file.retry)
@@ -676,7 +682,7 @@ class BrokerService(Service):
             is_lost = isinstance(error, StoreLost) or (is_outlived and self._group is not None)
             if (self._may_resync or is_lost) and not self._is_stuck and self._next_settings is None:
                 why = str(error) if is_lost else f"{error}: haResyncEnable=true"
-                log.warn("{why}; so this store is put aside and copied anew", why=why)
+                log.warn("{why}; this store is put aside and copied again from the master", why=why)
                 self._before_next = partial(self._put_store_aside, is_outlived)
                 self._plan_start(self._current_settings)
             raise
@@ -723,7 +729,7 @@ class BrokerService(Service):
         except CancelledError:
             return  # it is stopped, perhaps to start once more
         except Exception as error:
-            log.critical("the broker cannot start again, and ends: {why}", why=str(error))
+            log.critical("the broker cannot restart, and exits: {why}", why=str(error))
             self._reactor.stop()
         else:
             log.info("the broker is started with brokerRole={role}", role=self.settings.store.broker_role.value)

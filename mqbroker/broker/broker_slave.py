@@ -126,7 +126,7 @@ class BrokerSlave:
     def _fetched(self, result: Failure | None) -> None:
         self._fetching = None
         if result is not None and not result.check(CancelledError):  # type: ignore[no-untyped-call]
-            log.failure("the tables of the master are not copied", result)
+            log.failure("copying the tables of the master failed", result)
 
     async def _fetch_tables(self, address: str) -> None:
         try:
@@ -146,7 +146,7 @@ class BrokerSlave:
     def _report(self) -> None:
         status = self._service.status
         if status.why_not:
-            log.warn("master {address} is not followed: {why}", address=status.address, why=status.why_not)
+            log.warn("not replicating from master {address}: {why}", address=status.address, why=status.why_not)
         elif status.behind is not None:
             log.info("master {address} is {n} bytes ahead", address=status.address, n=status.behind)
 

@@ -190,7 +190,7 @@ class ConsumerRegistry:
         """Remove the clients that were expected and did not come."""
         for name, group in list(self._groups.items()):
             for client_id in list(group.expected):
-                log.info("consumer {client} of {group} has not come back", client=client_id, group=name)
+                log.info("consumer {client} of {group} did not reconnect", client=client_id, group=name)
                 self.leave_before_joining(client_id, name)
 
     def leave_before_joining(self, client_id: str, group_name: str, notify: bool = True) -> None:

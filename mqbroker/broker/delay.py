@@ -113,8 +113,8 @@ class DelayService:
         waiting = {level: count for level in former if (count := self._count_waiting(level)) > 0}
         if waiting:
             log.warn(
-                "messageDelayLevel has {levels} levels, and {n} messages wait for levels that are no more: {which}; "
-                "they are delivered at the times that they were stored for",
+                "messageDelayLevel has {levels} levels, but {n} messages wait for levels that no longer exist: "
+                "{which}; they are delivered at the times that were set when they were stored",
                 levels=levels, n=sum(waiting.values()), which=", ".join(map(str, waiting)),
             )  # fmt: skip
 
@@ -130,7 +130,12 @@ class DelayService:
         self._timers.clear()
         durable = self._store.durable(self._log_end)
         # Messages that cannot be synced are delivered again after the next start.
-        durable.addErrback(lambda failure: log.warn("delayed messages: {why}", why=failure.getErrorMessage()))
+        durable.addErrback(
+            lambda failure: log.warn(
+                "delivered delayed messages could not be synced, and may be delivered again: {why}",
+                why=failure.getErrorMessage(),
+            )
+        )
         return durable.addCallback(lambda _: self.persist())
 
     def snapshot(self) -> DelayOffsets:
@@ -326,7 +331,7 @@ class DelayService:
 
     def _note_failure(self, error: Exception) -> None:
         if not self._is_refused:
-            log.warn("delayed messages wait: {why}", why=str(error) or type(error).__name__)
+            log.warn("delivery of delayed messages is suspended: {why}", why=str(error) or type(error).__name__)
         self._is_refused = True
 
     def _append(self, messages: list[NewMessage], level: int) -> None:
@@ -348,10 +353,14 @@ class DelayService:
                 try:
                     self._append([message], level)
                 except MultiDispatchRefused as error:
-                    log.error("a delayed message for {topic} goes there only: {why}", topic=topic, why=str(error))
+                    log.error(
+                        "a delayed message for {topic} is not added to its other queues (INNER_MULTI_DISPATCH): {why}",
+                        topic=topic,
+                        why=str(error),
+                    )
                     self._append([(*message[:9], without(message[9], Prop.INNER_MULTI_DISPATCH))], level)
             except MessageRefused as error:
-                log.error("a delayed message for {topic} is left out: {why}", topic=topic, why=str(error))
+                log.error("a delayed message for {topic} is dropped: {why}", topic=topic, why=str(error))
             except (StoreError, MemoryError) as error:
                 self._note_failure(error)
                 return count
@@ -374,9 +383,9 @@ def _real_message(record: RawRecord) -> NewMessage | None:
         properties = as_delivered(record.properties)
         return stored_again(record, topic, queue_id, properties, prepared_offset=origin(record.physical_offset))
     except NoRealTarget as error:
-        log.error("delayed message at {n} is left out: {why}", n=record.physical_offset, why=str(error))
+        log.error("the delayed message at {n} is dropped: {why}", n=record.physical_offset, why=str(error))
     except MemoryError:
         raise
     except Exception:
-        log.failure("delayed message at {n} is left out", n=record.physical_offset)
+        log.failure("the delayed message at {n} is dropped", n=record.physical_offset)
     return None

@@ -83,7 +83,7 @@ class CompileRateLimit:
 def compile_kind(kind: str | None, text: str, charge: Charge | None = None) -> Expression:
     """Compile an expression of a type other than tags. Raises BadExpression, and what `charge` raises."""
     if kind != SQL92:
-        raise BadExpression(f"{str(kind)[:80]!r} is no type of expressions; use {SQL92}")
+        raise BadExpression(f"{str(kind)[:80]!r} is not a type of expressions; use {SQL92}")
     if not text:
         raise BadExpression("the expression is empty")
     return compile_expression(text, charge)
@@ -217,7 +217,7 @@ class FilterTable:
         more = len(text) - (0 if known is None else len(known.expression.text))
         if (known is None and self._count >= FILTERS_MAX) or self._characters + max(0, more) > FILTER_CHARACTERS_MAX:
             if self._is_news(group, topic, text):
-                log.error("the filter of {group} for {topic} is left out: there are {n} of {size} characters",
+                log.error("the filter of {group} for {topic} is ignored: only {n} of {size} characters were found",
                           group=group, topic=topic, n=self._count, size=self._characters)  # fmt: skip
             if known is not None:
                 self._remove(known)

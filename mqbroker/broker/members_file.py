@@ -69,7 +69,7 @@ class MembersFile:
         try:
             members = file.load(Members.from_json)
         except (StoreDamaged, OSError) as error:
-            log.warn("{error}: the members of the consumer groups are those of their next heartbeats", error=error)
+            log.warn("{error}: consumer group members are unknown until their next heartbeats", error=error)
             return
         if members is None or abs(now() - members.saved_at_ms / 1000) > AGE_SECONDS_MAX:
             return

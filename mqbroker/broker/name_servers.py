@@ -394,7 +394,9 @@ class Registration:
         for server in removed:
             self._leave(server)
         if removed and not self._servers:
-            log.warn("namesrvAddr is empty: this broker is registered nowhere; set it to the addresses of name servers")
+            log.warn(
+                "namesrvAddr is empty: this broker is not registered anywhere; set it to the addresses of name servers"
+            )
         told = [server.register_all(force=True) for server in added.values()]
         return gatherResults(told).addCallback(lambda _: None)
 
@@ -404,7 +406,9 @@ class Registration:
             self._follow_addresses()
 
         leaving = Deferred.fromCoroutine(server.unregister())
-        leaving.addErrback(lambda failure: log.failure("{address} cannot be left", failure, address=server.address))
+        leaving.addErrback(
+            lambda failure: log.failure("unregistering from {address} failed", failure, address=server.address)
+        )
         self._leaving[server.address] = leaving
         leaving.addCallback(left)
 

@@ -88,7 +88,9 @@ class OwnStore:
             return f"it is a copy of the store of broker {header.replica_id}"
         # A power cut may have taken the end of the log, but nothing that was on the disk.
         if end < (note.durable if self.has_lost_power else had):
-            return f"its log ends at {end}, and had {had} before: it was replaced, emptied or set back to an older copy"
+            return (
+                f"its log ends at {end}, and had {had} before: it was replaced, emptied or restored from an older copy"
+            )
         newest = self.history.last, self.history.lease
         if newest[0] < header.epoch or (newest[0] == header.epoch and newest != (header.epoch, header.lease)):
             return f"its epochs.json ends with epoch {newest[0]}, and had {header.epoch} before"
@@ -108,7 +110,7 @@ class OwnStore:
             try:
                 note.sync()
             except OSError as error:
-                log.error("the note of the store cannot be written: {why}", why=str(error))
+                log.error("the file that identifies the store cannot be written: {why}", why=str(error))
             note.close()
 
     # --- what it is
@@ -221,8 +223,8 @@ class OwnStore:
         self.why_not_whole = why
         self._disk.write(self._mark_path, orjson.dumps({"why": why}).ljust(_MARK_BYTES))
         log.warn(
-            "this broker's store is not whole: {why}. It is not elected, and does not count, until a master of its "
-            "group has filled it up",
+            "this broker's store is incomplete: {why}. It cannot be elected, and does not count as in sync, until it "
+            "has copied the missing messages from a master of its group",
             why=why,
         )
 

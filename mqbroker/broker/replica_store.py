@@ -43,13 +43,14 @@ def cut_store_back(disk: IDisk, settings: StoreSettings, end: int, log_end: int,
         kept = keep_tail(disk, paths, segment_bytes, end, log_end, now_ms)
         cut_log(disk, paths, segment_bytes, end)
     except (OSError, MQError) as error:
-        log.error("the log cannot be cut back to {end}: {why}", end=end, why=str(error))
+        log.error("the log cannot be truncated to {end}: {why}", end=end, why=str(error))
         return False
     if kept.end < log_end:
-        line = "of the {n} bytes that are cut off only the first {kept} are kept, as no more fit"
+        line = "of the {n} truncated bytes only the first {kept} are kept, because the disk has no room for more"
         log.warn(line, n=log_end - end, kept=kept.end - end)
     log.warn(
-        "what was cut off the log, from {start} to {end}, is kept for {days} days in {path}: `mq store dump` shows it",
+        "the truncated part of the log, from {start} to {end}, is kept for {days} days in {path}: `mq store dump` "
+        "shows it",
         start=end,
         end=kept.end,
         days=KEPT_MS_MAX // 86_400_000,

@@ -159,7 +159,9 @@ class SlaveSynchronize:
         names, until = self._gone
         if self._removing is None and (notes or (names and until <= end)):
             self._removing = Deferred.fromCoroutine(self._remove(notes, names if until <= end else set()))
-            self._removing.addErrback(lambda failure: log.failure("what the master removed is not removed", failure))
+            self._removing.addErrback(
+                lambda failure: log.failure("removing queues that the master removed failed", failure)
+            )
             self._removing.addBoth(self._ended)
 
     async def _remove(self, notes: dict[tuple[str, int], Removed], names: set[str]) -> None:
@@ -169,7 +171,7 @@ class SlaveSynchronize:
             if names:
                 await self._store.renumber_topics(names)
         except (OSError, MQError) as error:
-            log.error("what the master has removed stays for now: {why}", why=str(error))
+            log.error("queues that the master removed could not be removed yet: {why}", why=str(error))
             return
         for key, note in notes.items():
             if self._removed.get(key) == note:
@@ -199,7 +201,7 @@ class SlaveSynchronize:
         except MQError as error:
             self._failures.append(f"{code.name}: {error}")
         except Exception as error:
-            log.failure("the answer to {code} cannot be taken over", code=code.name)
+            log.failure("the response to {code} could not be applied", code=code.name)
             self._failures.append(f"{code.name}: {type(error).__name__}")
         return None
 

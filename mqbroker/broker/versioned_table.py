@@ -62,7 +62,7 @@ class VersionedTable(Generic[T]):
                 check(name)
             except MQError as error:
                 path, what = self._file.path, self._what
-                log.warn("{path}: {what} {name} is left out: {why}", path=path, what=what, name=name, why=str(error))
+                log.warn("{path}: {what} {name} is ignored: {why}", path=path, what=what, name=name, why=str(error))
             else:
                 self._values[name] = value
 

@@ -317,12 +317,12 @@ def _in_group(member: Member, info: dict[str, str]) -> Member:
     if stopped:
         state = f"acknowledges nothing: {stopped}; {state}"
     if not_whole:
-        state = f"not whole: {not_whole}; {state}"
+        state = f"incomplete store: {not_whole}; {state}"
     if why_not:
         state = f"takes no part: {why_not}; {state}"
     is_well = member.is_well and not (why_not or not_whole or stopped or down) and own in in_sync
     found = attrs.evolve(member, state=state.removesuffix("; "), is_well=is_well, epoch=epoch, in_sync=in_sync)
-    why = stopped or why_not or (f"its store is not whole: {not_whole}" if not_whole else "")
+    why = stopped or why_not or (f"its store is incomplete: {not_whole}" if not_whole else "")
     return attrs.evolve(
         found,
         committed=committed,

@@ -55,7 +55,7 @@ def rebuild(config: str, keep: int | None, yes: bool, servers: Servers) -> None:
             ids = ", ".join(map(str, sorted(state.in_sync)))
             click.echo(f"in sync will be: {ids}; the commit point is {state.committed}; one of them will be elected")
             if keep is not None:
-                click.echo(f"messages that broker {keep} lacks are lost to the group", err=True)
+                click.echo(f"messages that broker {keep} does not have are lost", err=True)
             if not yes:
                 click.confirm(f"Write this as the state of {escape_controls(broker)}?", abort=True)
             await write_state(etcd, prefix, state, keys.revision)

@@ -60,7 +60,7 @@ name_server_option = click.option(
     "-n",
     "--namesrv",
     metavar="HOST:PORT",
-    callback=_checked(_check_name_servers, "{error}; right is 127.0.0.1:9876, or several joined by ';'"),
+    callback=_checked(_check_name_servers, "{error}; use 127.0.0.1:9876, or several joined by ';'"),
     envvar="NAMESRV_ADDR",
     default=DEFAULT_NAME_SERVER,
     show_default=True,

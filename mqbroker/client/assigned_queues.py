@@ -227,7 +227,8 @@ class AssignedQueue:
             if held.is_stretched and self._net.steady() >= self._warn_of_span_at:
                 self._warn_of_span_at = self._net.steady() + TELL_EVERY_S
                 log.warning(
-                    "%s: not pulled on while message %d is not consumed: more than %d came after it (queue_span_max)",
+                    "%s: pulling is paused until message %d is consumed: more than %d messages follow it "
+                    "(queue_span_max)",
                     self.queue,
                     held.span[0],
                     self._options.queue_span_max,
@@ -273,7 +274,7 @@ class AssignedQueue:
         self._no_failure()
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
             log.warning(
-                "%s: offset %d is not between %d and %d; going on at %d",
+                "%s: offset %d is not between %d and %d; continuing at %d",
                 self.queue,
                 held.next_offset,
                 pulled.min_offset,

@@ -75,7 +75,7 @@ class Delivery(_Message):
 
     def dead_letter(self, reason: str = "") -> None:
         """The message goes to the dead letters of the group, with `reason` in its property DEAD_LETTER_REASON."""
-        log.warning("message %s of %s is given up to the dead letters: %s", self.msg_id, self.queue, reason)
+        log.warning("message %s of %s goes to the dead letters: %s", self.msg_id, self.queue, reason)
         self._settle(-1, reason)
 
 

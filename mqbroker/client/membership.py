@@ -304,7 +304,7 @@ class LoopWatch:
                 self._warn_again_at = now + _WARN_EVERY_S
                 log.warning(
                     "the event loop did not run for %.0f s: group %s sent no heartbeat and committed nothing meanwhile."
-                    " Where its listener %s blocks, call what blocks by asyncio.to_thread or deferToThread, or use"
+                    " If its listener %s blocks, run blocking calls with asyncio.to_thread or deferToThread, or use"
                     " mqbroker.client.blocking",
                     blocked_s,
                     self._group,

@@ -26,7 +26,7 @@ def check_group(group: str) -> str:
 
 
 def check_topic(topic: str) -> str:
-    """Return `topic`. Raises BadArgument if it is no name of a topic."""
+    """Return `topic`. Raises BadArgument if it is not the name of a topic."""
     return _checked("topic", topic, names.TOPIC_LENGTH_MAX)
 
 

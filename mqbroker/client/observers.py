@@ -212,4 +212,4 @@ class Observers:
                 raise
             if (more := self._failures.more()) is not None:
                 name = getattr(call, "__qualname__", call)
-                log.exception("the observer %s failed%s; what it observes goes on", name, more)
+                log.exception("the observer %s failed%s; the operation continues", name, more)

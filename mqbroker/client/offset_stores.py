@@ -100,7 +100,7 @@ class LocalOffsets(MemoryOffsets):
             if not isinstance(found, dict):
                 raise BadOffsetFile(str(self._path), read)
             log.warning(
-                "%s is corrupt (%s): the offsets before it are taken from %s", self._path, read, _backup(self._path)
+                "%s is corrupt (%s): the previous offsets are read from %s", self._path, read, _backup(self._path)
             )
         elif isinstance(found, str):
             raise BadOffsetFile(str(_backup(self._path)), found)

@@ -314,7 +314,7 @@ class PushConsumerCore:
             self._assigned[queue].drop()
         self.consuming.forget_dropped()
         for queue in moved:
-            log.info("%s goes on at offset %d of %s", self.group, offsets[queue], queue)
+            log.info("%s continues at offset %d of %s", self.group, offsets[queue], queue)
             self._assign(queue, promised=offsets[queue])
 
     def _take(self, queues: Sequence[MessageQueue], is_shared: bool) -> None:
@@ -340,7 +340,7 @@ class PushConsumerCore:
             return
         for queue, assigned in list(self._assigned.items()):
             if assigned.is_stuck:
-                log.error("%s was not pulled for two minutes, and is begun anew: please report this", queue)
+                log.error("%s was not pulled for two minutes, and pulling is restarted: please report this", queue)
                 assigned.drop()
                 self.consuming.forget_dropped()
                 self._assign(queue)
@@ -368,7 +368,7 @@ class PushConsumerCore:
         for queue in await self._locks.lock({*self._assigned, *self._releasing}):
             assigned = self._assigned.get(queue)
             if assigned is not None and assigned.committable is not None and not self._closed:
-                log.warning("%s has lost the lock of %s, and takes it anew", self.group, queue)
+                log.warning("%s lost the lock of %s, and acquires it again", self.group, queue)
                 assigned.drop()
                 self.consuming.forget_dropped()
                 self._assign(queue)
@@ -410,7 +410,7 @@ class PushConsumerCore:
     async def _drop(self, message: ReceivedMessage, delay_level: int) -> None:
         if (more := self._dropped.more()) is not None:
             log.warning(
-                "message %s of %s was not consumed and is dropped, as with all members that get every message%s",
+                "message %s of %s was not consumed and is dropped, as always in broadcasting mode%s",
                 message.msg_id,
                 message.queue,
                 more,
@@ -422,7 +422,7 @@ class PushConsumerCore:
         if self._is_broadcasting:  # nobody else takes them
             await self._membership.heartbeats.send_to_all()
             return
-        log.warning("%s was away for longer than brokers keep members: it takes its queues anew", self.group)
+        log.warning("%s was silent for longer than brokers remember members: its queues are assigned again", self.group)
         self._assigned.drop()
         self._assigned.clear()
         if self._locks is not None:

@@ -88,7 +88,7 @@ class Replies:
         correlation_id = reply.properties.get(Prop.CORRELATION_ID, "")
         expected = self._expected.get(correlation_id)
         if expected is None:
-            log.info("a reply came for the request %s, which nobody waits for", correlation_id[:64])
+            log.info("a reply arrived for the request %s, which is no longer pending", correlation_id[:64])
         elif expected.outcome is None:
             expected.outcome = reply
             expected.signal.set()

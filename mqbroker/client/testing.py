@@ -356,7 +356,7 @@ class InMemoryBroker:
                 try:
                     each()
                 except Exception:
-                    log.exception("the broker in memory has failed in something")
+                    log.exception("unexpected error in the broker in memory")
             acts, self._soon = self._soon, []
             if not acts and any(call.getTime() <= self._reactor.rightNow for call in self._reactor.calls):
                 acts = [lambda: self._reactor.move_to(self._reactor.rightNow)]

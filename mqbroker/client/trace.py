@@ -101,13 +101,13 @@ class Tracer(SendObserver, ConsumeObserver):
                 self._dropped += len(texts)
                 log.debug("%d traces were not sent: %s", len(texts), error)
                 if (more := self._told.more()) is not None:
-                    log.warning("%d traces are lost so far: %s%s", self._dropped, error, more)
+                    log.warning("%d traces lost so far: %s%s", self._dropped, error, more)
 
     def _add(self, msg_id: str, keys: Iterable[str], *fields: object) -> None:
         if len(self._waiting) >= _WAITING_MAX:
             self._dropped += 1
             if self._dropped % _WAITING_MAX == 1:
-                log.warning("%d traces are lost so far: they come faster than brokers store them", self._dropped)
+                log.warning("%d traces lost so far: they are produced faster than brokers store them", self._dropped)
             return
         named = tuple(key for key in (msg_id, *keys) if key)
         self._waiting.append(_Trace("\x01".join(map(str, fields)) + "\x02", named))

@@ -103,7 +103,7 @@ class TransactionCore(ProducerCore):
             try:
                 await self._routes.get(topic, create=True)
             except MQError as error:
-                log.warning("brokers cannot ask about transactions of topic %s yet: %s", topic, error)
+                log.warning("brokers cannot check transactions of topic %s yet: %s", topic, error)
         if self._topics:
             await self.heartbeats.send_to_all()
 
@@ -166,7 +166,7 @@ class TransactionCore(ProducerCore):
             await self._net.send_oneway(addr, RemotingCommand.request(RequestCode.END_TRANSACTION, header))
         except MQError as error:
             log.warning(
-                "broker %s was not told how the transaction of message %s has ended, and will ask: %s",
+                "broker %s was not notified of the end of the transaction of message %s, and will check it: %s",
                 header.bname or addr,
                 header.msg_id,
                 error,
@@ -197,7 +197,7 @@ class TransactionCore(ProducerCore):
             log.info("a broker asks about a transaction of group %s", short(group))
         elif message.msg_id not in self._checking and not self._attempts.is_closed:
             if len(self._checking) >= CHECKS_MAX:
-                log.info("%d checks of transactions are under way; brokers ask again about others", CHECKS_MAX)
+                log.info("%d checks of transactions are running; brokers repeat the others", CHECKS_MAX)
             else:
                 self._checking.add(message.msg_id)
                 ended = message.msg_id

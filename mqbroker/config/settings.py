@@ -121,7 +121,7 @@ def add_tls_file(sources: Sources, warn: Callable[[str], None]) -> None:
         if item.key in known:
             sources.add(item)
         else:
-            warn(f"{item.where}: {item.key} changes nothing in this file")
+            warn(f"{item.where}: {item.key} has no effect in this file")
 
 
 MIB = 1024 * 1024

@@ -83,7 +83,7 @@ class Sources:
             if key in lines:
                 self._warn(f"{item.where}: {key} is given again; this one counts, not that of line {lines[key]}")
             if key not in self._all_known:
-                self._warn(f"{item.where}: {key} is not a setting and changes nothing{_closest_name(key, self._own)}")
+                self._warn(f"{item.where}: {key} is not a setting and has no effect{_closest_name(key, self._own)}")
             lines[key] = item.line
             self._given[key] = [item]
 
@@ -102,7 +102,7 @@ class Sources:
                     else:
                         self.add(item)
             elif _is_meant_for_us(name, value):
-                self._warn(f"{_VARIABLE}{name} is not a setting and changes nothing{_meant_variable(name, self._own)}")
+                self._warn(f"{_VARIABLE}{name} is not a setting and has no effect{_meant_variable(name, self._own)}")
 
     def add_options(self, options: Iterable[tuple[str, str]], faults: Faults) -> None:
         """Values of the command line, where unknown keys are errors."""

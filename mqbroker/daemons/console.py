@@ -174,7 +174,7 @@ class _RunState:
     def _stopped(self, has_errors: bool) -> None:
         if has_errors:
             self.exit_code = 1
-            log.warn("{program} stopped, but not in order: the errors above say why", program=self._program)
+            log.warn("{program} did not stop cleanly: see the errors above", program=self._program)
         elif not self.exit_code:
             log.info("{program} stopped", program=self._program)
         self._reactor.stop()

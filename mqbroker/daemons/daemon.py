@@ -170,7 +170,8 @@ def _exposed(settings: BrokerSettings | NamesrvSettings) -> str | None:
     ways = "aclEnable, tls.server.mode" if is_broker else "tls.server.mode with tls.server.need.client.auth"
     can = "read, write and delete" if is_broker else "register brokers and delete routes"
     return (
-        f"SERVING {server.bind_address or 'ALL ADDRESSES'} WITHOUT ACCESS CONTROL OR ENCRYPTION: whoever reaches port "
+        f"SERVING {server.bind_address or 'ALL ADDRESSES'} WITHOUT ACCESS CONTROL OR ENCRYPTION: anyone who can "
+        "reach port "
         f"{server.listen_port} can {can}; set bindAddress=127.0.0.1, or let only those in who may ({ways})"
     )
 

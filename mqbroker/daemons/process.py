@@ -55,14 +55,14 @@ def report_few_files(server: NettySettings) -> None:
         is_default = server.connections_max == attrs.fields(NettySettings).connections_max.default
         if is_default and most >= CONNECTIONS_MIN:
             log.info(
-                "up to {most} connections are accepted: {allowed} files may be open, of which {kept} are kept for "
-                "other files; for connectionsMax={wanted} raise the limit of open files (ulimit -Hn, LimitNOFILE)",
+                "up to {most} connections are accepted: {allowed} files may be open, of which {kept} are reserved "
+                "for other files; for connectionsMax={wanted} raise the limit of open files (ulimit -Hn, LimitNOFILE)",
                 most=most, allowed=allowed, kept=allowed - most, wanted=server.connections_max,
             )  # fmt: skip
             return
         log.warn(
-            "connectionsMax={wanted} cannot be reached: {allowed} files may be open, of which {kept} are kept for "
-            "other files than connections; raise the limit of open files (ulimit -Hn, LimitNOFILE), or lower "
+            "connectionsMax={wanted} cannot be reached: {allowed} files may be open, of which {kept} are reserved "
+            "for files other than connections; raise the limit of open files (ulimit -Hn, LimitNOFILE), or lower "
             "connectionsMax",
             wanted=server.connections_max,
             allowed=allowed,

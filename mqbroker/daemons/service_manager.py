@@ -62,7 +62,7 @@ class ServiceManager:
             return False
         except OSError as error:
             if not self._has_failed:
-                log.warn("the service manager at {path} cannot be told: {why}", path=self._path, why=str(error))
+                log.warn("the service manager at {path} cannot be notified: {why}", path=self._path, why=str(error))
             self._has_failed = True
             return False
         self._has_failed = False

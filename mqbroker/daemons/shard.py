@@ -62,8 +62,8 @@ class SupervisorFront(Front):
             self.say(json.dumps({"topic": topic.to_value()}))
         except BlockingIOError:
             log.warn(
-                "the supervisor does not read: topic {topic} is created on this shard alone; mqadmin updateTopic "
-                "with -c creates it on all",
+                "the supervisor does not respond: topic {topic} is created on this shard only; create it on all "
+                "shards with mqadmin updateTopic -c",
                 topic=topic.topic_name,
             )
 

@@ -27,7 +27,7 @@ SHARD_MODULE = "mqbroker.daemons.shard"
 def serve_shards(options: DaemonOptions, settings: BrokerSettings, reactor: Any) -> Served:
     """Make the service that runs the shards of `settings`, which `options` led to. Raises OSError."""
     for shard in begin_new_stores(settings):
-        log.info("shard {shard} is new: it begins with the topics and groups of shard 0", shard=shard)
+        log.info("shard {shard} is new: it starts with the topics and groups of shard 0", shard=shard)
     supervisor = ShardSupervisor(settings.shards, _spawner(options, settings.shards, reactor), reactor)
     # The console scripts run their reactor without Twisted's handlers of signals.
     signal.signal(signal.SIGCHLD, lambda *_: reactor.callFromThread(reapAllProcesses))

@@ -29,7 +29,7 @@ def check_shard_stores(settings: BrokerSettings) -> list[str]:
     why = f"shards={settings.shards}, and there are messages of others: {', '.join(unserved.values())}"
     if not settings.unserved_shards_enable:
         raise MQError(f"{why}; set shards={count} to serve them, or unservedShardsEnable=true to start without them")
-    return [f"{why}, which nobody serves"]
+    return [f"{why}, which are not served"]
 
 
 def unserved_logs(settings: BrokerSettings) -> dict[int, str]:

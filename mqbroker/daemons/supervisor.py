@@ -202,13 +202,13 @@ class ShardSupervisor(Service):
                 shard.wait = WAIT_SECONDS
             self._plan(shard, how)
         elif not self.started.called:
-            why = how if shard.why_not else f"{how} while it started: its lines in the log say why"
+            why = how if shard.why_not else f"{how} while it started: see its lines in the log"
             # Who waits for it stops the others.
             self.started.errback(MQError(f"shard {shard.number}: {why}"))
 
     def _plan(self, shard: _Shard, how: str) -> None:
         log.error(
-            "shard {shard} is away: {how}; it is started again in {wait:.0f} s",
+            "shard {shard} exited: {how}; restarting it in {wait:.0f} s",
             shard=shard.number,
             how=how,
             wait=shard.wait,
@@ -227,7 +227,7 @@ class ShardSupervisor(Service):
     def _kill(self, shard: _Shard) -> None:
         shard.kill = None
         if shard.process is not None:
-            what = "shard {shard} has not stopped within {seconds:.0f} s and is killed"
+            what = "shard {shard} did not stop within {seconds:.0f} s and is killed"
             log.error(what, shard=shard.number, seconds=STOP_SECONDS_MAX)
             shard.process.transport.signalProcess("KILL")
 
@@ -236,7 +236,7 @@ class ShardSupervisor(Service):
             shard.kill.cancel()
             shard.kill = None
         if isinstance(reason.value, ProcessTerminated) and self._is_up:
-            log.error("shard {shard} did not stop in order: {how}", shard=shard.number, how=how)
+            log.error("shard {shard} did not stop cleanly: {how}", shard=shard.number, how=how)
         self._look_for_end()
 
     def _look_for_end(self) -> None:

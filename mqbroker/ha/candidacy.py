@@ -79,7 +79,10 @@ def why_wrong(state: GroupState, holdings: Holdings, others: Mapping[int, Member
             )
         why_set = why_set_back(state, other.epoch, other.lease) if other.is_known else ""
         if why_set:
-            return f"broker {replica_id} says: {why_set}: etcd was set back, and `mq ha rebuild` rewrites it"
+            return (
+                f"broker {replica_id} says: {why_set}: etcd was restored from an older state; rewrite it with `mq "
+                "ha rebuild`"
+            )
     return ""
 
 
@@ -98,7 +101,7 @@ def why_not_elected(
     if me not in state.in_sync:
         return f"this broker is not in sync: it waits for one of {in_sync}"
     if holdings.why_not_whole and not (holdings.has_lost_power or (state.is_chosen and not holdings.has_gaps)):
-        return f"this broker's store is not whole ({holdings.why_not_whole}): it waits for another of {in_sync}"
+        return f"this broker's store is incomplete ({holdings.why_not_whole}): it waits for another of {in_sync}"
     committed = [other.committed for other in others.values() if other.is_whole and other.epoch >= state.lowered]
     if holdings.why_not_whole:
         why_not = _why_others_have_more(state, me, holdings, others)
@@ -108,7 +111,10 @@ def why_not_elected(
         committed += [state.committed, *(each.committed for each in known if each.epoch >= state.lowered)]
     most = max(committed, default=0)
     if holdings.end < most:
-        return f"this broker's log ends at {holdings.end}, and the group has acknowledged {most}: it waits for another"
+        return (
+            f"this broker's log ends at {holdings.end}, and the group has acknowledged its log up to {most}: it "
+            "waits for another broker"
+        )
     return ""
 
 
@@ -120,7 +126,7 @@ def why_not_named(state: GroupState, to: int, member: Member) -> str:
     if to not in state.in_sync:
         return f"broker {to} is not in sync: wait until `mq ha status` shows that it is, or name one of those that are"
     if not member.is_whole or not member.is_known:
-        return f"the store of broker {to} is not whole: wait until it has all that the master has"
+        return f"the store of broker {to} is incomplete: wait until it has all that the master has"
     if member.conflict is not None:
         return f"broker {to} has messages that the master lacks: `mq ha status` shows what each broker has"
     return ""
@@ -135,14 +141,14 @@ def why_not_removed(state: GroupState, replica_id: int, identity: Identity, hold
     if replica_id in state.in_sync:
         others = sorted(state.in_sync - {replica_id})
         return (
-            f"broker {replica_id} is in sync: besides {others} it alone has all that was acknowledged. Start another "
-            "broker, with an empty store and an id of its own: once `mq ha status` shows that one in sync, "
-            f"{replica_id} is not any more, and can be removed"
+            f"broker {replica_id} is in sync: only it and {others} have all that was acknowledged. Start another "
+            "broker, with an empty store and its own id: once `mq ha status` shows that one in sync, "
+            f"{replica_id} no longer is, and can be removed"
         )
     if identity.epoch >= state.lowered and identity.committed > holdings.committed:
         return (
             f"broker {replica_id} has acknowledged messages up to {identity.committed}, and the master's commit point "
-            f"is {holdings.committed}: keep its store, and look at `mq ha status`"
+            f"is {holdings.committed}: keep its store, and see `mq ha status`"
         )
     return ""
 
@@ -152,7 +158,7 @@ def _why_others_have_more(state: GroupState, me: int, holdings: Holdings, others
     for replica_id in sorted(state.in_sync - {me}):
         other = others[replica_id].remainder if replica_id in others else None
         if other is None or other.of != state.epoch:
-            return f"waits for all of {sorted(state.in_sync)}, of which {replica_id} has not said what it has"
+            return f"waits for all of {sorted(state.in_sync)}, of which {replica_id} has not reported what it has"
         if (other.epoch, other.end, -replica_id) > (holdings.written_in, holdings.end, -me):
             return f"of those in sync {replica_id} has more"
     return ""
@@ -187,10 +193,10 @@ def why_another(
             return "its disk was emptied or replaced: this broker had another store before"
         return "it is not the store that this broker had before"
     if found.generation > own.generation:
-        return "it was set back to an older copy: this broker has started with a newer one since"
+        return "it was restored from an older copy: this broker has started with a newer one since"
     lowered = 0 if state is None else state.lowered
     if holdings.end < found.committed and found.epoch >= lowered and not holdings.has_lost_power:
-        return f"its log ends at {holdings.end}, and had {found.committed} before: it was set back to an older copy"
+        return f"its log ends at {holdings.end}, and had {found.committed} before: it was restored from an older copy"
     return ""
 
 

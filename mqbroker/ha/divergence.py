@@ -33,7 +33,7 @@ class FallenBehind(Diverged):
     def of(cls, end: int, begin: int, advice: str = "") -> FallenBehind:
         """Of a log that ends at `end`, where the master's begins at `begin`."""
         return cls(
-            f"this log ends at {end}, and the master's begins at {begin}: this broker was away for longer than its "
+            f"this log ends at {end}, and the master's begins at {begin}: this broker was down for longer than its "
             f"master keeps messages (fileReservedTime){advice}"
         )
 
@@ -92,7 +92,7 @@ class LogComparison:
     def check_begin(self, begin: int) -> None:
         """Raises FallenBehind where the master's log begins where this one ends, or later."""
         if 0 < self._raw.end <= begin:
-            advice = f"; set haResyncEnable=true, so that it copies the master's log anew, or {START_ANEW}"
+            advice = f"; set haResyncEnable=true, so that it copies the master's log again, or {START_ANEW}"
             raise FallenBehind.of(self._raw.end, begin, advice)
 
     async def master_begin(self, bounds: tuple[int, int] | None) -> int:
@@ -111,13 +111,13 @@ class LogComparison:
         if last is None:
             if self._raw.end > self._raw.start:
                 raise Diverged(
-                    "this log ends with bytes that are no message: a file of it was damaged, or set back to an older "
-                    f"copy; nothing is taken from the master: {START_ANEW}"
+                    "this log ends with bytes that are not a message: one of its files was damaged, or restored from "
+                    "an older copy; nothing is copied from the master: {START_ANEW}"
                 )
             return
         if not self.master_addr:
             if self._is_told():
-                raise MQError("no name server has said yet where the master is, whose log must be compared")
+                raise MQError("no name server has reported yet where the master is, whose log must be compared")
             return
         offset, record = last
         try:
@@ -129,12 +129,14 @@ class LogComparison:
         start, end, _ = await log_bounds(self._client, self.master_addr)
         self.check_begin(start)
         if self._raw.end > end:
-            how = f"this log ends at {self._raw.end}, the master's at {end}: it has what the master never had"
+            how = f"this log ends at {self._raw.end}, the master's at {end}: it has messages that the master never had"
         elif offset < start:
-            how = f"the master's log begins at {start}, and what this one ends with, at {offset}, was deleted there"
+            how = (
+                f"the master's log begins at {start}, and the last message of this one, at {offset}, was deleted there"
+            )
         else:
             how = f"the two logs differ at {offset}"
         raise Diverged(
-            f"{how}; nothing is taken from the master. Compare what the two have; if the master's log is the right "
-            f"one, {START_ANEW}"
+            f"{how}; nothing is copied from the master. Compare the two logs; if the master's is the right one, "
+            f"{START_ANEW}"
         )

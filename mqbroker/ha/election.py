@@ -63,8 +63,9 @@ UNCLEAN_SECONDS = 10.0
 #: How often etcd is told of a commit point that moves, at most.
 COMMITTED_SECONDS = 1.0
 SET_BACK = (
-    "etcd was set back to an older state, or is another one, or this store is another group's. This broker takes no "
-    "part, and nothing is cut; `mq ha rebuild` shows what each broker has, and rewrites the group's state"
+    "etcd was restored from an older state, or is a different etcd, or this store belongs to another group. This "
+    "broker takes no part, and nothing is truncated; `mq ha rebuild` shows what each broker has, and rewrites the "
+    "group's state"
 )
 
 
@@ -202,9 +203,9 @@ class GroupMember(Service):
         self._take_state(found, self._state_revision)
         state, item = self._state, found.items.get(self._member_key(to))
         if state is None or state.master != self._settings.replica_id or state.lease != self._lease:
-            raise GroupError("this broker is not the master any more")
+            raise GroupError("this broker is no longer the master")
         if item is None or not item.lease:
-            raise GroupError(f"broker {to} does not run, or etcd has not heard of it: start it")
+            raise GroupError(f"broker {to} is not running, or not registered in etcd: start it")
         why_not = why_not_named(state, to, Member.from_json(item.value))
         if why_not:
             raise GroupError(why_not)
@@ -227,13 +228,13 @@ class GroupMember(Service):
         self._take_state(found, self._state_revision)
         state, item, member = self._state, found.items.get(identity_key), found.items.get(self._member_key(replica_id))
         if state is None or state.master != self._settings.replica_id:
-            raise GroupError("this broker is not the master any more")
+            raise GroupError("this broker is no longer the master")
         if member is not None:
             address = Member.from_json(member.value).address
-            raise GroupError(f"broker {replica_id} at {address} runs, or did until a moment ago: stop it first")
+            raise GroupError(f"broker {replica_id} at {address} is running, or was a moment ago: stop it first")
         if item is None:
             known = sorted(self._read_identities(found))
-            raise GroupError(f"etcd knows no broker {replica_id} of this group; it knows {known}")
+            raise GroupError(f"etcd has no broker {replica_id} of this group; it has {known}")
         why_not = why_not_removed(state, replica_id, Identity.from_json(item.value), self._store.holdings)
         if why_not:
             raise GroupError(why_not)
@@ -244,7 +245,7 @@ class GroupMember(Service):
             Compare(self._member_key(replica_id), 0),
         ]
         if await self._etcd.txn(conditions, [Put(identity_key, item.value, lease)]) is None:
-            raise GroupError("the group has changed meanwhile: nothing is removed; try again")
+            raise GroupError("the group has changed meanwhile: nothing was removed; try again")
         await self._etcd.revoke(lease)
 
     def wake(self) -> None:
@@ -300,12 +301,12 @@ class GroupMember(Service):
             try:
                 await self._etcd.revoke(lease)
             except EtcdError as error:
-                log.info("the lease in etcd runs out by itself: {why}", why=str(error))
+                log.info("the lease in etcd was not revoked and will expire: {why}", why=str(error))
         await self._etcd.close()
 
     def _ended(self, failure: Failure) -> None:
         if not failure.check(CancelledError):  # type: ignore[no-untyped-call]
-            log.failure("this broker takes no part in its group any more", failure)
+            log.failure("this broker no longer takes part in its group", failure)
 
     async def _run(self) -> None:
         looks: deque[float] = deque(maxlen=LOOKS_PER_SECOND)
@@ -345,7 +346,7 @@ class GroupMember(Service):
             if why_not:
                 log.warn("group {broker}: {why}", broker=self._settings.broker, why=why_not)
             else:
-                log.info("group {broker}: this broker takes part in it", broker=self._settings.broker)
+                log.info("group {broker}: this broker has joined the group", broker=self._settings.broker)
 
     # --- the lease
 
@@ -458,8 +459,8 @@ class GroupMember(Service):
             other = _member_of(self._member_key(self._settings.replica_id), own)
             self._set_role(Role())
             raise GroupError(
-                f"a broker at {other.address} runs with brokerId={other.replica_id}, or did until a moment ago; each "
-                "of the group needs an id of its own, and a store of its own, which is no copy"
+                f"a broker at {other.address} is running with brokerId={other.replica_id}, or was a moment ago; each "
+                "broker of a group needs its own id, and its own store, which must not be a copy"
             )
         if self._store.is_open:
             self._member = self._fresh_member(self._store.holdings, None)
@@ -510,7 +511,7 @@ class GroupMember(Service):
                 try:
                     read[int(number)] = Identity.from_json(item.value)
                 except GroupError as error:
-                    raise GroupError(f"the key {key} in etcd holds no identity of a store: {error}") from None
+                    raise GroupError(f"the key {key} in etcd does not hold the identity of a store: {error}") from None
         return read
 
     @property
@@ -534,7 +535,7 @@ class GroupMember(Service):
             new = GroupState.from_json(item.value)
         except GroupError as error:
             raise GroupError(
-                f"the key {self._key} in etcd holds no state of a group: {error}; `mq ha rebuild` rewrites it"
+                f"the key {self._key} in etcd does not hold the state of a group: {error}; `mq ha rebuild` rewrites it"
             ) from None
         if (new.cluster, new.broker) != (self._settings.cluster, self._settings.broker):
             raise GroupError(f"the key {self._key} in etcd is of {new.cluster}/{new.broker}")
@@ -635,7 +636,7 @@ class GroupMember(Service):
         if not wrong:
             return
         lease, self._lease, self._deadline = self._lease, 0, 0.0
-        log.error("group {broker}: this broker is master no more: {why}", broker=self._settings.broker, why=wrong)
+        log.error("group {broker}: this broker is no longer the master: {why}", broker=self._settings.broker, why=wrong)
         self._set_role(Role(state.epoch, state.lease, False, None, state.in_sync, state.unclean))
         self.wake()
         await self._etcd.revoke(lease)
@@ -668,7 +669,9 @@ class GroupMember(Service):
             better = why_not_unclean(holdings, self._others)
             if better:
                 raise GroupError(f"there is no master, and {why_not}; {better}")
-            log.error("uncleanElectionEnable=true: this broker becomes master, and messages that it lacks are lost")
+            log.error(
+                "uncleanElectionEnable=true: this broker becomes master, and messages that it does not have are lost"
+            )
             in_sync, unclean = frozenset([me]), state.epoch + 1
         if why_not or is_lossy:
             committed, lowered = holdings.committed, state.epoch + 1
@@ -734,7 +737,8 @@ def _member_of(key: str, item: KeyValue) -> Member:
             raise GroupError(f"it is of broker {member.replica_id}")
     except GroupError as error:
         raise GroupError(
-            f"the key {key} in etcd holds no member of the group: {error}; it goes with the lease of who wrote it"
+            f"the key {key} in etcd does not hold a member of the group: {error}; it expires with the lease of its "
+            "writer"
         ) from None
     return member
 

@@ -96,7 +96,7 @@ class Endpoints:
         """Stay with this endpoint if the current one has failed lately."""
         self._silent_until.pop(endpoint, None)
         if endpoint != self.current and self.current in self._silent_until:
-            log.info("etcd at {old} does not answer: {new} is asked first", old=self.current, new=endpoint)
+            log.info("etcd at {old} does not respond: {new} is tried first", old=self.current, new=endpoint)
             self._current = self._endpoints.index(endpoint)
             self._on_moved()
 
@@ -159,7 +159,7 @@ class _Asking(Generic[T]):
         del self._open[endpoint]
         self._endpoints.note_failed(endpoint)
         if not failure.check(EtcdError, CancelledError):  # type: ignore[no-untyped-call]
-            log.failure("etcd could not be asked", failure)
+            log.failure("the request to etcd failed", failure)
         self._reasons[endpoint] = failure.getErrorMessage()
         if not failure.check(NotDone):  # type: ignore[no-untyped-call]
             self._is_doubtful = True

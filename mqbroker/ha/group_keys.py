@@ -166,7 +166,7 @@ def _object(data: bytes) -> Mapping[str, Any]:
     except ValueError:
         row = None
     if not isinstance(row, dict):
-        raise GroupError("it is no JSON object")
+        raise GroupError("it is not a JSON object")
     version = row.get("version", VERSION)
     if version != VERSION:
         raise GroupError(

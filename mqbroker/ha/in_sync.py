@@ -138,7 +138,7 @@ class InSyncSet:
         if replica not in links:
             return f"broker {replica} is not connected: start it, or name another one of {others}"
         if not links[replica].is_whole:
-            return f"the store of broker {replica} is not whole: wait until it has all that this broker has"
+            return f"the store of broker {replica} is incomplete: wait until it has all that this broker has"
         if absent := [other for other in others if not self._keeps_up(other, links)]:
             return f"broker {absent[0]} is in sync, and does not follow: wait until it does, or is not in sync any more"
         return ""

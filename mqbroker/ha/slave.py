@@ -411,7 +411,7 @@ class SlaveService(Service):
             self._connecting = succeed(None)
         self._connection = connection
         if not self.running or address != self.address:
-            connection.close("it is not followed any more")
+            connection.close("it is no longer the master to follow")
         ended = await connection.ended
         self._connection = None
         return ended
@@ -419,13 +419,13 @@ class SlaveService(Service):
     def _following(self) -> None:
         self._attempts = 0
         self._why_not = self._told = ""
-        log.info("master {address} is followed from {n} on", address=self.address, n=self._raw.end)
+        log.info("replicating from master {address}, from offset {n}", address=self.address, n=self._raw.end)
 
     def _say(self, ended: _Ended) -> None:
         self._why_not = ended.why
         if ended.why != self._told or ended.retry_s == DIVERGED_SECONDS:
             self._told = ended.why
-            log.warn("master {address} is not followed: {why}", address=self.address, why=ended.why)
+            log.warn("not replicating from master {address}: {why}", address=self.address, why=ended.why)
 
     async def _sleep(self, seconds: float | None) -> None:
         """Return after so long, or when woken."""

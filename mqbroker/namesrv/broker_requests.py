@@ -281,7 +281,7 @@ def _log_registration(registration: Registration, registered: Registered) -> Non
         )
     if registered.replaced is not None:
         log.warn(
-            "broker {name} {id} is now at {addr}, not at {former}; if both run, give each a brokerId of its own",
+            "broker {name} {id} is now at {addr}, not at {former}; if both run, give each its own brokerId",
             name=registration.broker_name,
             id=registration.broker_id,
             addr=registration.broker_addr,
@@ -289,12 +289,12 @@ def _log_registration(registration: Registration, registered: Registered) -> Non
         )
     if registered.has_started_anew:
         log.info(
-            "broker {name} was started anew: its topics have the write permission that was wiped before",
+            "broker {name} was restarted: its topics have the write permission again that was wiped before",
             name=registration.broker_name,
         )
     elif registered.is_new and registered.is_wiped:
         log.warn(
-            "broker {name} registered again without a new start: its topics stay without write permission, which was "
-            "wiped; mqadmin addWritePerm gives it again",
+            "broker {name} registered again without a restart: its topics stay without write permission, which was "
+            "wiped; restore it with mqadmin addWritePerm",
             name=registration.broker_name,
         )

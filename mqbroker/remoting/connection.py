@@ -268,7 +268,7 @@ class RemotingProtocol(Peer, Protocol):
             return f"its TLS handshake was not done after {self._limits.handshake_seconds_max:.0f} s"
         begun = self._frame_begun
         if begun is not None and self._reading and now - begun >= self._limits.frame_seconds_max:
-            return f"a frame was not whole after {self._limits.frame_seconds_max:.0f} s"
+            return f"a frame was incomplete after {self._limits.frame_seconds_max:.0f} s"
         return None
 
     # --- bytes in

@@ -24,7 +24,7 @@ def answered(load: Load, clock: IReactorTime, seconds_max: float) -> Deferred[No
 
     def too_late() -> None:
         load.on_idle = None
-        log.warn("requests that took too long, and are not answered: {n}", n=load.requests)
+        log.warn("requests dropped because they took too long: {n}", n=load.requests)
         done.callback(None)
 
     load.on_idle = idle

@@ -102,7 +102,7 @@ class FairScheduler:
             try:
                 more = connection.go_on(min(end, now + SLICE_S))
             except Exception:  # it could not even be closed: the others go on
-                log.failure("unexpected error of a connection, which is left alone")
+                log.failure("unexpected error of a connection, which is ignored from now on")
                 more = False
             then = self._clock.seconds()
             connection.handled_s += then - now

@@ -56,7 +56,7 @@ class ListeningService(Service):
             try:
                 self.other_port = self._listen(self._other_wanted)
             except CannotListenError as error:
-                log.warn("port {port} is not served beside {main}: {why}",
+                log.warn("cannot listen on port {port} in addition to {main}: {why}",
                          port=self._other_wanted, main=self.port, why=str(error.socketError))  # fmt: skip
         super().startService()  # type: ignore[no-untyped-call]
 

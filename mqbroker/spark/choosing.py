@@ -62,7 +62,7 @@ def parse_selection(options: Mapping[str, str]) -> Selection:
     topics = tuple(dict.fromkeys(part.strip() for part in (json.loads(text) if name == "paths" else text.split(","))))
     name = "topic" if name in _PATHS else name
     if "" in topics:
-        raise BadOption(name, f"{text!r} has an empty name; right is a topic, or several joined by commas")
+        raise BadOption(name, f"{text!r} has an empty name; use a topic, or several joined by commas")
     for topic in topics:
         _check_topic(name, text, topic)
     return Selection(topics)

@@ -112,14 +112,14 @@ def _check_dense(chunk: Chunk, rows: Rows) -> None:
 
 def _check_queue(chunk: Chunk, rows: Rows, stored_topic: str) -> None:
     if not (rows.head["queue_id"] == chunk.queue.queue_id).all() or not rows.are_of(stored_topic):
-        raise DataLoss(Loss.NOT_DENSE, chunk.queue, "there are messages of another queue in the answer")
+        raise DataLoss(Loss.NOT_DENSE, chunk.queue, "the response has messages of another queue")
 
 
 def _matching(chunk: Chunk, rows: Rows, tags: frozenset[str]) -> Rows:
     """The rows with one of the `tags`, which brokers compare by their hashes; all of them without tags."""
     offsets = rows.head["queue_offset"].astype(np.int64)
     if (np.diff(offsets, prepend=chunk.start - 1, append=chunk.end) <= 0).any():
-        raise DataLoss(Loss.NOT_DENSE, chunk.queue, f"asked for {chunk.start} to {chunk.end}, other offsets came")
+        raise DataLoss(Loss.NOT_DENSE, chunk.queue, f"asked for {chunk.start} to {chunk.end}, received other offsets")
     if not tags or not len(rows):
         return rows
     try:

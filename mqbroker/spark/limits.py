@@ -38,7 +38,7 @@ def parse_duration(option: str, text: str) -> float:
     """Seconds of a duration such as "15m". Raises BadOption."""
     found = _duration(text.lower())
     if found is None:
-        raise BadOption(option, f"{text[:80]!r} is not a duration; right is a number and ms, s, m, h or d, such as 15m")
+        raise BadOption(option, f"{text[:80]!r} is not a duration; use a number and ms, s, m, h or d, such as 15m")
     return int(found[1]) * _UNITS_S[found[2]]
 
 

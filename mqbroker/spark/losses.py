@@ -132,7 +132,7 @@ def _found(source: PullSource, wants: Sequence[Want]) -> dict[MessageQueue, byte
     try:
         answers = source.fetch_ahead(wants).finish()
     except MQError as error:
-        log.info("messages of %d queues are not known: %s", len(wants), error)
+        log.info("the messages of %d queues could not be read: %s", len(wants), error)
         return {}
     return {
         queue: answer.body

@@ -238,7 +238,7 @@ def name_servers_of(text: str) -> tuple[str, ...]:
     try:
         return parse_name_servers(text)
     except MQError as error:
-        raise BadOption("nameServer", f"{error}; right is host:port, or several joined by ';'") from None
+        raise BadOption("nameServer", f"{error}; use host:port, or several joined by ';'") from None
 
 
 def _columns(options: Mapping[str, str], headers: str | None) -> Mapping[str, Column]:
@@ -348,16 +348,14 @@ def tls_of(options: Mapping[str, str]) -> ClientTls | None:
 def _names(options: Mapping[str, str], name: str) -> frozenset[str]:
     found = frozenset(part.strip() for part in options.get(name, "").split(",")) if options.get(name) else frozenset()
     if "" in found:
-        raise BadOption(name, f"{options[name]!r} has an empty name; right is a name, or several joined by commas")
+        raise BadOption(name, f"{options[name]!r} has an empty name; use a name, or several joined by commas")
     return found
 
 
 def _directory(options: Mapping[str, str], name: str) -> str | None:
     text = options.get(name, "").removeprefix("file://")
     if "://" in text or (text and not text.startswith("/")):
-        why = (
-            "is not the whole path of a directory; right is one that the driver and all workers see, such as /data/lost"
-        )
+        why = "is not the whole path of a directory; use one that the driver and all workers see, such as /data/lost"
         raise BadOption(name, f"{text[:200]!r} {why}")
     return text or None
 

@@ -291,7 +291,9 @@ def _nothing(want: Want, answer: RawPull) -> DataLoss:
         raise DataLoss(Loss.AGED_OUT, queue, details, at, answer.min_offset)
     if answer.max_offset <= at:
         # A slave, or a broker that is starting, may still get the messages.
-        return DataLoss(Loss.CUT_SHORT, queue, f"{at} is asked for, it ends at {answer.max_offset}", at, OFFSET_MAX)
+        return DataLoss(
+            Loss.CUT_SHORT, queue, f"{at} was requested, and it ends at {answer.max_offset}", at, OFFSET_MAX
+        )
     details = f"{at} is not given, though {answer.min_offset} to {answer.max_offset} are there: {answer.status.name}"
     return DataLoss(Loss.NOT_DENSE, queue, details, at, max(at + 1, answer.next_offset))
 
@@ -301,7 +303,7 @@ def _passing(error: MQError, want: Want) -> NotReadable:
     if not (error.retriable or (isinstance(error, Refused) and error.code in _PASSING)):
         raise error
     queue, at, _ = want
-    return NotReadable(f"{describe(queue)} gives nothing from {at} on: {type(error).__name__}: {error}")
+    return NotReadable(f"{describe(queue)} returns nothing from offset {at} on: {type(error).__name__}: {error}")
 
 
 class QueueSource(Protocol):

@@ -110,7 +110,7 @@ def choose_columns(fields: Iterable[tuple[str, str, bool]], columns: Mapping[str
         if not (nullable or column.always):
             raise BadSchema(f"column {name}: not every message has a value; leave NOT NULL out")
         if column.name in chosen:
-            raise BadSchema(f"column {name}: is there twice")
+            raise BadSchema(f"column {name}: appears twice")
         chosen.append(column.name)
     if not chosen:
         raise BadSchema("the schema has no column; name one at least, such as body BINARY")

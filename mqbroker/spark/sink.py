@@ -60,7 +60,7 @@ class BatchWriter(api.DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[Done | None]) -> None:
         """Log that the write has failed; the rows that were sent stay."""
-        log.warning("a write has failed; rows that were acknowledged stay in the topic")
+        log.warning("a write failed; rows that were acknowledged stay in the topic")
 
 
 class StreamWriter(api.DataSourceStreamWriter):
@@ -89,7 +89,7 @@ class StreamWriter(api.DataSourceStreamWriter):
 
     def abort(self, messages: Sequence[Done | None], batchId: int) -> None:
         """Log that a batch has failed; the rows that were sent stay."""
-        log.warning("batch %d has failed; rows that were acknowledged stay in the topic", batchId)
+        log.warning("batch %d failed; rows that were acknowledged stay in the topic", batchId)
 
 
 def refuse_overwriting(*, is_stream: bool) -> None:
@@ -100,7 +100,7 @@ def refuse_overwriting(*, is_stream: bool) -> None:
             "foreachBatch(mqbroker.spark.foreach_batch(...)) with update"
         )
         raise BadOption("outputMode", why)
-    raise BadOption("mode", "overwrite cannot be done, as messages stay in a topic; use append")
+    raise BadOption("mode", "overwrite is not supported, because messages stay in a topic; use append")
 
 
 def _columns(schema: StructType, options: SinkOptions) -> SinkColumns:
@@ -119,8 +119,8 @@ def _write(options: SinkOptions, columns: SinkColumns, write_id: str, batches: I
     if is_once and _local_property("spark.speculation") == "true":
         raise BadOption(
             "guarantee",
-            "effectively-once cannot be kept with spark.speculation=true, as two attempts of a task write at once: "
-            "turn that off, or use at-least-once",
+            "effectively-once is not possible with spark.speculation=true, because two attempts of a task write at "
+            "once: turn that off, or use at-least-once",
         )
     from mqbroker.client.identity import local_ip
     from mqbroker.spark.connections import sender_for
@@ -180,4 +180,4 @@ def _plain(values: Sequence[Any]) -> list[Any]:
 def _log_written(what: str, messages: Sequence[Done | None]) -> None:
     done = [message for message in messages if isinstance(message, Done)]
     sent, found = sum(each.sent for each in done), sum(each.found for each in done)
-    log.info("%s of %d partitions: %d rows sent, %d were there already", what, len(messages), sent, found)
+    log.info("%s of %d partitions: %d rows sent, %d were already there", what, len(messages), sent, found)

@@ -235,7 +235,7 @@ def _unknown(name: str, by_lower: Mapping[str, str]) -> str:
 
 def _check_id_type(name: str, type_name: str) -> None:
     if type_name.startswith(("array", "map", "struct", "float", "double", "variant", "interval")):
-        raise BadOption("idColumns", f"column {name} has the type {type_name}, which identifies no row; use CAST")
+        raise BadOption("idColumns", f"column {name} has the type {type_name}, which cannot identify a row; use CAST")
 
 
 def _check_together(places: Mapping[str, int], options: SinkOptions) -> None:

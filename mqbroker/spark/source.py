@@ -302,7 +302,7 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         if queues != self._silent:
             self._silent = queues
             names = ", ".join(describe(queue) for queue in queues)
-            log.warning("not read now, as brokers do not answer: %s", names or "nothing, all answer again")
+            log.warning("not read now, because brokers do not respond: %s", names or "none, all respond again")
 
     def getDefaultReadLimit(self) -> Any:
         rows = self._options.max_offsets_per_trigger

@@ -66,7 +66,7 @@ def parse_bound(
                 option, f"{word!r} starts at committed offsets: set consumerGroup to the group that has them"
             )
         if which == "ending" and word == "group:earliest":
-            raise BadOption(option, "a batch cannot end at the earliest message; right is group or group:latest")
+            raise BadOption(option, "a batch cannot end at the earliest message; use group or group:latest")
         return OffsetSpec(option, default if (found := _GROUP_WORDS[word]) is None else found, is_committed=True)
     words = ("earliest", "latest") if which == "starting" else ("latest",)
     return parse_offsets(option, options[option], default, topics, words)
@@ -94,7 +94,7 @@ def _time(option: str, value: object, latest_ms: int | None) -> int:
         except ValueError:
             raise BadOption(option, f"{text[:80]!r} is not a time; {_RIGHT_TIME}") from None
         if found.tzinfo is None:
-            raise BadOption(option, f"{text!r} has no time zone, so that nobody knows when it is; {_RIGHT_TIME}")
+            raise BadOption(option, f"{text!r} has no time zone and is ambiguous; {_RIGHT_TIME}")
         at = math.ceil(found.timestamp() * 1000)
     if not 0 <= at < 2**63:
         raise BadOption(option, f"{text[:80]!r} is not a time from 1970 on; {_RIGHT_TIME}")

@@ -153,7 +153,8 @@ class TaskWriter:
             needs = "its disk" if acks is Acks.FLUSHED else "its disk and a slave"
             raise NotWritten(
                 f"{self._describe(packed)}: broker {result.queue.broker_name} has stored them with {result.status}, "
-                f"and acks={acks.value} demands that {needs} has them. Check the broker's flushDiskType and brokerRole "
+                f"and acks={acks.value} requires that {needs} has them. Check the broker's flushDiskType and "
+                "brokerRole "
                 "and its slaves, or set acks=stored"
             )
 
@@ -255,7 +256,7 @@ class TaskWriter:
                 return
             if self.now() - began >= self.options.retry_timeout_ms / 1000:
                 raise NotWritten(
-                    f"topic {topic}: the index of broker {behind[0]} stays behind its log, so that it cannot be known "
+                    f"topic {topic}: the index of broker {behind[0]} is behind its log, so that it is not known "
                     "which rows are there; write again when `mq cluster` shows that it has caught up"
                 )
             self.sleep(_PAUSE_S_MIN)

@@ -227,7 +227,7 @@ def parse_ends(data: bytes, checkpoint_crc: int | None) -> dict[tuple[str, int],
     any). Raises ValueError."""
     head, _, body = data.partition(b"\n")
     if head != b"%08x" % zlib.crc32(body):
-        raise ValueError("its CRC is another")
+        raise ValueError("its CRC does not match")
     try:
         content = json.loads(body)
         if checkpoint_crc not in (None, content["checkpoint"]):

@@ -254,7 +254,7 @@ class ConsumeQueueDispatcher:
 
     def _warn_of_named(self, item: Scanned, why: str) -> None:
         self.log.warn(
-            "message at {offset} of the log is not put into queues that INNER_MULTI_DISPATCH names: {why}",
+            "message at {offset} of the log is not added to the queues in its INNER_MULTI_DISPATCH: {why}",
             offset=item.physical_offset, why=why,
         )  # fmt: skip
 

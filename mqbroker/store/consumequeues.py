@@ -115,7 +115,7 @@ class ConsumeQueues:
         """The topic as text. Raises ValueError on an invalid topic or queue id."""
         name = topic.decode("utf-8", "replace")
         if not (TOPIC_NAME.fullmatch(name) or is_lmq(name)) or not 0 <= queue_id <= 0x7FFFFFFF:
-            raise ValueError(f"{name[:255]!r} queue {queue_id}: no name of a topic or no number of a queue")
+            raise ValueError(f"{name[:255]!r} queue {queue_id}: not the name of a topic, or not the number of a queue")
         return name
 
     def load(

@@ -97,7 +97,7 @@ class Unreadable(OSError):
         why = (
             f"the disk cannot read it at byte {offset} ({error.strerror or error}): try again, and if it stays so, "
             "copy the file with what reads on behind an error (ddrescue) and put the copy in its place; consumequeue/ "
-            "and index/ may be moved away instead, and are built again"
+            "and index/ may be moved away instead, and are rebuilt"
         )
         super().__init__(error.errno, why, path)
         self.offset = offset

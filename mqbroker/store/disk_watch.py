@@ -67,7 +67,7 @@ class RoomLimits:
             limit = f"with less than {self.free_bytes_min} bytes free (diskFreeBytesMin)"
         return (
             f"{path} is on a disk of which {space.used_percent} % are used and {space.available_bytes} bytes free; "
-            f"{limit} messages are refused: make room, or let messages go sooner (fileReservedTime)"
+            f"{limit} messages are refused: free space, or keep messages for a shorter time (fileReservedTime)"
         )
 
 

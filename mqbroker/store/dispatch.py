@@ -354,17 +354,17 @@ class Dispatcher:
             # Messages that are in no consume queue cannot be got: refuse more of them.
             why = f"a consume queue or the index cannot be written: {self._why_not(error)}"
             if self._commit_log.refuse(Refusal.NOT_DISPATCHED, why):
-                self.log.error("dispatch waits for the disk, and messages are refused: {error}", error=error)
+                self.log.error("dispatch is waiting for the disk, and messages are refused: {error}", error=error)
             self._has_failed = True
             self._schedule(RETRY_S)
             return
         except Exception:
-            self.log.failure("unexpected error in the dispatch, which goes on in {seconds} s", seconds=RETRY_S)
+            self.log.failure("unexpected error in the dispatch, which continues in {seconds} s", seconds=RETRY_S)
             self._has_failed = True
             self._schedule(RETRY_S)
             return
         if self._commit_log.allow(Refusal.NOT_DISPATCHED):
-            self.log.info("dispatch goes on, messages are accepted again")
+            self.log.info("dispatch continues, messages are accepted again")
         # A limit may be within a record: it is dispatched when the limit moves.
         is_held = self.limit is not None and self.offset == self._taken == taken
         self._is_late = (self.offset < self.end and not is_held) or self._is_index_behind
@@ -497,7 +497,7 @@ class Dispatcher:
 
     def _leave_out(self, row: Row, failure: Failure) -> None:
         start, end = row[3], row[3] + row[4]
-        self.log.failure("the message at {offset} of the log is put into no queue", failure, offset=start)
+        self.log.failure("the message at {offset} of the log is not added to any queue", failure, offset=start)
         why = "it cannot be put into its queue: the log of the broker has the error"
         self._on_damage(Damage(self._commit_log.path_of(start), start, end, why))
 

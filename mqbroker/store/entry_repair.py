@@ -178,8 +178,8 @@ class EntryRepair:
                 queue.rewrite(number, ENTRY.pack(*entry))
         queue.clear_page_behind()  # the same damage hit the newest entries
         self.log.warn(
-            "{directory}: entries {low} to {high} were lost and are built again from the log, {blank} of them without "
-            "a message",
+            "{directory}: entries {low} to {high} were lost and are rebuilt from the log, {blank} of them without a "
+            "message",
             directory=queue.directory, low=min(entries), high=max(entries),
             blank=sum(size == BLANK_SIZE for _, size, _ in entries.values()),
         )  # fmt: skip

@@ -498,7 +498,7 @@ class SyncWatchdog:
         elif oldest is not None and looks == LONG_S:
             self.log.error(
                 "{path}: a sync to the disk has not ended after {seconds} s, and {bytes} bytes of messages are in "
-                "memory only: see what the system says of the disk (dmesg, iostat)",
+                "memory only: check the disk (dmesg, iostat)",
                 path=self._commit_log.segments[-1].path,
                 seconds=LONG_S,
                 bytes=self._commit_log.readable_end - self._flusher.flushed,
@@ -515,9 +515,10 @@ class SyncWatchdog:
         if waits_s > self._unsynced_s_max:
             if not commit_log.why(Refusal.NOT_SYNCED):
                 why = (
-                    f"the disk of {commit_log.segments[-1].path} does not keep up: messages wait for their sync for "
-                    f"more than {self._unsynced_s_max:g} s (unsyncedAgeMax), and would be lost with the power: see "
-                    "what the system says of the disk (dmesg, iostat)"
+                    f"the disk of {commit_log.segments[-1].path} is too slow: messages have waited for their sync "
+                    f"for more than {self._unsynced_s_max:g} s (unsyncedAgeMax), and would be lost in a power "
+                    "failure: check "
+                    "the disk (dmesg, iostat)"
                 )
                 commit_log.refuse(Refusal.NOT_SYNCED, why)
                 self.log.error("messages are refused: {why}", why=why)

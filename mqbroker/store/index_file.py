@@ -268,7 +268,7 @@ class IndexFile:
         self._is_damaged = True
         self.write_header()
         log.error(
-            "{path} is damaged at byte {at}: messages may not be found by their keys; it is built anew from the log at "
+            "{path} is damaged at byte {at}: messages may not be found by their keys; it is rebuilt from the log at "
             "the next start",
             path=self.file.path,
             at=at,

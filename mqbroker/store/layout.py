@@ -143,7 +143,7 @@ def other_layout(disk: IDisk, root: str) -> str:
     if not disk.exists(root):
         return ""
     if not disk.is_directory(root):
-        return "it is no directory; name the one that holds commitlog/"
+        return "it is not a directory; name the one that holds commitlog/"
     names = disk.names(root)
     for name in names:
         if name.startswith("dledger-") and disk.is_directory(os.path.join(root, name)):
@@ -156,7 +156,7 @@ def other_layout(disk: IDisk, root: str) -> str:
     for name in _DIRECTORIES:
         path = os.path.join(root, name)
         if disk.exists(path) and not disk.is_directory(path):
-            return f"{name} is no directory; move it away, or name another directory"
+            return f"{name} is not a directory; move it away, or name another directory"
     queues = os.path.join(root, "consumequeue")
     if disk.is_directory(queues) and any(_ROCKSDB.fullmatch(name) for name in disk.names(queues)):
         return "consumequeue/ is a RocksDB of RocketMQ 5.x, not files of queues; use a broker of that version"
@@ -240,7 +240,7 @@ def remove_unfinished_segments(disk: IDisk, directory: str, durable_end: int | N
     first = next((i for i, path in enumerate(paths) if not disk.file_size(path)), len(names))
     if first < len(names) and int(names[first]) >= (durable_end if durable_end is not None else int(names[-1])):
         for path in paths[first:]:
-            log.warn("{path} was never finished: removed", path=path)
+            log.warn("{path} is incomplete: removed", path=path)
         remove_last_first(disk, paths[first:])
 
 

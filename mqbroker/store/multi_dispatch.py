@@ -84,7 +84,7 @@ class MultiQueues:
         try:
             for name, _ in names:
                 if name in _REFUSED_NAMES:
-                    raise ValueError(f"{name!r} is no queue of messages")
+                    raise ValueError(f"{name!r} is not a queue of messages")
                 self.queues.check(name, queue_id)
             return [self.queues.open(*name) for name in names]
         except ValueError as error:

@@ -409,11 +409,11 @@ class Opening:
 
     def _say_found(self, segments: Segments, recovered: Recovered, rebuild_from: int, is_clean: bool) -> None:
         if is_clean and not segments.files and segments.unfinished is None:
-            self.log.info("{root}: there is no log yet, and one is begun", root=self.paths.root)
+            self.log.info("{root}: there is no log yet, a new one is created", root=self.paths.root)
             return
         self.log.info(
-            "{root}: last stopped {how}; the log goes from {first} to {end} in {files} files, {read} bytes of it were "
-            "read back, {corrupt_ranges} places hold no record; consume queues are built from {start}",
+            "{root}: last stopped {how}; the log goes from {first} to {end} in {files} files, {read} bytes of it "
+            "were read, {corrupt_ranges} ranges hold no record; consume queues are built from {start}",
             root=self.paths.root, how="normally" if is_clean else "abnormally", first=segments.first_offset,
             files=len(segments.files), end=recovered.end, read=recovered.read_bytes,
             corrupt_ranges=len(recovered.corrupt_ranges), start=rebuild_from,
@@ -421,8 +421,8 @@ class Opening:
 
     def _say_lacking(self, start: int, trusted: int) -> None:
         self.log.warn(
-            "{root}: consume queues lack what they had when the broker ended: the log is read from {start} to {end}, "
-            "and that is built anew",
+            "{root}: consume queues lost entries that they had when the broker stopped: they are rebuilt from the "
+            "log, from {start} to {end}",
             root=self.paths.root, start=start, end=trusted,
         )  # fmt: skip
 
@@ -432,7 +432,8 @@ class Opening:
         former = {key: end.max_offset for key, end in ends.items()}
         for topic, queue_id in restore_next_offsets(queues, removed, former, log_end):
             self.log.warn(
-                "{topic}, queue {queue_id}: its files are lost and of its messages the log has none, it goes on at {n}",
+                "{topic}, queue {queue_id}: its files are lost, and the log has none of its messages; it continues "
+                "at offset {n}",
                 topic=topic, queue_id=queue_id, n=removed.table[topic, queue_id].next_offset,
             )  # fmt: skip
 
@@ -443,7 +444,7 @@ class Opening:
             before = max(known.get(queue, 0), queue.first_offset)
             count += before < queue.max_offset and queue.entry_from_disk(before)[0] < trusted
         self.log.warn(
-            "{root}: {count} of {all} consume queues lacked entries, which are there again",
+            "{root}: missing entries of {count} of {all} consume queues were rebuilt",
             root=self.paths.root, count=count, all=len(queues.by_name),
         )  # fmt: skip
 
@@ -464,7 +465,7 @@ class Opening:
         """Dispatch what consume queues lack, and set the next offset of each."""
         yield from builder.catch_up(dispatcher, commit_log)
         if builder.cq_dispatcher.gaps and rebuild_from > commit_log.min_offset:
-            self.log.warn("{root}: consume queues miss messages, all are built anew", root=self.paths.root)
+            self.log.warn("{root}: messages are missing in consume queues, all are rebuilt", root=self.paths.root)
             builder.checkpoint.forget_queues_above(commit_log.min_offset)
             lost = {**lost, **dispatcher.restart(commit_log.min_offset)}
             yield from builder.catch_up(dispatcher, commit_log)
@@ -482,7 +483,7 @@ class Opening:
     def _why_not_dispatched(self, error: OSError) -> str:
         if not is_full_disk(error):
             return str(error)
-        return why_full(self.disk, self.paths.root, "messages cannot be got that are in no consume queue", error)
+        return why_full(self.disk, self.paths.root, "messages that are in no consume queue cannot be read", error)
 
     def _open_log(self, found: _Found, recovered: Recovered, known_ms: int, opened: ExitStack) -> _OpenLog:
         settings, checkpoint = self.settings, found.checkpoint
@@ -579,7 +580,7 @@ class Opening:
         index.keep_files(is_good)
         if len(index.files) < len(files):
             first = files[len(index.files)].file.path
-            self.log.warn("{path} and index files after it cannot be relied on and are built anew", path=first)
+            self.log.warn("{path} and later index files are unreliable and are rebuilt", path=first)
         indexed = checkpoint.index_offset if is_noted and not is_other and index.files == files else None
         if index.files:
             index.resume(is_clean)

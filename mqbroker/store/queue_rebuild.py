@@ -45,7 +45,8 @@ def align_extensions(
         lost = _align(queue, ext, log_min)
         if lost is not None:
             log.warn(
-                "{directory}: units are missing, they and the queue's entries are built anew from {offset} of the log",
+                "{directory}: units are missing, they and the queue's entries are rebuilt from offset {offset} of "
+                "the log",
                 directory=ext.directory, offset=lost,
             )  # fmt: skip
             cuts.append((queue, ext, lost))

@@ -165,6 +165,6 @@ class RecordVerifier:
             self._told.add(key)
             self.rotten_entries += 1
             self.log.error(
-                "{directory}: entry {n} is passed over: it points to {offset} of the log, where is {why}",
+                "{directory}: entry {n} is skipped: it points to offset {offset} of the log, where there is {why}",
                 directory=queue.directory, n=queue_offset, offset=physical_offset, why=why,
             )  # fmt: skip

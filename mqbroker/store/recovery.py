@@ -238,7 +238,7 @@ def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: 
         is_headless = queue.lacks_first or _may_lack_first(segments, queue)
         is_garbled = not ((not is_clean and newest.stands(queue)) or ends_well(segments, queue, is_clean))
         if is_headless or is_garbled:
-            log.warn("{directory} is not as the log says: it is built anew", directory=queue.directory)
+            log.warn("{directory} does not match the log: it is rebuilt", directory=queue.directory)
             lost[queue] = queue.first_offset if is_headless else 0
         # A killed process may have created its first file with nothing but blank entries.
         is_begun = queue.end_of_last() < 0 and queue.max_offset <= queue.begins_at > 0
@@ -315,7 +315,7 @@ def is_whole(queues: ConsumeQueues, checkpoint: Checkpoint, start: int) -> bool:
     """Whether consume queues hold as much of the log below `start` as the checkpoint's tally, if it has one."""
     if start != checkpoint.queues_offset or checkpoint.tally in (None, queues.tally()):
         return True
-    log.warn("consume queues are not as the checkpoint says")
+    log.warn("consume queues do not match the checkpoint")
     return False
 
 
@@ -354,7 +354,7 @@ def _crashed_start(segments: Segments, queues: ConsumeQueues, checkpoint: Checkp
         if is_boundary and (_have_entries(queues) or start == first):
             return start, checkpoint.log_offset
         if start > first:
-            log.warn("there are no consume queues, or not the log that they were built from: all are built anew")
+            log.warn("consume queues are missing, or were built from another log: all are rebuilt")
         return first, checkpoint.log_offset
     return _start_by_time(segments, checkpoint.queues_safe_ms), checkpoint.log_offset or first
 
@@ -416,7 +416,7 @@ def read_back(segments: Segments, start: Start, take: Callable[[Run], None]) -> 
 def _refuse(file: IMappedFile, at: int) -> None:
     """Raises StoreUnknown at a record of a later version, which must not be truncated as a torn one."""
     if file.view[at + 4 : at + 8] == MAGIC_V2.to_bytes(4, "big"):
-        raise StoreUnknown(file.path, f"a record of RocketMQ 5.x stands at byte {at}; use a broker of that version")
+        raise StoreUnknown(file.path, f"there is a record of RocketMQ 5.x at byte {at}; use a broker of that version")
 
 
 def _pass_damage(

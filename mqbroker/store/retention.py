@@ -76,7 +76,7 @@ class Remover:
         except OSError as error:
             if path not in self._due:
                 self.log.error(
-                    "{path} cannot be deleted, which is tried again every {s} s: {error}",
+                    "{path} cannot be deleted; trying again every {s} s: {error}",
                     path=path, s=self._retry_s, error=error,
                 )  # fmt: skip
             self._due[path] = self._now() + self._retry_s
@@ -383,7 +383,7 @@ class Retention:
     def _tell_helpless(self, deleted: int, room: Room) -> None:
         is_helpless = not deleted and room >= Room.SCARCE
         if is_helpless and not self._is_helpless:
-            self.log.warn("the disk fills up and there is no message old enough to delete")
+            self.log.warn("the disk is filling up, and no message is old enough to delete")
         self._is_helpless = is_helpless
 
 

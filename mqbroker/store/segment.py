@@ -92,7 +92,9 @@ class SegmentFill:
         self._running = None
         assert self._file is not None
         self._next = self._file.size
-        self.log.warn("zeros cannot be written ahead of messages: {why}", why=failure.getErrorMessage())
+        self.log.warn(
+            "the next part of the log cannot be filled with zeros in advance: {why}", why=failure.getErrorMessage()
+        )
 
     def stop(self) -> Deferred[None]:
         """Fires when the worker is done."""
@@ -138,8 +140,8 @@ def why_full(disk: IDisk, directory: str, what: str, error: OSError) -> str:
     except OSError:
         room = "nobody knows how much is free"
     return (
-        f"the broker's disk is full [{directory}: {room}]: {what}: make room, or let messages go sooner "
-        f"(fileReservedTime): {error}"
+        f"the broker's disk is full [{directory}: {room}]: {what}: free space, or keep messages for a shorter "
+        f"time (fileReservedTime): {error}"
     )
 
 

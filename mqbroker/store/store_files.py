@@ -73,7 +73,7 @@ class StoreFiles:
         self.is_log_failed = False
         self._syncing = Outage(
             "consume queues or index cannot be synced to the disk, which is tried again: messages are taken as before, "
-            "the checkpoint stays where it is, and nothing is deleted that it does not cover",
+            "the checkpoint does not advance, and nothing beyond it is deleted",
             "consume queues and index are synced to the disk again",
         )
         self._writing = Outage("the checkpoint cannot be written and is tried again", "the checkpoint is written again")

@@ -75,7 +75,9 @@ class AioSyncs:
                     return self._queue.sync(fd, files[0].path)
                 except OSError as error:
                     self._queue = None
-                    self.log.warn("the kernel takes no more syncs, a thread does them now: {error}", error=error)
+                    self.log.warn(
+                        "the kernel no longer accepts asynchronous syncs, a thread syncs instead: {error}", error=error
+                    )
         return self._others.sync(files, then)
 
     def sync_beside(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:

@@ -109,7 +109,7 @@ def parse_removed(data: bytes) -> tuple[dict[QueueKey, Removed], set[QueueKey]]:
 def _parse_key(row: Any) -> QueueKey:
     topic, queue_id = row
     if not isinstance(topic, str) or not TOPIC_NAME.fullmatch(topic):
-        raise ValueError(f"{topic!r} is no name of a topic")
+        raise ValueError(f"{topic!r} is not the name of a topic")
     return topic, _whole(queue_id, 0x7FFFFFFF)
 
 
@@ -338,7 +338,7 @@ class TopicRemover:
         try:
             await self._worker.run(lambda: empty_trash(self._disk, self._queues.roots))
         except OSError as error:
-            self.log.error("removed queues take room until the next start: {error}", error=error)
+            self.log.error("queues of removed topics use disk space until the next start: {error}", error=error)
 
 
 def _sync_names(disk: IDisk, roots: Iterable[str], names: Iterable[str]) -> None:

@@ -169,8 +169,9 @@ class TransientStore:
             if not self._is_short:
                 self._is_short = True
                 self.log.error(
-                    "transient store pool: there is no memory for a buffer of {size} bytes, messages go to the file or "
-                    "are refused (fastFailIfNoBufferInStorePool) while no other is free: {error}; free memory, or set "
+                    "transient store pool: there is no memory for a buffer of {size} bytes, messages are written to "
+                    "the file, or refused (fastFailIfNoBufferInStorePool), while no other buffer is free: {error}; "
+                    "free memory, or set "
                     "transientStorePoolSize to {made}",
                     size=size, error=error, made=self._made,
                 )  # fmt: skip

@@ -31,7 +31,7 @@ def _cut(disk: IDisk, paths: StorePaths, segment_bytes: int, end: int) -> None:
         if segments.end <= end:
             return
         if segments.files and end < segments.first_offset:
-            raise StoreError(f"the log begins at {segments.first_offset}, and cannot be cut to {end}")
+            raise StoreError(f"the log begins at {segments.first_offset}, and cannot be truncated to {end}")
         # The file of another start of the machine: nothing derived from the log is taken as whole.
         disk.write(paths.abort, b"")
         # A queue that loses all its messages goes on where the master's is, not where it was.

@@ -244,7 +244,7 @@ def _text(value: Any) -> str:
 
 
 def load_json_header(header: bytes) -> dict[str, Any]:
-    """The members of a JSON header, unchecked. Raises BadFrame if it is no JSON object."""
+    """The members of a JSON header, unchecked. Raises BadFrame if it is not a JSON object."""
     try:
         fields = strict_json.loads(header)
     except ValueError as error:

@@ -207,7 +207,7 @@ def test_an_account_in_two_files_is_that_of_the_first(
     assert refusal(bench, sending(Credentials("alice-key", "from-the-first"))) is None
     assert refusal(bench, sending(ALICE)) == "Check signature failed for accessKey=alice-key"
     assert [line for line in logged.lines if "is there already" in line] == [
-        f"{home}/conf/plain_acl.yml: account alice-key is there already"
+        f"{home}/conf/plain_acl.yml: account alice-key is already defined"
     ]
 
 
@@ -216,7 +216,7 @@ def test_a_file_that_went_bad_goes_on_to_count_as_it_was(bench: Bench, home: Pat
     for _ in range(3):
         bench.acl.look()
     assert refusal(bench, sending(ALICE)) is None
-    assert len([line for line in logged.lines if "its former content stays in effect" in line]) == 1
+    assert len([line for line in logged.lines if "its previous content stays in effect" in line]) == 1
     write_acl(home, "")
     bench.acl.look()
     assert refusal(bench, sending(ALICE)) == "No acl config for alice-key"

@@ -101,8 +101,8 @@ def test_keys_that_are_numbers_and_permissions_that_are_unknown() -> None:
     assert (account.access_key, account.secret_key, account.admin) == ("12345678", "87654321", True)
     assert (account.default_topic, account.topics) == (DENY, {"T": DENY})
     assert [line for line in logged.lines if "DENY" in line] == [
-        "defaultTopicPerm of account 12345678 is 'ALL', which is taken as DENY",
-        "T=ANY in topicPerms of account 12345678 is taken as DENY",
+        "defaultTopicPerm of account 12345678 is 'ALL', which is treated as DENY",
+        "T=ANY in topicPerms of account 12345678 is treated as DENY",
     ]
 
 
@@ -119,8 +119,8 @@ def test_words_that_nobody_knows_are_told_of() -> None:
         parse_acl("acounts: []\n" + ACCOUNT + "  topicPerm: [T=SUB]\n")
         parse_acl(PLAIN + "dataVersion: []\n")
     assert [line.partition(";")[0] for line in logged.lines] == [
-        "'acounts' in the file changes nothing",
-        "'topicPerm' in account somebody changes nothing",
+        "'acounts' in the file has no effect",
+        "'topicPerm' in account somebody has no effect",
     ]
 
 

@@ -247,7 +247,7 @@ def test_a_refusal_of_the_store_delays_and_loses_nothing(bench: Bench, monkeypat
     with capturedLogs() as events:
         wait(bench.clock, 9)
     assert delivered(store) == []
-    assert len([event for event in events if "delayed messages wait" in event["log_format"]]) == 1
+    assert len([event for event in events if "delayed messages is suspended" in event["log_format"]]) == 1
     monkeypatch.setattr(store, "append", append)
     wait(bench.clock, 1.5)
     assert [record.body for record in delivered(store)] == [b"one"]
@@ -354,7 +354,7 @@ def test_messages_delivered_one_by_one_come_once_though_the_store_fails_between_
         service(bench, store).start()
         wait(bench.clock, 9)
     assert [record.body for record in delivered(store)] == [b"0", b"1"]
-    assert len([event for event in events if "delayed messages wait" in event["log_format"]]) == 1
+    assert len([event for event in events if "delayed messages is suspended" in event["log_format"]]) == 1
     monkeypatch.setattr(store, "append", append)
     wait(bench.clock, 1.5)
     assert [record.body for record in delivered(store)] == [b"0", b"1", b"2", b"3"]
@@ -501,7 +501,7 @@ def test_messages_of_levels_that_went_are_delivered_when_they_were_due_and_told_
     with capturedLogs() as events:
         store, delay = restarted(bench, "1s 2s 10s 20s", "1s", [4, 3, 3])
     (line,) = [formatEvent(event) for event in events if event["log_level"].name == "warn"]
-    assert "3 messages wait for levels that are no more: 3, 4;" in line
+    assert "3 messages wait for levels that no longer exist: 3, 4;" in line
     wait(bench.clock, 9.5)
     assert delivered(store) == []
     wait(bench.clock, 1)

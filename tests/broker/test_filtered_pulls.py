@@ -188,7 +188,7 @@ def test_without_the_setting_a_group_is_told_so(make_bench: Callable[..., Bench]
         (
             True,
             SubscriptionData("T", "x", expression_type="XPATH"),
-            (ResponseCode.SUBSCRIPTION_PARSE_FAILED, "'XPATH' is no type of expressions; use SQL92"),
+            (ResponseCode.SUBSCRIPTION_PARSE_FAILED, "'XPATH' is not a type of expressions; use SQL92"),
         ),
         (False, sql(), NOT_SUPPORTED),
         (False, sql("a >"), NOT_SUPPORTED),

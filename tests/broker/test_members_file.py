@@ -165,7 +165,7 @@ def test_a_damaged_file_prevents_no_start(
     path = tmp_path / "config" / "consumerMembers.json"
     path.write_bytes(data)
     assert begin().ids() == []
-    assert "are those of their next heartbeats" in logged.lines[-1]
+    assert "are unknown until their next heartbeats" in logged.lines[-1]
 
 
 @pytest.mark.parametrize("kind", ["directory", "link to itself", "bad sector"])
@@ -184,7 +184,7 @@ def test_a_file_that_cannot_be_read_prevents_no_start(
         path.unlink()
         path.mkdir() if kind == "directory" else path.symlink_to(path)
     assert begin().ids() == []
-    assert "are those of their next heartbeats" in logged.lines[-1]
+    assert "are unknown until their next heartbeats" in logged.lines[-1]
 
 
 @pytest.mark.parametrize("name", ["open", "pwrite", "fsync", "link", "replace"])

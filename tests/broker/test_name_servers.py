@@ -653,7 +653,7 @@ def test_a_broker_may_be_without_name_servers_for_a_time(
         set_addresses(registration)
         assert network.told == [(A, UNREGISTER)]
         network.answer()
-    assert len([line for line in logged.lines if "registered nowhere" in line]) == 2
+    assert len([line for line in logged.lines if "is not registered anywhere" in line]) == 2
 
 
 def test_one_that_is_removed_and_added_again_is_told_so_in_this_order(

@@ -222,7 +222,10 @@ def test_delayed_messages_that_wait_for_the_store_are_reported_once_each_time(
         monkeypatch.setattr(store, "append", refuse)
         is_full = True
         wait(delays.clock, 9)
-        assert len([line for line in logged.lines if "delayed messages wait: no room" in line]) == number
+        assert (
+            len([line for line in logged.lines if "delivery of delayed messages is suspended: no room" in line])
+            == number
+        )
         is_full = False
         wait(delays.clock, 1.5)
         assert [record.body for record in delivered(store)][-2:] == [b"%da" % number, b"%db" % number]

@@ -149,7 +149,7 @@ def test_topics_with_more_queues_than_a_broker_may_have_are_left_out(root: Path,
     (root / "topics.json").write_text(json.dumps({"topicConfigTable": values}))
     table = topic_table(root)
     assert [name for name in sizes if table.get(name) is not None] == ["A"]
-    assert [line.rpartition(": ")[2] for line in logged.lines if "is left out" in line] == [
+    assert [line.rpartition(": ")[2] for line in logged.lines if "is ignored" in line] == [
         "it has 65536 queues, 65535 at most",
         "it has 2147483647 queues, 65535 at most",
     ]
@@ -168,7 +168,7 @@ def test_illegal_names_in_a_file_are_left_out(root: Path, logged: Logged) -> Non
     table = topic_table(root)
     assert table.get("Good") is not None
     assert not {"../../x", "a/b", "", "t" * 128} & set(table.names())
-    assert len([line for line in logged.lines if "is left out" in line]) == 4
+    assert len([line for line in logged.lines if "is ignored" in line]) == 4
     groups = {"../../x": SubscriptionGroupConfig("../../x").to_value(), "G": SubscriptionGroupConfig("G").to_value()}
     (root / "subscriptionGroup.json").write_text(json.dumps({"subscriptionGroupTable": groups}))
     kept = group_table(root).snapshot().subscription_group_table

@@ -58,7 +58,7 @@ def test_each_command_has_help(command: str) -> None:
         (("sub", "t", "-g", "g", "--tags", "||"), "names no tag"),
         (("sub", "t", "-g", "g", "--count", "0"), "--count"),
         (("sub", "t", "-g", "g", "--from", "middle"), "'first', 'last'"),
-        (("pub", "t", "x", "-n", "nowhere"), "name server 'nowhere' is not host:port; right is 127.0.0.1:9876"),
+        (("pub", "t", "x", "-n", "nowhere"), "name server 'nowhere' is not host:port; use 127.0.0.1:9876"),
         (("pub", "t", "x", "-n", "h:99999"), "is not host:port"),
         (("dev", "--port", "70000"), "--port"),
         (("dev", "--port", "5000", "--broker-port", "5000"), "are both 5000"),

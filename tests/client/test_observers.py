@@ -165,7 +165,7 @@ def test_an_observer_that_fails_changes_nothing_and_is_logged_once(
     assert len(notes.seen) == 10
     logged = [record for record in caplog.records if record.name == "mqbroker.client.observers"]
     assert [record.getMessage() for record in logged] == [
-        "the observer Fails.before_send failed; what it observes goes on"
+        "the observer Fails.before_send failed; the operation continues"
     ]
     assert logged[0].levelno == logging.ERROR
     caplog.clear()

@@ -255,7 +255,7 @@ def test_one_stuck_message_does_not_let_the_span_grow(
     assert 2010 < len(member.got) <= 2010 + 32
     one_queue.clock.advance(60)
     assert len(member.got) <= 2010 + 32
-    assert "not pulled on while message 10 is not consumed" in caplog.text
+    assert "pulling is paused until message 10 is consumed" in caplog.text
     assert committed(one_queue) == 10
     waiting.callback(None)
     one_queue.cluster.settle()

@@ -207,7 +207,7 @@ def test_each_message_that_keeps_a_queue_from_being_pulled_is_named_once_a_minut
                 one_queue.cluster.store(Q, b"good")
             one_queue.clock.pump([1] * 5)
             assert len(member.got) < 2 * 151 * number
-            assert lines(caplog, "not pulled on while message") == number, pauses
+            assert lines(caplog, "pulling is paused until message") == number, pauses
             waiting[-1].callback(None)
             one_queue.clock.pump([1] * 5)
         assert len(member.got) == 2 * 151 * number

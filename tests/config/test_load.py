@@ -280,8 +280,8 @@ def test_a_file_of_tls_settings_counts_before_others(broker: Loader, tmp_path: P
     assert (tls.server_key_path, tls.server_cert_path, tls.test_mode) == ("/in/file", "/c", False)
     assert tls.mode is TlsMode.PERMISSIVE
     assert broker.warnings == [
-        f"{file}:3: tls.server.mode changes nothing in this file",
-        f"{file}:4: x changes nothing in this file",
+        f"{file}:3: tls.server.mode has no effect in this file",
+        f"{file}:4: x has no effect in this file",
         f"{file}:2 sets tls.server.keyPath=/in/file in place of '/given', {broker.path}:2",
     ]
 
@@ -320,8 +320,8 @@ def test_where_accounts_are(broker: Loader) -> None:
 def test_unknown_keys_are_warned_of(broker: Loader) -> None:
     broker("listenPrt=1\nzzz=1\ntransferMsgByHeap=true\nkvConfigPath=/x\n")
     assert broker.warnings == [
-        f"{broker.path}:1: listenPrt is not a setting and changes nothing; did you mean listenPort?",
-        f"{broker.path}:2: zzz is not a setting and changes nothing",
+        f"{broker.path}:1: listenPrt is not a setting and has no effect; did you mean listenPort?",
+        f"{broker.path}:2: zzz is not a setting and has no effect",
     ]
 
 
@@ -506,7 +506,7 @@ def test_doubts_about_a_password_do_not_repeat_it(broker: Loader) -> None:
 def test_only_a_near_spelling_is_a_hint(broker: Loader, key: str, hint: str | None) -> None:
     broker(f"{key}=1\n")
     told = f"; did you mean {hint}?" if hint else ""
-    assert broker.warnings == [f"{broker.path}:1: {key} is not a setting and changes nothing{told}"]
+    assert broker.warnings == [f"{broker.path}:1: {key} is not a setting and has no effect{told}"]
 
 
 def test_a_file_of_tls_settings_counts_more_than_the_environment(broker: Loader, tmp_path: Path) -> None:
@@ -541,7 +541,7 @@ def test_two_variables_for_one_setting(broker: Loader) -> None:
 )
 def test_unknown_variables_are_warned_of(broker: Loader, name: str, hint: str) -> None:
     broker("", **dict[str, Any]({name: "x"}))
-    assert broker.warnings == [f"environment variable {name} is not a setting and changes nothing{hint}"]
+    assert broker.warnings == [f"environment variable {name} is not a setting and has no effect{hint}"]
 
 
 def test_variables_that_are_for_others_are_not_warned_of(broker: Loader, namesrv: Loader) -> None:

@@ -85,7 +85,7 @@ def test_a_stop_in_which_not_all_is_kept_ends_with_1(broker: Callable[..., Proce
     config.write_bytes(b"where the directory of the tables belongs")
     assert process.stop() == 1
     assert f"{config}/topics.json could not be written" in process.err
-    assert "mqbroker stopped, but not in order: the errors above say why" in process.err
+    assert "mqbroker did not stop cleanly: see the errors above" in process.err
 
 
 def test_a_port_in_use_touches_nothing(broker: Callable[..., Process], tmp_path: Path) -> None:

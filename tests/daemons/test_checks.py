@@ -174,7 +174,7 @@ def test_messages_that_nobody_would_serve(check: Callable[..., tuple[int | str, 
     code, _ = check(BrokerConsoleOptions, shards=1)
     assert str(code).startswith(f"shards=1, and there are messages of others: {log}; set shards=2")
     code, out = check(BrokerConsoleOptions, unservedShardsEnable="true")
-    assert (code, f"warning: shards=1, and there are messages of others: {log}, which nobody serves" in out) == (
+    assert (code, f"warning: shards=1, and there are messages of others: {log}, which are not served" in out) == (
         0,
         True,
     )

@@ -162,7 +162,7 @@ def test_no_room_for_consume_queues(broker: Callable[..., Process], disk: SmallD
     wait_for(lambda: stored(port) == acked, "the message in its queue")
     disk.fill()
     assert send_one(port, body_of(1), 1).code == ResponseCode.SUCCESS  # the first of its queue, which has no file yet
-    process.wait_for_line("dispatch waits for the disk")
+    process.wait_for_line("dispatch is waiting for the disk")
     acked.append(body_of(1))
     refused = send_one(port, body_of(2), 0)
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -171,10 +171,10 @@ def test_no_room_for_consume_queues(broker: Callable[..., Process], disk: SmallD
     assert re.search(rf"the broker's disk is full \[{store}: \d+ bytes used, \d+ free\]", refused.remark)
     assert stored(port) == acked[:1]
     disk.free()
-    process.wait_for_line("dispatch goes on, messages are accepted again")
+    process.wait_for_line("dispatch continues, messages are accepted again")
     wait_until_taken(port, acked)
     wait_for(lambda: stored(port) == acked, "all messages in their queues")
-    assert process.err.count("dispatch waits for the disk") == 1
+    assert process.err.count("dispatch is waiting for the disk") == 1
     assert process.stop() == 0
 
 
@@ -261,7 +261,7 @@ def test_files_may_not_be_as_large_as_an_index(broker: Callable[..., Process], t
     process = broker(tmp_path / "store", limited(fsize=SEGMENT_BYTES), maxIndexNum=100_000)
     port = process.wait_for_port()
     assert send_one(port, body_of(0), 0).code == ResponseCode.SUCCESS
-    process.wait_for_line("dispatch waits for the disk")
+    process.wait_for_line("dispatch is waiting for the disk")
     refused = send_one(port, body_of(1), 0)
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "File too large" in refused.remark

@@ -147,7 +147,7 @@ def test_a_good_file_is_called_good(start: Callable[..., Process], tmp_path: Pat
     namesrv = start("-m", "mqbroker.daemons.namesrv", "-c", conf, "--check")
     assert namesrv.wait() == 0
     assert namesrv.out == (
-        f"warning: {conf}:1: listenPrt is not a setting and changes nothing; did you mean listenPort?\n"
+        f"warning: {conf}:1: listenPrt is not a setting and has no effect; did you mean listenPort?\n"
         "the settings are good\n"
     )
 
@@ -161,7 +161,7 @@ def test_settings_are_printed(daemon: Callable[..., Process]) -> None:
     important = daemon("namesrv", "-m", port=1234, environment={"ROCKETMQ_LISTEN_PRT": "5"})
     assert important.wait() == 0
     assert important.err == (
-        "warning: environment variable ROCKETMQ_LISTEN_PRT is not a setting and changes nothing; "
+        "warning: environment variable ROCKETMQ_LISTEN_PRT is not a setting and has no effect; "
         "did you mean ROCKETMQ_LISTEN_PORT?\n"
     )
     assert "listenPort=1234\n" in important.out
@@ -184,7 +184,7 @@ def test_logs_are_json_where_wanted(daemon: Callable[..., Process], tmp_path: Pa
     namesrv.wait_for_port()
     assert namesrv.stop() == 0
     events = [json.loads(line) for line in namesrv.err.splitlines()]
-    assert events[0]["msg"] == f"{conf}:1: listenPrt is not a setting and changes nothing; did you mean listenPort?"
+    assert events[0]["msg"] == f"{conf}:1: listenPrt is not a setting and has no effect; did you mean listenPort?"
     assert events[0]["level"] == "warn"
     assert events[0]["logger"] == "mqbroker.daemons.daemon"
     assert {"time", "level", "logger", "msg"} <= set(events[-1])

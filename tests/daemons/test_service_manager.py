@@ -106,7 +106,7 @@ def test_a_manager_that_is_away_or_reads_nothing_is_told_later(tmp_path: Path) -
     with log_kept() as log:
         told.ready()
         clock.pump([AGAIN_SECONDS] * 5)
-    assert log.lines == [f"the service manager at {path} cannot be told: [Errno 2] No such file or directory"]
+    assert log.lines == [f"the service manager at {path} cannot be notified: [Errno 2] No such file or directory"]
     manager = Manager(path)
     clock.advance(AGAIN_SECONDS)
     assert manager.heard() == [b"READY=1", b"WATCHDOG=1"]

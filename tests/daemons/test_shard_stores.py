@@ -60,7 +60,7 @@ def test_messages_that_nobody_would_serve_prevent_a_start(of: Make, tmp_path: Pa
 def test_they_are_left_where_that_is_meant(of: Make, tmp_path: Path) -> None:
     log = make_log(tmp_path / "store" / "shard-1" / "commitlog", RECORD)
     [warning] = check_shard_stores(of(1, unservedShardsEnable="true"))
-    assert warning == f"shards=1, and there are messages of others: {log}, which nobody serves"
+    assert warning == f"shards=1, and there are messages of others: {log}, which are not served"
 
 
 def test_logs_that_are_not_in_the_directory_of_the_store(of: Make, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_shard_that_is_killed_comes_again_and_the_other_serves(broker: Callabl
     first, _ = ports(process)
     pids = pids_of(process)
     os.kill(pids[1], signal.SIGKILL)
-    process.wait_for_line("shard 1 is away: it was killed by SIGKILL; it is started again in 1 s")
+    process.wait_for_line("shard 1 exited: it was killed by SIGKILL; restarting it in 1 s")
     assert ask(first, RequestCode.GET_MAX_OFFSET, topic="TBW102", queueId=0).code == ResponseCode.SUCCESS
     process.wait_for_line("shard 1 serves again")
     assert pids_of(process)[0] == pids[0]
@@ -303,7 +303,7 @@ def test_a_store_that_nobody_would_serve_prevents_the_start(broker: Callable[...
     )
     left = broker("-o", "unservedShardsEnable=true", shards=1)
     left.wait_for_port()
-    assert f"there are messages of others: {log}, which nobody serves" in left.err
+    assert f"there are messages of others: {log}, which are not served" in left.err
     assert left.stop() == 0
 
 

@@ -141,7 +141,7 @@ def test_one_that_cannot_start_ends_the_start_with_its_own_error() -> None:
     [
         ({"signal": 9}, "shard 0: it was killed by SIGKILL while it started"),
         ({"signal": 40}, "shard 0: it was killed by signal 40 while it started"),
-        ({"code": 1}, "shard 0: it ended with exit code 1 while it started: its lines in the log say why"),
+        ({"code": 1}, "shard 0: it ended with exit code 1 while it started: see its lines in the log"),
         ({}, "shard 0: it ended with exit code 0 while it started"),
     ],
 )
@@ -162,7 +162,7 @@ def test_one_that_dies_later_is_started_again_and_the_others_go_on(serving: Call
         shards.clock.advance(1)
         shards.last(1).serves()
     assert logged.lines == [
-        "shard 1 is away: it was killed by SIGKILL; it is started again in 1 s",
+        "shard 1 exited: it was killed by SIGKILL; restarting it in 1 s",
         "shard 1 runs as process 1002",
         "shard 1 serves again",
     ]
@@ -201,7 +201,7 @@ def test_why_one_does_not_start_again_is_logged(serving: Callable[[int], Shards]
     shards.last(0).says(STATUS_FD, b'{"why_not": "/s/lock is locked"}\n')
     with log_kept() as logged:
         shards.last(0).ends(1)
-    assert logged.lines == ["shard 0 is away: /s/lock is locked; it is started again in 2 s"]
+    assert logged.lines == ["shard 0 exited: /s/lock is locked; restarting it in 2 s"]
 
 
 def test_where_no_process_can_be_started_it_is_tried_again(serving: Callable[[int], Shards]) -> None:
@@ -211,7 +211,7 @@ def test_where_no_process_can_be_started_it_is_tried_again(serving: Callable[[in
     with log_kept() as logged:
         shards.clock.advance(1)
     assert logged.lines == [
-        "shard 0 is away: no process can be started: Resource temporarily unavailable; it is started again in 2 s"
+        "shard 0 exited: no process can be started: Resource temporarily unavailable; restarting it in 2 s"
     ]
     shards.refused = None
     shards.clock.advance(2)
@@ -244,8 +244,8 @@ def test_one_that_does_not_stop_is_killed_and_told(serving: Callable[[int], Shar
         shards.last(1).ends(signal=9)
     assert stopped.called
     assert logged.lines == [
-        "shard 1 has not stopped within 80 s and is killed",
-        "shard 1 did not stop in order: it was killed by SIGKILL",
+        "shard 1 did not stop within 80 s and is killed",
+        "shard 1 did not stop cleanly: it was killed by SIGKILL",
     ]
 
 
@@ -255,7 +255,7 @@ def test_one_that_could_not_keep_all_is_told(serving: Callable[[int], Shards]) -
     with log_kept() as logged:
         shards.last(1).ends(1)
         shards.last(0).ends()
-    assert logged.lines == ["shard 1 did not stop in order: it ended with exit code 1"]
+    assert logged.lines == ["shard 1 did not stop cleanly: it ended with exit code 1"]
 
 
 def test_stopped_while_it_starts_it_never_serves() -> None:

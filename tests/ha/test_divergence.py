@@ -71,7 +71,7 @@ def test_nothing_to_compare_or_nobody_to_ask(log: Log, address: str) -> None:
 
 
 def test_a_log_that_ends_with_what_is_no_record_is_not_continued() -> None:
-    with pytest.raises(Diverged, match="this log ends with bytes that are no message"):
+    with pytest.raises(Diverged, match="this log ends with bytes that are not a message"):
         compare(Log(1006, None, start=1000), Master(b"record"))
     compare(Log(1000, None, start=1000), Master(b"record"))  # it has just begun there
 
@@ -88,7 +88,11 @@ def test_a_master_that_name_servers_have_not_told_of_yet_is_not_followed() -> No
         (b"other!", (0, 5000), "the two logs differ at 1000"),
         (b"", (0, 5000), "the two logs differ at 1000"),
         (b"record+", (0, 5000), "the two logs differ at 1000"),
-        (NOT_THERE, (0, 1005), "this log ends at 1006, the master's at 1005: it has what the master never had"),
+        (
+            NOT_THERE,
+            (0, 1005),
+            "this log ends at 1006, the master's at 1005: it has messages that the master never had",
+        ),
         (NOT_THERE, (1001, 5000), "the master's log begins at 1001, and what this one ends with, at 1000, was deleted"),
     ],
 )

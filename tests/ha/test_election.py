@@ -219,7 +219,7 @@ def test_one_that_lost_power_waits_for_one_in_sync_that_did_not() -> None:
     world.turn(30)
     assert not world.masters
     assert "lost power" in first.why_not
-    assert "waits for all of [1, 2, 3], of which 2 has not said what it has" in first.why_not
+    assert "waits for all of [1, 2, 3], of which 2 has not reported what it has" in first.why_not
     again(world, 2, (1, 200))
     world.turn(30)
     assert not world.masters
@@ -263,7 +263,7 @@ def test_what_one_said_of_its_log_before_it_followed_another_master_counts_no_mo
     third = again(world, 3, (1, 250))
     world.turn(10)
     assert not world.masters
-    assert "waits for all of [2, 3], of which 2 has not said what it has" in third.why_not
+    assert "waits for all of [2, 3], of which 2 has not reported what it has" in third.why_not
     world.frozen.discard(2)
     world.stores[2].is_whole()
     assert world.wait_for_master() == 2
@@ -408,7 +408,7 @@ def test_what_others_wrote_under_our_keys_is_told_and_nothing_is_done(value: byt
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (b"", "it is no JSON object"),
+        (b"", "it is not a JSON object"),
         (b"{}", "an id or address is missing"),
         (b'{"replica_id":0,"address":"a:1","ha_address":"a:2"}', "an id or address is missing"),
         (b'{"replica_id":2,"address":"a:1","ha_address":"a:2"}', "it is of broker 2"),
@@ -430,7 +430,7 @@ def test_what_is_no_member_under_a_members_key_is_told_and_nothing_is_done(value
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (b"\0", "it is no JSON object"),
+        (b"\0", "it is not a JSON object"),
         (b"{}", "the name of the store is missing"),
         (b'{"name":"%s"}' % (b"a" * 31), "the name of the store is missing"),
         (b'{"name":"%s","generation":-1}' % (b"a" * 32), "not in whole numbers"),

@@ -105,7 +105,7 @@ def test_a_stream_whose_reads_end_within_frames_is_not_taken_for_a_stalled_one(
         clock.advance(1)
     assert len(plain.opaques) == 199
     clock.advance(30)
-    assert "a frame was not whole" in str(link.protocols[1].overdue(clock.seconds()))
+    assert "a frame was incomplete" in str(link.protocols[1].overdue(clock.seconds()))
 
 
 def test_answers_that_come_later_count_as_requests_in_flight(clock: Clock, table: HandlerTable, plain: Plain) -> None:

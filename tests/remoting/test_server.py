@@ -73,7 +73,7 @@ def test_a_frame_that_never_ends_is_closed_however_it_trickles(
         advance(clock, 1)
     link.pump()
     assert peer.lost
-    assert "closing 10.0.0.2:40000: a frame was not whole after 30 s" in logged.lines
+    assert "closing 10.0.0.2:40000: a frame was incomplete after 30 s" in logged.lines
 
 
 def test_a_frame_is_timed_from_its_own_beginning(clock: Clock, table: HandlerTable) -> None:

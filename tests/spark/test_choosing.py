@@ -157,7 +157,7 @@ def test_a_stream_may_start_at_a_time_that_no_message_has_reached(log: FakeLog) 
     [
         ({"startingTimestamp": "2026-03-01T06:00:00"}, "startingTimestamp: '2026-03-01T06:00:00' has no time zone"),
         ({"startingTimestamp": "2026-03-01"}, "has no time zone"),
-        ({"endingTimestamp": "yesterday"}, "option endingTimestamp: 'yesterday' is not a time; right is milliseconds"),
+        ({"endingTimestamp": "yesterday"}, "option endingTimestamp: 'yesterday' is not a time; use milliseconds"),
         ({"endingTimestamp": "-5"}, "is not a time"),
         ({"startingTimestamp": "1969-01-01T00:00:00Z"}, "is not a time from 1970 on"),
         ({"startingTimestamp": "9" * 30}, "is not a time from 1970 on"),
@@ -171,7 +171,7 @@ def test_a_stream_may_start_at_a_time_that_no_message_has_reached(log: FakeLog) 
         ({"startingOffsetsByTimestamp": '{"bills":{"a":{"0":5}}}'}, "topic 'bills' is not among those read"),
         ({"startingOffsets": "group"}, "set consumerGroup to the group that has them"),
         ({"endingOffsets": "group:earliest", "consumerGroup": "g"}, "a batch cannot end at the earliest"),
-        ({"readFrom": "slaves"}, "'slaves' is none of master, slave, any"),
+        ({"readFrom": "slaves"}, "'slaves' is not one of master, slave, any"),
         ({"namespace": "a%b"}, "option namespace"),
     ],
 )  # fmt: skip

@@ -102,7 +102,7 @@ def test_a_broker_without_sql92_is_named_with_its_setting(log: FakeLog) -> None:
         ({"tags": "||"}, "option tags: .* names no tag"),
         ({"tags": "a = 1"}, "option tags: .*is an SQL92 expression"),
         ({"sql92": "a ="}, "option sql92: "),
-        ({"schema": "avro"}, "option schema: 'avro' is none of rocketmq, kafka"),
+        ({"schema": "avro"}, "option schema: 'avro' is not one of rocketmq, kafka"),
     ],
 )
 def test_filters_that_are_none_are_refused(log: FakeLog, options: dict[str, str], why: str) -> None:

@@ -346,7 +346,7 @@ def test_a_schema_that_cannot_be_written_is_refused(
     ("options", "message"),
     [
         ({"topic": "x"}, "option nameServer: is required"),
-        ({"nameserver": "a:1", "acks": "all"}, "option acks: 'all' is none of stored, flushed, replicated"),
+        ({"nameserver": "a:1", "acks": "all"}, "option acks: 'all' is not one of stored, flushed, replicated"),
         ({"nameserver": "a:1", "guarantee": "exactly-once"}, "option guarantee: 'exactly-once' is none of"),
         ({"nameserver": "a:1", "startingoffsets": "latest"}, "option startingOffsets: is an option of reads"),
         ({"nameserver": "a:1", "ack": "stored"}, "did you mean acks"),

@@ -111,7 +111,7 @@ def test_a_broker_that_stays_away_is_given_up() -> None:
     log.down.add("broker-a")
     time = FakeTime()
     with pytest.raises(
-        NotReadable, match=r"queue 1 of topic orders on broker broker-a gives nothing from 0 on: .*down"
+        NotReadable, match=r"queue 1 of topic orders on broker broker-a returns nothing from offset 0 on: .*down"
     ):
         read(log, 0, 100, time=time)
     assert 10 <= time.now() < 12
@@ -184,7 +184,7 @@ def test_a_queue_that_ends_too_soon_is_a_loss_after_patience() -> None:
     log = FakeLog()
     log.add(QUEUE, 60)
     time = FakeTime()
-    with pytest.raises(DataLoss, match=r"CUT_SHORT.*60 is asked for, it ends at 60"):
+    with pytest.raises(DataLoss, match=r"CUT_SHORT.*60 was requested, and it ends at 60"):
         read(log, 0, 100, time=time)
     assert time.now() >= 10
 

@@ -26,7 +26,7 @@ def test_any_columns_in_any_order_and_case() -> None:
         (("zzz", "string", True), "column zzz: messages have no such column; All columns: topic string, brokerName"),
         (("body", "string", True), "column body: its type is binary, not string; read it as it is, and cast"),
         (("tags", "string", False), "column tags: not every message has a value; leave NOT NULL out"),
-        (("Body", "binary", True), "column Body: is there twice"),
+        (("Body", "binary", True), "column Body: appears twice"),
     ],
 )
 def test_a_mistake_is_named(field: tuple[str, str, bool], message: str) -> None:

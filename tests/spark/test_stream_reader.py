@@ -245,8 +245,8 @@ def test_a_broker_that_is_away_holds_up_only_its_own_queues(
     engine.drain(reader)
     engine.drain(reader)
     assert caplog.messages == [
-        "not read now, as brokers do not answer: queue 0 of topic orders on broker b",
-        "not read now, as brokers do not answer: nothing, all answer again",
+        "not read now, because brokers do not respond: queue 0 of topic orders on broker b",
+        "not read now, because brokers do not respond: none, all respond again",
     ]
     assert engine.rows() == [("0", 2), ("0", 3), ("0", 10)]
 

@@ -492,7 +492,7 @@ def test_rotten_units_that_a_reader_finds_are_built_again(on: Bench, kind: str, 
         got = all_with_a(store.get, WithTag("A") if has_matching else None)
     assert got == [0, 3, 6, 9]
     (told,) = [formatEvent(entry) for entry in logs if entry["log_level"] is LogLevel.warn]
-    assert "entries 1 to 2 were lost and are built again from the log, 0 of them without" in told
+    assert "entries 1 to 2 were lost and are rebuilt from the log, 0 of them without" in told
     assert codes_of(on.root)[:4] == [decorate(0), java_hash("C"), java_hash("B"), decorate(60)]
     stop(store)
     assert all_with_a(on.open().get) == got

@@ -128,8 +128,8 @@ def test_only_queues_that_lack_entries_are_built_again(bench: Bench, loss: str, 
     with capturedLogs() as logs:
         again = image.open()
     assert other.read_bytes()[1000:1020] == bytes(20)
-    [begun] = [entry for entry in logs if "consume queues lack what" in entry["log_format"]]
-    [ended] = [entry for entry in logs if "there again" in entry["log_format"]]
+    [begun] = [entry for entry in logs if "consume queues lost entries" in entry["log_format"]]
+    [ended] = [entry for entry in logs if "were rebuilt" in entry["log_format"]]
     assert (ended["count"], ended["all"]) == (1, 3)
     # After a crash nobody knows which they are before the log is read.
     first = {"the last file": 300, "a file in the middle": 100}.get(loss, 0)
@@ -232,7 +232,7 @@ def test_a_queue_that_lost_all_goes_on_with_its_numbers_of_the_last_stop(aged: B
         shutil.rmtree(directory if loss == "the file" else directory.parent)
     with capturedLogs() as logs:
         again = aged.open()
-    assert [entry["n"] for entry in logs if "it goes on at" in entry["log_format"]] == [2]
+    assert [entry["n"] for entry in logs if "it continues at" in entry["log_format"]] == [2]
     assert again.bounds("Gone", 0) == (2, 2)
     if how == "killed again later":  # what it goes on with is on the disk
         (aged.root / "queueEnds.last").unlink(missing_ok=True)
@@ -244,7 +244,7 @@ def test_a_queue_that_lost_all_goes_on_with_its_numbers_of_the_last_stop(aged: B
     stop(again)
     with capturedLogs() as logs:
         again = aged.open()
-    assert not [entry for entry in logs if "it goes on at" in entry["log_format"]]
+    assert not [entry for entry in logs if "it continues at" in entry["log_format"]]
     assert aged_bodies(again, "Gone") == [b"next"]
     assert again.bounds("Gone", 0) == (2, 3)
     stop(again)
@@ -282,7 +282,7 @@ def test_a_queue_that_is_built_anew_does_not_give_the_numbers_again_of_what_went
         write(bench.root / "commitlog" / f"{base:020d}", damaged[0] - base + 4, b"\xff")
     with capturedLogs() as logs:
         again = bench.open()
-    assert [entry for entry in logs if "queues miss messages" in entry["log_format"]]
+    assert [entry for entry in logs if "messages are missing in consume queues" in entry["log_format"]]
     assert again.max_offset("T", 0) == 21
     assert again.append([message("Rare", body=b"next")])[0][1] == 2
     again.dispatch_now()

@@ -118,7 +118,7 @@ def test_what_was_found_is_reported(unindexed: Bench) -> None:
 def test_of_a_new_store_it_is_said_that_it_is_new(tmp_path: Path) -> None:
     with capturedLogs() as events:
         stop(make_bench(tmp_path / "new").open())
-    assert [formatEvent(event) for event in events] == [f"{tmp_path}/new: there is no log yet, and one is begun"]
+    assert [formatEvent(event) for event in events] == [f"{tmp_path}/new: there is no log yet, a new one is created"]
 
 
 def test_cancelling_ends_it_and_lets_go_of_the_directory(unindexed: Bench) -> None:

@@ -77,7 +77,7 @@ def test_a_disk_that_passes_its_threshold_again_has_old_messages_deleted_again(
             a_turn(bench)
         assert names(bench) == left[2:]
         assert count(logged, "old messages are deleted") == number
-        assert count(logged, "no message old enough to delete") == number
+        assert count(logged, "no message is old enough to delete") == number
         bench.disk.faults.space = space(10)
         a_turn(bench)
 
@@ -345,8 +345,8 @@ def test_consume_queues_that_cannot_be_written_again_refuse_messages_again(
         monkeypatch.setattr(bench.disk, "create_mapped", create)
         turns(bench.clock, 3)
         assert store.max_offset(f"T{number}", 0) == 1
-        assert count(logged, "dispatch waits for the disk, and messages are refused") == number
-        assert count(logged, "dispatch goes on, messages are accepted again") == number
+        assert count(logged, "dispatch is waiting for the disk, and messages are refused") == number
+        assert count(logged, "dispatch continues, messages are accepted again") == number
         # Those who wait for messages have them without delay again.
         store.is_awaited_by({(f"T{number}", 0): "somebody"})
         store.append([message(f"T{number}")])

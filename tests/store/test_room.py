@@ -37,7 +37,7 @@ def test_young_messages_stay_where_forced_cleaning_is_off(make: Callable[..., Be
         a_turn(bench)
         a_turn(bench)
     assert names(bench) == ["0", "1", "2"]
-    assert len([event for event in events if "no message old enough" in event["log_format"]]) == 1
+    assert len([event for event in events if "no message is old enough" in event["log_format"]]) == 1
 
 
 def test_no_more_young_messages_go_than_it_takes(make: Callable[..., Bench]) -> None:

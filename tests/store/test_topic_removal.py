@@ -136,7 +136,7 @@ def test_what_was_removed_does_not_come_back(make: Make, ending: str, made_again
         image.disk.remove_tree(str(image.root / "consumequeue"))
     with capturedLogs() as events:
         again = image.open()
-    assert not [event for event in events if "miss messages" in event["log_format"]]
+    assert not [event for event in events if "messages are missing" in event["log_format"]]
     again.start()
     if made_again == "after":
         assert again.append([message("Old", body=b"new")])[0][1] == 4
@@ -556,7 +556,7 @@ def test_removed_queues_that_are_read_over_do_not_count_at_a_stop(bench: Bench) 
     for expected in (1, 0):  # built anew once
         with capturedLogs() as events:
             stop(bench.open())
-        assert len([event for event in events if "built anew" in event["log_format"]]) == expected
+        assert len([event for event in events if "rebuilt" in event["log_format"]]) == expected
 
 
 def followed(bench: Bench, make: Make, *, made_again: bool) -> tuple[MessageStore, Bench, MessageStore]:

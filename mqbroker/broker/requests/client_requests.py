@@ -196,7 +196,7 @@ def _with_codes(subscription: SubscriptionData) -> SubscriptionData:
 
 def _check_word(word: str) -> None:
     if len(word) > WORD_LENGTH_MAX:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"{word[:WORD_LENGTH_MAX]!r} and so on is no word of the protocol's")
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"{word[:WORD_LENGTH_MAX]!r} and so on is not a word of the protocol")
 
 
 @attrs.frozen

@@ -267,7 +267,10 @@ class EndTransactionRequests:
                     if message is None or isinstance(error, LmqQueuesExceeded):  # which may pass
                         raise
                     log.error(
-                        "a committed message for {topic} goes there only: {why}", topic=message[0], why=str(error)
+                        "a committed message for {topic} is not added to its other queues (INNER_MULTI_DISPATCH): "
+                        "{why}",
+                        topic=message[0],
+                        why=str(error),
                     )
                     own = (*message[:9], without(message[9], Prop.INNER_MULTI_DISPATCH))
                     self._half_queue.settle({offset: own})

@@ -44,7 +44,7 @@ class ReplicaRequests:
     async def switch(self, call: Call[None]) -> RemotingCommand:
         """Make another broker the master; the remark says of which epoch."""
         to, group = _broker_id(call.request.body), self._group()
-        log.info("{peer} asks that broker {id} be the master", peer=call.connection.remote_addr, id=to)
+        log.info("{peer} requests that broker {id} become the master", peer=call.connection.remote_addr, id=to)
         epoch = await _told(group.switch(to))
         return RemotingCommand.response(call.request, remark=f"broker {to} is the master of epoch {epoch}")
 
@@ -52,7 +52,7 @@ class ReplicaRequests:
     async def remove(self, call: Call[None]) -> RemotingCommand:
         """Forget a broker; the remark says what was done."""
         gone, group = _broker_id(call.request.body), self._group()
-        log.info("{peer} asks that broker {id} be removed", peer=call.connection.remote_addr, id=gone)
+        log.info("{peer} requests that broker {id} be removed", peer=call.connection.remote_addr, id=gone)
         return RemotingCommand.response(call.request, remark=await _told(group.remove(gone)))
 
     def _group(self) -> IMembers:

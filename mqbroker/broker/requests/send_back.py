@@ -100,8 +100,8 @@ class SendBackRequests:
                     self._append_retry(record, group, added, level, header.unit_mode)
                 except MessageRefused as error:
                     log.error(
-                        "a message of {topic} cannot be delayed for another try by {group} and becomes a dead letter: "
-                        "{why}",
+                        "a message of {topic} cannot be scheduled for another attempt by {group}, and becomes a dead "
+                        "letter: {why}",
                         topic=record.topic, group=group.group_name, why=str(error),
                     )  # fmt: skip
                     self._append_dead(record, group, former, added)

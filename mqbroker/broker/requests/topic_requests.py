@@ -80,13 +80,13 @@ class TopicRequests:
     @answers(RequestCode.CLEAN_UNUSED_TOPIC)
     async def clean_unused_topics(self, call: Call[None]) -> None:
         """Remove the queues of topics that are not in the table."""
-        log.info("{peer} has unused topics cleaned", peer=call.connection.remote_addr)
+        log.info("{peer} requests the cleaning of unused topics", peer=call.connection.remote_addr)
         await self._removed(self.store.keep_only_topics(self.topics.names()))
 
     @answers(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     async def clean_empty_queues(self, call: Call[None]) -> None:
         """Remove queues whose messages have all expired."""
-        log.info("{peer} has empty consume queues cleaned", peer=call.connection.remote_addr)
+        log.info("{peer} requests the cleaning of empty consume queues", peer=call.connection.remote_addr)
         await self._removed(self.store.remove_empty_queues())
 
     async def _removed(self, removal: Deferred[list[str]]) -> None:

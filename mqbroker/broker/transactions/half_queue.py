@@ -284,7 +284,9 @@ class HalfQueue:
                 if topic == TRANS_HALF_TOPIC:
                     self.settled.move(offset, record.queue_offset)
         if found and not self._is_stopped:
-            log.info("half messages that had been ended, but were not marked so: {n}; they are now", n=len(found))
+            log.info(
+                "half messages that were already committed or rolled back, and are marked so now: {n}", n=len(found)
+            )
             self.settle(found)
 
     async def _find_open(self) -> tuple[dict[int, int], set[tuple[str, int]]]:

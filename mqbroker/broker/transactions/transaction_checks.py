@@ -136,12 +136,15 @@ class TransactionChecks:
     def _report(self) -> None:
         """Log, once a round for each group, what its producers are to blame for."""
         for group, count in self._unasked.items():
-            line = "no producer of {group} can be asked about its half messages: {n}; start one, or they are given up"
+            line = (
+                "no producer of {group} is connected to check its half messages: {n}; start one, or they are moved to "
+                "TRANS_CHECK_MAX_TIME_TOPIC"
+            )
             log.warn(line, group=group, n=count)
         for group, count in self._given_up.items():
             log.warn(
-                "half messages of {group} that its producers neither committed nor rolled back: {n}; they are given "
-                "up, and kept in {topic}",
+                "half messages of {group} that its producers neither committed nor rolled back: {n}; they are not "
+                "checked any more, and were moved to {topic}",
                 group=group, n=count, topic=TRANS_CHECK_MAX_TIME_TOPIC,
             )  # fmt: skip
         self._unasked.clear()
@@ -203,7 +206,7 @@ class TransactionChecks:
                     is_over = True
                     break
                 if step is Step.GIVE_UP or not _is_good(record):
-                    log.info("the half message {key} is given up", key=_key(record))
+                    log.info("the half message {key} is no longer checked", key=_key(record))
                     self._given_up[_group_of(record)] += 1
                     gone[record.queue_offset] = check_limit_exceeded(record)
                     continue
@@ -235,12 +238,12 @@ class TransactionChecks:
         try:
             self._half_queue.settle({offset: new})
         except MessageRefused as error:
-            log.error("the half message at {n} is left out: {why}", n=offset, why=str(error))
+            log.error("the half message at {n} is dropped: {why}", n=offset, why=str(error))
             self._half_queue.settle({offset: None})
         except Exception as error:
             if not _is_of_one(error):
                 raise
-            log.failure("the half message at {n} cannot be given up", n=offset)
+            log.failure("the half message at {n} cannot be moved to TRANS_CHECK_MAX_TIME_TOPIC", n=offset)
 
     def _put_back(self, backs: list[tuple[Record, NewMessage]]) -> dict[int, Appended | None]:
         """Put half messages back; returns the new place of each, None if it stays."""
@@ -257,12 +260,12 @@ class TransactionChecks:
             return self._half_queue.put_back({record.queue_offset: new})[0]
         except MessageRefused as error:
             # With one property more it may be too large.
-            log.error("the half message {key} stays where it is: {why}", key=_key(record), why=str(error))
+            log.error("the half message {key} is not checked again: {why}", key=_key(record), why=str(error))
             return None
         except Exception as error:
             if not _is_of_one(error):
                 raise
-            log.failure("the half message {key} stays where it is", key=_key(record))
+            log.failure("the half message {key} is not checked again", key=_key(record))
             return None
 
     def _ask(self, record: Record) -> None:

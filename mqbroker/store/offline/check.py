@@ -166,9 +166,9 @@ def _read_table(disk: IDisk, path: str) -> tuple[object, str]:
     try:
         content = loads(disk.read(path))
     except (MQError, ValueError, RecursionError, struct.error) as error:
-        return None, f"it is no JSON: {' '.join(str(error).split())[:100]}"
+        return None, f"it is not JSON: {' '.join(str(error).split())[:100]}"
     if not isinstance(content, dict):
-        return None, "it is no JSON object"
+        return None, "it is not a JSON object"
     return content, ""
 
 

@@ -197,7 +197,7 @@ class Repair:
 
     def _prepare(self) -> None:
         if self.disk.exists(self.folder):
-            raise FileExistsError(17, "a repair of this second is there already; try again", self.folder)
+            raise FileExistsError(17, "there is already a repair of this second; try again", self.folder)
         self.disk.make_directories(self.folder)
         self.disk.write(os.path.join(self.folder, "plan.txt"), ("\n".join(self.plan.lines()) + "\n").encode())
         self.disk.sync_directory(self._layout.root)

@@ -161,7 +161,7 @@ def test_remove_a_member(make_group: Callable[..., Group], has_name: bool) -> No
     group.wait(2)
     assert f"broker {gone} of broker-a is down" in status(group)
     removed = remove(group, "broker-a", gone) if has_name else remove(group, str(gone), None)
-    assert removed == [f"broker-a: broker {gone} is removed; as one that comes back it is taken for a new one"]
+    assert removed == [f"broker-a: broker {gone} was removed; if it comes back, it is treated as a new one"]
     wait_until_all_is_well(group)
     send(group, b"one")
 

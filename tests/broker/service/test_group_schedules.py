@@ -74,7 +74,7 @@ class Schedule(Cluster):
         return copied(self.now(replica).disk, self.rng)
 
     def other(self, *than: Replica) -> Replica:
-        """A replica that is none of these."""
+        """A replica that is not one of these."""
         ids = {replica.replica_id for replica in than}
         return next(each for each in self.group.replicas.values() if each.replica_id not in ids)
 
@@ -459,9 +459,9 @@ def test_an_empty_etcd_makes_nobody_cut(cluster: Schedule) -> None:
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("none", "it does not prove that it is broker {}, as etcd has it: nothing of it counts"),
-        ("another's", "it does not prove that it is broker {}, as etcd has it: nothing of it counts"),
-        ("old", "it does not prove that it is broker {}, as etcd has it: nothing of it counts"),
+        ("none", "it did not prove that it is the broker {} of etcd: it does not count as a replica"),
+        ("another's", "it did not prove that it is the broker {} of etcd: it does not count as a replica"),
+        ("old", "it did not prove that it is the broker {} of etcd: it does not count as a replica"),
         ("recorded", "it says that it is broker {}, and its greeting was recorded on another connection"),
     ],
 )

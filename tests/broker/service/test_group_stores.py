@@ -296,7 +296,7 @@ def test_a_machine_whose_clone_has_run_meanwhile_is_not_whole_and_is_filled_up(
     group.wait(5)
     again = group.start(replica_id, disk=first)
     group.wait_for(lambda: again.why_not_whole)
-    assert "it was set back to an older copy: this broker has started with a newer one since" in again.why_not_whole
+    assert "it was restored from an older copy: this broker has started with a newer one since" in again.why_not_whole
     group.wait(1)
     group.wait_for(lambda: group.in_sync() == {1, 2, 3}, 40)
     assert bodies(again) == [b"one", b"two"]

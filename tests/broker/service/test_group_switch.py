@@ -251,11 +251,11 @@ def test_a_member_that_will_not_come_back_is_removed_once_it_is_not_needed(make_
     group.kill(gone)
     group.wait_for(lambda: gone not in group.in_sync())
     group.wait(5)
-    assert remove(group, 9).remark == f"etcd knows no broker 9 of this group; it knows {[1, 2, 3]}"
+    assert remove(group, 9).remark == f"etcd has no broker 9 of this group; it has {[1, 2, 3]}"
     answer = remove(group, gone)
     assert (answer.code, answer.remark) == (
         0,
-        f"broker {gone} is removed; as one that comes back it is taken for a new one",
+        f"broker {gone} was removed; if it comes back, it is treated as a new one",
     )
     assert identities(group) == {1, 2, 3} - {gone}
     send(group, b"two")

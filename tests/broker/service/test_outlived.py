@@ -16,7 +16,7 @@ from tests.broker.service.pair import Member, Pair
 from tests.broker.service.test_slave import info
 from tests.remoting.logs import Logged, log_kept
 
-SAYS = "this broker was away for longer than its master keeps messages (fileReservedTime)"
+SAYS = "this broker was down for longer than its master keeps messages (fileReservedTime)"
 
 
 @pytest.fixture(autouse=True)

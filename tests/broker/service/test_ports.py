@@ -35,7 +35,7 @@ def test_it_starts_without_a_vip_port_that_somebody_has(
     reactor.taken_ports = {10909}
     running.start()
     assert running.service.ports == {"remoting": 10911, "ha": 10912}
-    assert "port 10909 is not served beside 10911: [Errno 98] Address already in use" in logged.lines
+    assert "cannot listen on port 10909 in addition to 10911: [Errno 98] Address already in use" in logged.lines
     assert running.client().send()[0].code == 0
 
 

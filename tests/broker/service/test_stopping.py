@@ -106,7 +106,7 @@ def test_a_request_that_takes_too_long_is_given_up(
     assert not running.clients[0].peer.lost
     running.turn(1)
     assert running.clients[0].peer.lost
-    assert "requests that took too long, and are not answered: 1" in logged.lines
+    assert "requests dropped because they took too long: 1" in logged.lines
     while not done.called:
         worker.work()
         running.turn()
@@ -141,7 +141,7 @@ def test_nobody_is_let_in_while_it_drains(make: Callable[..., Running], reactor:
 
 def test_two_starts_are_one_too_many(make: Callable[..., Running], reactor: Reactor) -> None:
     running = make().start()
-    with pytest.raises(AlreadyStarted, match="broker-a is started already; stop it first"):
+    with pytest.raises(AlreadyStarted, match="broker-a is already started; stop it first"):
         running.service.startService()
     assert running.client().send()[0].code == 0  # and it goes on
     worker = SteppedWorker(at_once=False)

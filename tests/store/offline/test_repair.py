@@ -222,7 +222,7 @@ def test_after_a_repair_a_start_finds_the_queues_as_they_were_left(bench: Bench,
     assert kinds(check(bench.root)) == {}
     with capturedLogs() as events:
         again = bench.open()
-    assert not [event for event in events if "built anew" in event["log_format"]]
+    assert not [event for event in events if "rebuilt" in event["log_format"]]
     assert again.max_offset("T", 0) == 20
     assert again.max_offset("Old", 0) == 7
 

@@ -106,7 +106,7 @@ class _Log:
 
     def __call__(self, event: LogEvent) -> None:
         text = str(event.get("log_format") or "")
-        if "all are built anew" in text:
+        if "all are rebuilt" in text:
             self.counts["all queues built anew"] += 1
         failure = event.get("log_failure")
         if failure is None:

@@ -46,7 +46,7 @@ FAMILIES = (
     Family(
         "Start, reload and stop",
         r"daemons/(broker|console|daemon|plugin|process|service_manager)\.py",
-        "A daemon could not start, or not take over changed settings, or did not stop in order.",
+        "A daemon could not start, or not take over changed settings, or did not stop cleanly.",
         "The line names the setting, file or port. See the howto on running daemons.",
         {
             "not reloaded": "Correct the file and send SIGHUP again. Until then the former settings stay in effect.",
@@ -57,7 +57,7 @@ FAMILIES = (
     Family(
         "Shards",
         r"daemons/(shard|supervisor)\.py|broker/sibling_topics\.py",
-        "A process of a broker with shards ended, or does not do what the others do.",
+        "A process of a broker with shards ended, or does not have what the others have.",
         "The supervisor starts a shard again by itself. If it keeps ending, look at the lines before its end.",
         {"topic {topic} of another shard": "Create the topic on all shards with mqadmin updateTopic and -c."},
     ),
@@ -84,7 +84,7 @@ FAMILIES = (
         r"store/(flush|disk|disk_watch|dispatch|syncs|store_files)\.py",
         "A disk is full, slow, or fails. Messages may be refused, with SERVICE_NOT_AVAILABLE and the reason.",
         "Free space, or repair the disk. After a failed sync of the log restart the broker: it accepts no messages "
-        "before. After a full disk it goes on by itself.",
+        "before. After a full disk it continues by itself.",
         {
             "messages are refused": "Producers send to other brokers meanwhile. mq brokers shows the reason.",
             "{path}: a sync to the disk has not ended": "Look at the kernel's log and iostat: the disk may be failing.",
@@ -96,14 +96,13 @@ FAMILIES = (
         "Corrupt files",
         r"store/(record_verifier|entry_repair|index_file|jsonfile|checkpoint)\.py"
         r"|broker/(versioned_table|filter_table|members_file)\.py",
-        "A file does not hold what was written to it. What can be rebuilt from the log is rebuilt; a table is read "
-        "from its copy (.bak).",
+        "A file is corrupt. What can be rebuilt from the log is rebuilt; a table is read from its copy (.bak).",
         "Check the disk, and the store with mq store check. Lost messages can only be restored from a copy or a slave.",
     ),
     Family(
         "What a start rebuilds",
         r"store/(opening|recovery|queue_rebuild|layout|log_scrub|consumequeue_ext|consumequeue_dispatcher)\.py",
-        "After a crash, or when files are missing, consume queues or the index are built again from the log.",
+        "After a crash, or when files are missing, consume queues or the index are rebuilt from the log.",
         "Nothing: no message is lost by it, and the start takes longer. After clean stops, check the disk.",
     ),
     Family(
@@ -116,26 +115,26 @@ FAMILIES = (
     Family(
         "Deletion of old messages",
         r"store/(retention|topic_removal)\.py",
-        "Files cannot be deleted, or there is nothing old enough to delete while the disk fills.",
+        "Files cannot be deleted, or the disk is filling up and nothing is old enough to delete.",
         "Free space, or keep messages for a shorter time (fileReservedTime).",
     ),
     Family(
         "Delayed messages",
         r"broker/delay\.py",
         "Delayed messages cannot be read or stored now, or one of them is invalid.",
-        "Where they wait for the disk they go on by themselves. A message that is left out was invalid or corrupt.",
+        "When the disk works again, they are delivered. A message that is dropped was invalid or corrupt.",
     ),
     Family(
         "Transactions",
         r"broker/transactions/.*|broker/requests/end_transaction\.py",
-        "Half messages cannot be checked, or their producers do not answer.",
+        "Half messages cannot be checked, or their producers do not respond.",
         "Start a producer of the group that the line names: only it can say whether to commit.",
         {"half messages of {group}": "They are in TRANS_CHECK_MAX_TIME_TOPIC, and can be brought back from there."},
     ),
     Family(
         "Consumer groups and sends",
         r"broker/(slow_consumers|requests/(offset_requests|send_back|plain_sends))\.py",
-        "A group consumes too slowly, or something of one request could not be done.",
+        "A group consumes too slowly, or a part of one request failed.",
         "See the line.",
         {
             "[PROTECT_BROKER]": "Consume faster; mqadmin updateSubGroup enables the group again.",
@@ -151,7 +150,7 @@ FAMILIES = (
     Family(
         "Name servers",
         r"namesrv/.*",
-        "A broker is silent, was drained, or registers what is not valid; or a file cannot be written.",
+        "A broker is silent, was drained, or registers invalid data; or a file cannot be written.",
         "Look at the broker that the line names.",
         {
             "broker {addr} did not register": "It is down or cut off; its topics are gone from the routes.",
@@ -161,11 +160,11 @@ FAMILIES = (
     Family(
         "Masters and slaves",
         r"ha/(master|slave)\.py|broker/(broker_service|broker_slave|slave_synchronize|replica_store|topic_repair)\.py",
-        "A slave does not follow its master, or what it needs for that cannot be read or written.",
+        "A slave does not follow its master, or a file or table that it needs for that cannot be read or written.",
         "mq ha status shows each broker and its reason; the page on replication is about logs that differ.",
         {
             "brokerRole=SYNC_MASTER, and any peer": "Set haSecretFile on all brokers of the name.",
-            "the truncated part of the log": "mq store dump shows the messages that were cut off.",
+            "the truncated part of the log": "mq store dump shows the truncated messages.",
         },
     ),
     Family(
@@ -182,12 +181,12 @@ FAMILIES = (
         "Clients",
         r"client/.*",
         "A producer or consumer met an error that it handles by itself, or a listener failed.",
-        "A listener's own error has its traceback: correct the listener. Others go away with their cause.",
+        "A listener's own error has its traceback: correct the listener. Other errors end with their cause.",
     ),
     Family(
         "Spark",
         r"spark/.*",
-        "A stream has queues whose brokers do not answer.",
+        "A stream has queues whose brokers do not respond, or a write failed.",
         "Start the brokers; the next batch reads them.",
     ),
 )

@@ -14,7 +14,7 @@ ADVICE = re.compile(
 )
 #: What is told of, and why it may go without being kept.
 MAY_GO = {
-    "has empty consume queues cleaned": "no advice",
+    "requests the cleaning of empty consume queues": "no advice",
     "with an empty store and its own id": "another broker is started, and nothing is moved",
     "mq store repair --move-foreign": "moves what is no part of a store",
     "the log of a DLedger group": "no advice",

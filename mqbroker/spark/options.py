@@ -299,7 +299,7 @@ def one_of(options: Mapping[str, str], name: str, words: Sequence[str]) -> str:
     """One of `words`, the first by default, without regard to case."""
     text = options.get(name, words[0]).lower()
     if text not in words:
-        raise BadOption(name, f"{text[:80]!r} is none of {', '.join(words)}")
+        raise BadOption(name, f"{text[:80]!r} is not one of {', '.join(words)}")
     return text
 
 

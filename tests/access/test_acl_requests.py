@@ -206,7 +206,7 @@ def test_an_account_in_two_files_is_that_of_the_first(
     bench = make_bench()
     assert refusal(bench, sending(Credentials("alice-key", "from-the-first"))) is None
     assert refusal(bench, sending(ALICE)) == "Check signature failed for accessKey=alice-key"
-    assert [line for line in logged.lines if "is there already" in line] == [
+    assert [line for line in logged.lines if "is already defined" in line] == [
         f"{home}/conf/plain_acl.yml: account alice-key is already defined"
     ]
 

@@ -26,7 +26,7 @@ def test_sends_are_refused_and_all_else_goes_on(bench: Bench, client: Client, co
     start = "service not available now. the broker's disk is full [CL: "
     assert refused.remark.startswith(start)
     assert refused.remark[len(start) :].startswith(f"{bench.store.stats.log_disk_percent / 100:5.2f} CQ: ")
-    for part in ("commitlog", "diskFreeBytesMin", "make room"):
+    for part in ("commitlog", "diskFreeBytesMin", "free space"):
         assert part in (refused.remark or "")
     assert bodies(client.pull()) == [b"before"]
     assert commit(client, 1).code == 0

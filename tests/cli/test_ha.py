@@ -277,7 +277,7 @@ def test_a_group_that_is_well_shows_the_set_and_its_minimum() -> None:
         ({"groupKnown": "1 2 3"}, {}, "broker 3 of a is down: start it, or see `mq ha remove`"),
         ({"groupKnown": "1 x 99999999999999999999 3"}, {}, "broker 3 of a is down"),
         ({}, {"groupNotWhole": "its disk was emptied"}, f"a at {SLAVE}: its store is incomplete: its disk was emptied"),
-        ({}, {"groupWhyNot": "etcd was set back"}, f"a at {SLAVE}: etcd was set back"),
+        ({}, {"groupWhyNot": "etcd was restored"}, f"a at {SLAVE}: etcd was restored"),
         ({}, {"groupInSync": "1", "groupReplicaId": "2"}, f"a at {SLAVE}: replica 2, epoch 7, not in sync"),
         ({}, {"haMaster_x": "9,0,no connection"}, f"a at {SLAVE}: replica 2, epoch 7, in sync; does not follow"),
         ({"haSlave_x": "9,0,0,0,not compared yet"}, {}, f"a at {MASTER}: replica 1, epoch 7, in sync; 1 slave connected"

@@ -85,7 +85,7 @@ def test_a_store_that_is_open_is_refused_with_the_process(root: Path) -> None:
     [
         (("check",), 2, "Missing argument"),
         (("check", "/no/such/directory"), 2, "does not exist"),
-        (("check", __file__), 1, "no directory"),
+        (("check", __file__), 1, "not a directory"),
         (("check", Path(__file__).parent), 1, "storePathRootDir"),
         (("repair", Path(__file__).parent, "--write"), 1, "storePathRootDir"),
         (("dump", Path(__file__).parent), 1, "storePathRootDir"),

@@ -111,7 +111,7 @@ def test_traces_that_cannot_be_stored_harm_nothing(
         for _ in range(3):
             producer.send(Message("T", b"x"))
     assert [record.getMessage()[:30] for record in caplog.records if record.name.endswith(".trace")] == [
-        "3 traces lost so far: No r"
+        "3 traces lost so far: No route"
     ]
     caplog.clear()
 

@@ -173,5 +173,5 @@ def test_what_a_consume_queue_lost_is_built_anew_and_told(
     assert served(port) == {body_of(n) for n in range(MESSAGES)}
     assert send_one(port, body_of(MESSAGES), 1).code == ResponseCode.SUCCESS
     assert served(port) == {body_of(n) for n in range(MESSAGES + 1)}
-    assert ("are rebuilt" if lost == "zeros in a file" else "is rebuilt") in process.err
+    assert ("are rebuilt" if lost == "zeros in a file" else "are rebuilt from the log") in process.err
     assert process.stop() == 0

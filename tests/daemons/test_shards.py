@@ -132,7 +132,7 @@ def test_a_topic_that_a_send_creates_on_one_is_on_all_and_survives(
     ports(process)
     assert brokers_of("T1") == {"a", "a-1", "a-2"}
     os.kill(pids_of(process)[2], signal.SIGKILL)
-    process.wait_for_line("shard 2 is away")
+    process.wait_for_line("shard 2 exited")
     send(ports(process)[0], "Missed")
     wait_for(lambda: brokers_of("Missed") == {"a", "a-1", "a-2"}, "the topic on the one that was away")
     assert process.stop() == 0

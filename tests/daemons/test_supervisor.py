@@ -291,7 +291,7 @@ def test_lines_are_whole_and_none_is_lost(serving: Callable[[int], Shards]) -> N
         shards.last(0).says(2, long)
         shards.last(0).says(2, b"\nFatal Python error")
         shards.last(0).ends(signal=6)
-    lines = [line for line in logged.lines if not line.startswith("shard 0 is away")]
+    lines = [line for line in logged.lines if not line.startswith("shard 0 exited")]
     assert lines == [
         *("shard 0: one", "shard 1: other", "shard 0: printed", "shard 0: two", "shard 0: \\xff"),
         *(f"shard 0: {long.decode()}", "shard 0: ", "shard 0: Fatal Python error"),

@@ -36,7 +36,7 @@ def test_one_of_the_set_that_has_all_may_be_elected() -> None:
 
 def test_a_store_that_is_not_whole_is_not_elected() -> None:
     lost = attrs.evolve(WHOLE, why_not_whole="its disk was emptied")
-    assert "not whole (its disk was emptied)" in why_not_elected(STATE, 2, lost, {})
+    assert "incomplete (its disk was emptied)" in why_not_elected(STATE, 2, lost, {})
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_store_that_is_not_whole_is_not_elected() -> None:
 def test_nobody_is_elected_whose_log_ends_below_a_commit_point(
     state: GroupState, others: dict[int, Member], known: list[Identity]
 ) -> None:
-    assert "the group has acknowledged 601" in why_not_elected(state, 2, WHOLE, others, known)
+    assert "the group has acknowledged its log up to 601" in why_not_elected(state, 2, WHOLE, others, known)
 
 
 def test_a_commit_point_from_before_all_lost_something_counts_no_more() -> None:
@@ -83,7 +83,7 @@ def test_nobody_is_elected_whose_log_lacks_what_another_one_knows_to_be_acknowle
     ],
 )
 def test_nobody_is_elected_while_one_runs_that_knows_a_later_epoch(other: Member, is_told: bool) -> None:
-    assert ("etcd was set back" in why_not_elected(STATE, 2, WHOLE, {3: other})) == is_told
+    assert ("etcd was restored from an older state" in why_not_elected(STATE, 2, WHOLE, {3: other})) == is_told
 
 
 def test_epochs_only_go_up() -> None:
@@ -98,7 +98,7 @@ def test_epochs_only_go_up() -> None:
     [
         (Identity(NAME, 5), Identity(NAME, 5), False, ""),
         (Identity(NAME, 6), Identity(NAME, 5), False, ""),
-        (Identity(NAME, 4), Identity(NAME, 5), False, "set back to an older copy"),
+        (Identity(NAME, 4), Identity(NAME, 5), False, "restored from an older copy"),
         (Identity(NAME, 1), Identity(OTHER, 5), True, "emptied or replaced"),
         (Identity(NAME, 9), Identity(OTHER, 5), False, "not the store that this broker had"),
         (Identity(NAME, 5), Identity(NAME, 5, 601, 3), False, "had 601 before"),
@@ -143,13 +143,13 @@ def test_the_next_master_is_one_in_sync_that_is_whole() -> None:
     assert why_not_named(STATE, 2, member(2)) == ""
     assert "is not in sync: wait" in why_not_named(STATE, 3, member(3))
     for lacking in ({"is_whole": False}, {"is_known": False}):
-        assert "is not whole: wait" in why_not_named(STATE, 2, member(2, **lacking))
+        assert "is incomplete: wait" in why_not_named(STATE, 2, member(2, **lacking))
     assert "has messages that the master lacks" in why_not_named(STATE, 2, member(2, conflict=Conflict(3, 33)))
 
 
 def test_a_member_is_forgotten_that_has_nothing_which_the_group_needs() -> None:
     assert why_not_removed(STATE, 3, Identity(NAME, 1, 500, 3), WHOLE) == ""
-    assert "besides [1] it alone has all" in why_not_removed(STATE, 2, Identity(NAME, 1, 0, 3), WHOLE)
+    assert "only it and [1] have all" in why_not_removed(STATE, 2, Identity(NAME, 1, 0, 3), WHOLE)
     assert "up to 501, and the master's commit point is 500" in why_not_removed(
         STATE, 3, Identity(NAME, 1, 501, 3), WHOLE
     )

@@ -78,7 +78,7 @@ def test_a_log_that_ends_with_what_is_no_record_is_not_continued() -> None:
 
 def test_a_master_that_name_servers_have_not_told_of_yet_is_not_followed() -> None:
     compare(Log(0, None), Master(b""), "", is_told=True)
-    with pytest.raises(MQError, match="no name server has said yet"):
+    with pytest.raises(MQError, match="no name server has reported yet"):
         compare(Log(9, (3, b"record")), Master(b"record"), "", is_told=True)
 
 
@@ -93,7 +93,11 @@ def test_a_master_that_name_servers_have_not_told_of_yet_is_not_followed() -> No
             (0, 1005),
             "this log ends at 1006, the master's at 1005: it has messages that the master never had",
         ),
-        (NOT_THERE, (1001, 5000), "the master's log begins at 1001, and what this one ends with, at 1000, was deleted"),
+        (
+            NOT_THERE,
+            (1001, 5000),
+            "the master's log begins at 1001, and the last message of this one, at 1000, was deleted",
+        ),
     ],
 )
 def test_how_the_logs_differ_is_told(record: bytes | MQError, bounds: tuple[int, int], says: str) -> None:

@@ -361,7 +361,7 @@ def test_two_of_one_id_do_not_both_take_part() -> None:
     world = group(1, 2)
     again = world.join(2, place=22)
     world.turn(10)
-    assert "a broker at 10.0.0.2:10911 runs with brokerId=2" in again.why_not
+    assert "a broker at 10.0.0.2:10911 is running with brokerId=2" in again.why_not
     assert world.roles[22] == []
     assert world.members[2].why_not == ""
     world.lose(2)
@@ -372,20 +372,20 @@ def test_two_of_one_id_do_not_both_take_part() -> None:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (b"", "holds no state of a group"),
-        (b"\0" * 1_000_000, "holds no state of a group"),
-        (b"[]", "holds no state"),
-        (b"{}", "holds no state"),
-        (b'{"cluster":"C","broker":"B","epoch":-1,"master":1,"lease":1,"in_sync":[1]}', "holds no state"),
-        (b'{"cluster":"C","broker":"B","epoch":1e3,"master":1,"lease":1,"in_sync":[1]}', "holds no state"),
-        (b'{"cluster":"C","broker":"B","epoch":1,"master":1,"lease":1,"in_sync":[]}', "holds no state"),
-        (b'{"cluster":"C","broker":"B","epoch":1,"master":1,"lease":1,"in_sync":["1"]}', "holds no state"),
-        (b'{"cluster":"C","broker":"B","epoch":9223372036854775808,"master":1,"lease":1,"in_sync":[1]}', "holds no"),
-        (json.dumps({"epoch": 1, "master": 1, "lease": 1, "in_sync": list(range(1, 1000))}).encode(), "holds no"),
-        (json.dumps({"epoch": 1, "master": 1, "lease": 1, "in_sync": list(range(1, 66))}).encode(), "holds no"),
-        (b'{"cluster":"C","broker":"B","epoch":0,"master":1,"lease":1,"in_sync":[1]}', "holds no state"),
-        (b'{"cluster":"C","broker":"B","epoch":1,"master":1,"lease":1,"in_sync":[1],"committed":-1}', "holds no state"),
-        (b'{"cluster":"C","broker":"B","epoch":1,"master":1,"lease":1,"in_sync":[1],"lowered":2.5}', "holds no state"),
+        (b"", "does not hold the state of a group"),
+        (b"\0" * 1_000_000, "does not hold the state of a group"),
+        (b"[]", "does not hold the state"),
+        (b"{}", "does not hold the state"),
+        (b'{"cluster":"C","broker":"B","epoch":-1,"master":1,"lease":1,"in_sync":[1]}', "does not hold the state"),
+        (b'{"cluster":"C","broker":"B","epoch":1e3,"master":1,"lease":1,"in_sync":[1]}', "does not hold the state"),
+        (b'{"cluster":"C","broker":"B","epoch":1,"master":1,"lease":1,"in_sync":[]}', "does not hold the state"),
+        (b'{"cluster":"C","broker":"B","epoch":1,"master":1,"lease":1,"in_sync":["1"]}', "does not hold the state"),
+        (b'{"cluster":"C","broker":"B","epoch":9223372036854775808,"master":1,"lease":1,"in_sync":[1]}', "not hold"),
+        (json.dumps({"epoch": 1, "master": 1, "lease": 1, "in_sync": list(range(1, 1000))}).encode(), "does not hold"),
+        (json.dumps({"epoch": 1, "master": 1, "lease": 1, "in_sync": list(range(1, 66))}).encode(), "does not hold"),
+        (b'{"cluster":"C","broker":"B","epoch":0,"master":1,"lease":1,"in_sync":[1]}', "does not hold the state"),
+        (b'{"cluster":"C","broker":"B","epoch":1,"master":1,"lease":1,"in_sync":[1],"committed":-1}', "does not hold"),
+        (b'{"cluster":"C","broker":"B","epoch":1,"master":1,"lease":1,"in_sync":[1],"lowered":2.5}', "does not hold"),
         (b'{"version":2,"cluster":"C","broker":"B"}', "of version 2, which a later mqbroker wrote"),
         (b'{"cluster":"C","broker":"Z","epoch":1,"master":1,"lease":1,"in_sync":[1]}', "is of C/Z"),
     ],
@@ -422,7 +422,7 @@ def test_what_is_no_member_under_a_members_key_is_told_and_nothing_is_done(value
     item = world.etcd.items[f"{PREFIX}members/1"]
     world.etcd.items[f"{PREFIX}members/1"] = type(item)(value, item.created, item.modified, item.lease)
     world.turn(3)
-    assert "members/1 in etcd holds no member of the group" in world.members[2].why_not
+    assert "members/1 in etcd does not hold a member of the group" in world.members[2].why_not
     assert why in world.members[2].why_not
     assert world.state()["epoch"] == 1
 
@@ -443,7 +443,10 @@ def test_what_is_no_identity_is_told_and_no_store_counts_as_lost(value: bytes, w
     good, lost = world.etcd.items[key].value, list(world.stores[2].lost)
     world.etcd.put(key, value)
     world.turn(10)
-    assert all(f"the key {key} in etcd holds no identity of a store" in each.why_not for each in world.members.values())
+    assert all(
+        f"the key {key} in etcd does not hold the identity of a store" in each.why_not
+        for each in world.members.values()
+    )
     assert why in world.members[2].why_not
     assert world.stores[2].lost == lost
     world.etcd.put(key, good)
@@ -470,7 +473,7 @@ def test_an_etcd_from_an_old_backup_elects_nobody_who_knows_better() -> None:
     world.stores[2].has(history=EpochHistory((Epoch(5, 0, 9),)))
     world.turn(20)
     assert not world.masters
-    assert "set back to an older state" in world.members[2].why_not
+    assert "restored from an older state" in world.members[2].why_not
 
 
 def test_an_older_state_of_the_same_epoch_is_noticed_by_who_was_in_sync_later() -> None:
@@ -492,7 +495,7 @@ def test_an_older_state_of_the_same_epoch_is_noticed_by_who_was_in_sync_later() 
     world.turn(10)
     assert world.masters == []
     for number in (1, 2):
-        assert f"and this broker has seen {world.stores[2].seen.revision}: etcd was set back" in (
+        assert f"and this broker has seen {world.stores[2].seen.revision}: etcd was restored from an older state" in (
             world.members[number].why_not
         )
     assert world.state()["in_sync"] == [1, 2, 3]
@@ -509,7 +512,7 @@ def test_an_etcd_that_goes_back_while_the_group_runs_elects_nobody_until_it_is_r
         present = dict(world.etcd.items), world.etcd.revision
         world.etcd.items, world.etcd.revision = dict(kept[0]), kept[1]
         world.turn(1.5)
-        assert all("set back to an older state" in member.why_not for member in world.members.values())
+        assert all("restored from an older state" in member.why_not for member in world.members.values())
         assert world.state()["in_sync"] == [1, 2, 3], "whoever is elected by this may lack what was acknowledged"
         world.etcd.items, world.etcd.revision = present
         world.turn(3)
@@ -676,7 +679,7 @@ def test_a_lease_that_ends_while_an_answer_is_on_its_way_is_replaced(
         assert world.masters
         assert [member.why_not for member in world.members.values()] == ["", "", ""]
     epochs_of(world)
-    assert not [line for line in logged.lines if "runs with brokerId" in line], "nobody else has its id"
+    assert not [line for line in logged.lines if "is running with brokerId" in line], "nobody else has its id"
 
 
 @pytest.mark.parametrize("what", ["grant", "keep_alive"])
@@ -790,4 +793,4 @@ def test_whatever_overtakes_what_there_is_one_master_and_at_last_all_take_part(l
     assert world.masters
     assert [member.why_not for member in world.members.values()] == ["", "", ""]
     epochs_of(world)
-    assert not [line for line in logged.lines if "runs with brokerId" in line]
+    assert not [line for line in logged.lines if "is running with brokerId" in line]

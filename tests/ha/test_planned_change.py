@@ -32,7 +32,7 @@ def test_a_master_names_the_next_one_and_nobody_is_between() -> None:
     assert world.masters == [2]
 
 
-@pytest.mark.parametrize(("to", "says"), [(4, "does not run"), (3, "is not in sync")])
+@pytest.mark.parametrize(("to", "says"), [(4, "is not running"), (3, "is not in sync")])
 def test_a_broker_that_may_lack_something_is_not_named(to: int, says: str) -> None:
     world = group(1, 2, 3, in_sync={1, 2})
     told = handing_over(world, to)

@@ -285,7 +285,10 @@ class Faults:
         assert self._backup is not None
         three.etcd.set_back(self._backup)
         before = load.count()
-        load.wait("it is noticed, or not", lambda: load.count() > before + 50 or "set back" in str(three.why_not()))
+        load.wait(
+            "it is noticed, or not",
+            lambda: load.count() > before + 50 or "restored from an older" in str(three.why_not()),
+        )
         if load.count() <= before + 50:
             told = ", rebuilt"
             three.rebuild()

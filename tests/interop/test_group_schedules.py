@@ -185,7 +185,7 @@ def test_an_etcd_that_was_set_back_makes_nobody_cut_and_is_rebuilt(
     three.require_same_logs()
     logs = {number: log_files(broker) for number, broker in three.brokers.items()}
     etcd.set_back(tmp_path / "backup")
-    eventually("all say it", lambda: [w for w in three.why_not().values() if "set back" in w][2:])
+    eventually("all say it", lambda: [w for w in three.why_not().values() if "restored from an older" in w][2:])
     assert {number: log_files(broker) for number, broker in three.brokers.items()} == logs
     assert "one of them will be elected" in three.rebuild()
     schedule.finish()

@@ -85,7 +85,7 @@ def test_exactly_the_message_that_does_not_decode_is_skipped_under_a_filter(log:
 
 def test_an_answer_with_other_offsets_is_refused(log: FakeLog) -> None:
     log.faults = [lambda want: RawPull(PullStatus.FOUND, 300, 0, 300, b"".join(log.records[QUEUE][5:2:-1]))]
-    with pytest.raises(DataLoss, match="other offsets came"):
+    with pytest.raises(DataLoss, match="received other offsets"):
         read(tags="Aa")
 
 

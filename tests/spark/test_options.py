@@ -97,7 +97,7 @@ def test_offsets_of_queues() -> None:
     [
         ({"nameServer": ""}, True, "option nameServer: is required: host:port"),
         ({"topic": " "}, True, "option topic: is required: a topic, or several"),
-        ({"nameServer": "localhost"}, True, "'localhost' is not host:port; right is"),
+        ({"nameServer": "localhost"}, True, "'localhost' is not host:port; use"),
         ({"topic": "a,,b"}, True, "option topic: 'a,,b' has an empty name"),
         ({"topic": "../etc"}, True, "option topic: '../etc': .*illegal characters"),
         ({"consumerGroup": "a b"}, True, "option consumerGroup: 'a b': .*illegal characters"),

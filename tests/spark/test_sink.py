@@ -99,7 +99,7 @@ def test_a_mistake_reaches_the_user_in_few_lines(
 
 def test_overwriting_is_refused(spark: Any, cluster: Cluster) -> None:  # noqa: F811
     writer = spark.sql("SELECT 'x' AS body").write.format("rocketmq").mode("overwrite")
-    with pytest.raises(Exception, match="overwrite cannot be done"):
+    with pytest.raises(Exception, match="overwrite is not supported"):
         writer.options(nameServer=cluster.name_server, topic="Over").save()
 
 
@@ -192,4 +192,4 @@ def test_writers_that_are_killed_between_write_and_commit(
 def test_effectively_once_is_refused_where_tasks_run_speculatively(cluster: Cluster, tmp_path: Path) -> None:  # noqa: F811
     done = drive(cluster, "Speculative", "effectively-once", tmp_path, "true")
     assert done.returncode != 0
-    assert "cannot be kept with spark.speculation=true" in done.stderr
+    assert "is not possible with spark.speculation=true" in done.stderr

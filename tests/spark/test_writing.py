@@ -252,7 +252,7 @@ def test_rows_in_the_log_that_are_not_in_the_index_yet_are_waited_for(broker: Br
 
 def test_an_index_that_stays_behind_ends_the_write(broker: Broker) -> None:
     broker.hidden = 10**9
-    with pytest.raises(NotWritten, match="the index of broker broker-a stays behind its log"):
+    with pytest.raises(NotWritten, match="the index of broker broker-a is behind its log"):
         write(broker, range(5), retryTimeoutMs="1000", **ONCE)
     assert not broker.stored
 

@@ -118,7 +118,7 @@ def test_what_a_file_system_puts_there_is_no_matter(bench: Bench, name: str) -> 
 
 def test_a_file_is_no_store(bench: Bench) -> None:
     bench.root.write_bytes(b"")
-    with pytest.raises(StoreUnknown, match="no directory"):
+    with pytest.raises(StoreUnknown, match="not a directory"):
         bench.open()
 
 

@@ -85,7 +85,7 @@ def test_what_a_crash_took_of_a_queue_is_built_again_from_the_log(bench: Bench, 
         again = image.open()
     assert bodies(again) == [b"%d" % number for number in range(COUNT)]
     assert bodies(again, "Other") == [b"other"]
-    assert len([entry for entry in logs if "anew" in entry["log_format"]]) >= 1
+    assert len([entry for entry in logs if "rebuilt" in entry["log_format"]]) >= 1
     assert again.append([message(body=b"next")])[0][1] == COUNT
     again.dispatch_now()
     assert again.get("T", 0, COUNT, 1).next_offset == COUNT + 1
@@ -305,7 +305,7 @@ def test_no_file_is_missed_that_went_with_the_messages_of_the_log(aged: Bench) -
     killed(aged, "killed")
     with capturedLogs() as logs:
         again = aged.open()
-    assert not [entry for entry in logs if "anew" in entry["log_format"]]
+    assert not [entry for entry in logs if "rebuilt" in entry["log_format"]]
     assert aged_bodies(again) == numbered(8, 18)
     stop(again)
 
@@ -346,7 +346,7 @@ def test_what_a_long_recovery_saves_is_counted(bench: Bench, monkeypatch: pytest
     again = image.image("killed again")
     with capturedLogs() as logs:
         again.open()
-    assert not [entry for entry in logs if "anew" in entry["log_format"]]
+    assert not [entry for entry in logs if "rebuilt" in entry["log_format"]]
 
 
 def test_of_a_page_of_garbage_nothing_stays_behind_the_newest_entry(bench: Bench) -> None:
@@ -402,7 +402,7 @@ def test_nothing_is_built_anew_after_a_crash_that_took_nothing(bench: Bench) -> 
     image = bench.image("killed")
     with capturedLogs() as logs:
         again = image.open()
-    assert not [entry for entry in logs if "anew" in entry["log_format"]]
+    assert not [entry for entry in logs if "rebuilt" in entry["log_format"]]
     stop(again)
 
 
@@ -417,7 +417,7 @@ def test_a_topic_that_was_removed_before_a_crash_is_not_missed(bench: Bench) -> 
         image = bench.image(f"killed{seconds}")
         with capturedLogs() as logs:
             again = image.open()
-        assert not [entry for entry in logs if "anew" in entry["log_format"]]
+        assert not [entry for entry in logs if "rebuilt" in entry["log_format"]]
         assert bodies(again, "Other") == []
         stop(again)
 

@@ -134,7 +134,7 @@ def test_a_disk_that_hangs_again_is_reported_and_messages_are_refused_again(
         assert count(logged, "has not ended after 5 s") == number
         assert count(logged, "messages are refused") == number - 1
         turns(bench.clock, 100)
-        with pytest.raises(StoreUnwritable, match="does not keep up"):
+        with pytest.raises(StoreUnwritable, match="is too slow"):
             store.append([message()])
         while syncs.running:
             syncs.end(syncs.running[0])

@@ -52,7 +52,7 @@ def test_a_sync_that_does_not_end_is_told_of_and_then_messages_are_refused(
     assert len(told) == 2
     assert "messages are refused" in told[1]
     assert "unsyncedAgeMax" in store._commit_log.why_refused
-    with pytest.raises(StoreUnwritable, match="does not keep up"):
+    with pytest.raises(StoreUnwritable, match="is too slow"):
         store.append([message()])
     turns(bench.clock, 100)
     assert len(told) == 2

@@ -521,7 +521,7 @@ def test_a_recorded_master_is_not_followed(cluster: Schedule) -> None:
     assert any(each.has_answered for each in impostors)
     assert replica.log() == before
     status = replica.service._slave._service.status
-    assert "or its answer was recorded on another connection: nothing is taken from it" in status.why_not
+    assert "or its response was recorded on another connection: nothing is copied from it" in status.why_not
     cluster.wait(6)
     ended_well(cluster)
 

@@ -272,7 +272,7 @@ def test_a_cloned_machine_takes_no_part_while_the_first_one_runs(make_group: Cal
     clone = group.start(replica_id, disk=copied(first.disk, group.rng))
     group.replicas[9] = first
     group.wait(5)
-    assert "a store of its own, which is no copy" in group.member(clone).why_not
+    assert "its own store, which must not be a copy" in group.member(clone).why_not
     group.replicas[replica_id] = group.replicas.pop(9)
     group.replicas[9] = clone
     clone.service.stopService()
@@ -313,7 +313,7 @@ def test_a_master_that_proves_nothing_is_not_followed(make_group: Callable[..., 
     group.kill(replica_id)
     again = group.start(replica_id)
     group.wait(6)
-    assert "does not prove that it is the master" in again.service._slave._service.status.why_not
+    assert "did not prove that it is the master" in again.service._slave._service.status.why_not
     del part.answer
     group.wait(10)
     assert again.service._slave._service.status.why_not == ""

@@ -278,7 +278,7 @@ def test_without_the_secret_nobody_counts(pair: Pair, secret: dict[str, Any], lo
     peer = connect(master, "10.0.0.7")
     peer.report(0)
     assert sent(master) == NONE
-    assert not any("whoever reaches port" in line for line in logged.lines)
+    assert not any("any peer that connects to port" in line for line in logged.lines)
     assert slave.store.log_end == 0
 
 
@@ -318,7 +318,9 @@ def test_a_sync_master_that_would_count_anybody_says_so(pair: Pair, logged: Logg
     master = pair.master(**SYNC)
     port = master.addresses[1].rpartition(":")[2]
     [line] = [each for each in logged.lines if "counts as a slave" in each]
-    assert f"whoever reaches port {port} counts as a slave: set haSecretFile on all brokers of this name" in line
+    assert (
+        f"any peer that connects to port {port} counts as a slave: set haSecretFile on all brokers of this name" in line
+    )
     peer = connect(master, "10.0.0.7")
     peer.report(0)
     assert "haSlave_10.0.0.7:40000" in info(master)

@@ -53,7 +53,7 @@ MISTAKES = [
         ("tests/store/test_dispatch.py",),
     ),
     Mutation(
-        "leave messages out of their queues for a fault that is not one of theirs",
+        "leave messages out of their queues for a fault that is none of theirs",
         "store/dispatch.py",
         "        if len(failed) == run.count > 1:  # it is no fault of a message\n",
         "        if False:\n",

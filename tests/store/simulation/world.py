@@ -504,7 +504,7 @@ class World(Life):
         self.table.check_saved()
         if goes_on:
             is_saved = self.wait_until(self._is_saved, self.options["queue_flush_ms"])
-            require(is_saved, "works again once the disk does", "the checkpoint stays where it is")
+            require(is_saved, "works again once the disk does", "the checkpoint does not advance")
             self.counts["went on after faults"] += 1
         self._check_all()
         require(self._stop(2), "stop is clean", "after all faults were lifted")

@@ -6,6 +6,7 @@ A message counts as consumed when it is acknowledged, on any thread and in any o
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -75,7 +76,7 @@ class Delivery(_Message):
 
     def dead_letter(self, reason: str = "") -> None:
         """The message goes to the dead letters of the group, with `reason` in its property DEAD_LETTER_REASON."""
-        log.warning("message %s of %s goes to the dead letters: %s", self.msg_id, self.queue, reason)
+        log.warning("message %s of %s goes to the dead letters: %s", self.msg_id, self.queue, reprlib.repr(reason))
         self._settle(-1, reason)
 
 

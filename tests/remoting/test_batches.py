@@ -3,7 +3,6 @@
 import json
 from typing import Any, cast
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.wire import strict_json
 from mqbroker.wire.command import (
     JSON,
     ONEWAY_FLAG,
@@ -171,7 +171,7 @@ def test_a_header_is_parsed_once(
     clock: Clock, batch_table: HandlerTable, monkeypatch: pytest.MonkeyPatch, code: int, more: str
 ) -> None:
     parsed: list[bytes] = []
-    loads = orjson.loads
+    loads = strict_json.loads
 
     def count(text: bytes) -> Any:
         parsed.append(text)
@@ -179,7 +179,7 @@ def test_a_header_is_parsed_once(
 
     text = f'{{"code":{code},"opaque":1,"flag":0,"extFields":{{"x":"y"}}{more}}}'.encode()
     peer, link = raw_link(serve(clock, batch_table))
-    monkeypatch.setattr(orjson, "loads", count)
+    monkeypatch.setattr(strict_json, "loads", count)
     peer.transport.write(encode_frame(JSON, text) * 2)
     link.pump()
     assert parsed == [text] * (1 if peer.lost else 2)

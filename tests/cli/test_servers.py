@@ -144,9 +144,9 @@ def test_encryption_by_options_and_environment(write: Callable[..., str]) -> Non
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("--tls-insecure", "--tls-ca", "FILE"), "--tls-insecure checks nothing"),
-        (("--tls-insecure", "--tls-server-name", "x"), "--tls-insecure checks nothing"),
-        (("--tls-key", "FILE"), "give that by --tls-cert"),
+        (("--tls-insecure", "--tls-ca", "FILE"), "--tls-insecure verifies nothing"),
+        (("--tls-insecure", "--tls-server-name", "x"), "--tls-insecure verifies nothing"),
+        (("--tls-key", "FILE"), "give it with --tls-cert"),
         (("--tls-ca", "/not/there"), "'/not/there' does not exist"),
     ],
 )

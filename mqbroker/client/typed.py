@@ -57,11 +57,13 @@ def _fields(value: Any) -> Any:
 
 
 class Topic(Generic[T]):
-    """A topic whose messages have values of one type, which `serializer` writes and reads::
+    """A topic whose messages have values of one type, which `serializer` writes and reads.
 
-    orders = Topic("orders", Json(Order), key=lambda order: order.id)
-    producer.send(orders.message(Order("o-1", 3)))
-    order = orders.value(received)  # an Order, for mypy as well
+    An order is sent, and read again::
+
+        orders = Topic("orders", Json(Order), key=lambda order: order.id)
+        producer.send(orders.message(Order("o-1", 3)))
+        order = orders.value(received)  # an Order, for mypy as well
     """
 
     def __init__(self, name: str, serializer: Serializer[T], *, key: Callable[[T], str | None] | None = None) -> None:

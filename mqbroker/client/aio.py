@@ -12,13 +12,13 @@ import asyncio
 import functools
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.automatic_batches import sends_together
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.faces import (
+    AwaitedContext,
     Member,
     OnLoop,
     at_once,
@@ -81,7 +81,7 @@ def net_for(options: ClientOptions, rng: random.Random | None = None) -> AioNet:
     return AioNet(decline, rng or random.Random(), options.credentials, options.tls)
 
 
-class _Client(OnLoop):
+class _Client(AwaitedContext, OnLoop):
     """What all clients have in common: `start` and `close`, also by `async with`."""
 
     def _open(
@@ -90,25 +90,6 @@ class _Client(OnLoop):
         """Make the network. Returns what cores are made of."""
         self._net = net_for(options, rng)
         return self._net, *self._share(self._net, name_servers, group, options, options.credentials, options.tls)
-
-    async def start(self) -> None:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        raise NotImplementedError
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def run(self) -> None:
         """Start, and close after SIGINT or SIGTERM, or when it is closed elsewhere: listeners end, offsets are

@@ -10,7 +10,7 @@ from itertools import repeat
 import attrs
 
 from mqbroker.client.attempts import Attempts, Chosen, FirstAttempt
-from mqbroker.client.batches import RECORD_BYTES, Part
+from mqbroker.client.batches import RECORD_BYTES, Part, may_be_in_batch
 from mqbroker.client.errors import BadMessage
 from mqbroker.client.identity import Identity
 from mqbroker.client.loop import Future
@@ -24,20 +24,19 @@ from mqbroker.errors import MQError, Refused
 from mqbroker.kernel import compiled
 from mqbroker.remoting.response_table import Timer
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import RETRY_PREFIX
 from mqbroker.wire.command import RemotingCommand, encode_command
 
 
 @attrs.define(eq=False)
 class _Batch(Part):
-    """Sends to `queue`, which is not `chosen` where any would do, and who waits for them."""
+    """Sends to one queue, which `choose` returns if it is not None, and the futures of their callers."""
 
     waiters: list[Future] = attrs.field(factory=list)
     choose: Choose | None = None
 
     def end(self, outcomes: list[SendResult] | MQError | None) -> list[int]:
-        """End the waits with the result of each, or for all with an error, or with None: the message goes alone.
-        Returns the sizes of the bodies whose slots have ended."""
+        """Complete the futures: each with its result, or all with an error, or with None, which has each message sent
+        alone. Returns the sizes of the bodies whose slots have ended."""
         each = outcomes if isinstance(outcomes, list) else repeat(outcomes)
         ended = []
         for message, waiter, outcome in zip(self.messages, self.waiters, each, strict=False):
@@ -61,7 +60,7 @@ class AutomaticBatches(PlainSends):
         self._timer: Timer | None = None
 
     def suits(self, message: Message) -> bool:
-        return super().suits(message) and not message.delay_level and not message.topic.startswith(RETRY_PREFIX)
+        return super().suits(message) and may_be_in_batch(message)
 
     def take(self, message: Message, choose: Choose | None = None) -> Future:
         loop = self._net.loop
@@ -90,30 +89,18 @@ class AutomaticBatches(PlainSends):
         super().flush()
 
     def _send_to(
-        self, topic: str, messages: list[Message], choices: list[Choose | None], waiters: list[Future]
+        self, route: Route, messages: list[Message], choices: list[Choose | None], waiters: list[Future]
     ) -> None:
-        route = self._routes.known(topic, create=True)
-        if route is None or not route.publish_queues:
-            self._give_back(messages, waiters)
-            return
         batches: dict[tuple[MessageQueue | None, bool], _Batch] = {}
         for message, choose, waiter in zip(messages, choices, waiters, strict=True):
             try:
                 queue = choose and choose(route.publish_queues)
-            except Exception:  # a choice that is none: the general path says so to its sender
+            except Exception:  # the general path tells the sender that the choice is invalid
                 self._give_back([message], [waiter])
                 continue
-            key = queue, message.wait_stored
-            size = size_of(message)
-            batch = batches.get(key)
-            if batch is not None and batch.size + size > self._bytes_max:
-                self._leave(batches.pop(key), queue, route)
-                batch = None
-            if batch is None:
-                batch = batches[key] = _Batch(choose=choose)
+            batch = batches.setdefault((queue, message.wait_stored), _Batch(choose=choose))
             batch.messages.append(message)
             batch.waiters.append(waiter)
-            batch.size += size
         for (queue, _), batch in batches.items():
             self._leave(batch, queue, route)
 
@@ -193,7 +180,7 @@ class AutomaticBatches(PlainSends):
 
 
 def size_of(message: Message) -> int:
-    """Bytes of a message in a batch, at most but for what its properties have beyond ASCII."""
+    """The largest size of a message in a batch, bytes, if its properties are ASCII."""
     size = RECORD_BYTES + len(message.topic) + len(message.body)
     if message.properties or message.keys:
         size += sum(map(len, message.keys)) + sum(len(name) + len(value) for name, value in message.properties.items())

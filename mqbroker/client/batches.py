@@ -65,6 +65,11 @@ class Part:
         ]
 
 
+def may_be_in_batch(message: Message) -> bool:
+    """Whether brokers take it in a batch: no delayed message, and none of a retry topic."""
+    return not message.delay_level and not message.topic.startswith(RETRY_PREFIX)
+
+
 def parts_of(messages: Sequence[Message], options: ProducerOptions) -> list[Part]:
     """The messages in parts of one topic, each within the limit of a request's size, and in their order.
 
@@ -74,7 +79,7 @@ def parts_of(messages: Sequence[Message], options: ProducerOptions) -> list[Part
     last: dict[tuple[str, bool], Part] = {}
     for index, message in enumerate(messages):
         try:
-            if message.delay_level or message.topic.startswith(RETRY_PREFIX):
+            if not may_be_in_batch(message):
                 raise BadMessage("delayed messages and retry topics cannot be sent in batches")
             check_size(message.topic, len(message.body), options)
             properties = encoded_properties(message, message.unique_key or _NO_ID)

@@ -17,8 +17,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from twisted.internet.base import ReactorBase
 from twisted.internet.defer import Deferred, fail
@@ -29,7 +28,18 @@ from mqbroker.client.automatic_batches import sends_together
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.faces import Member, OnLoop, at_once, core, net_of, offsets, queries, started, transactions
+from mqbroker.client.faces import (
+    AwaitedContext,
+    Member,
+    OnLoop,
+    at_once,
+    core,
+    net_of,
+    offsets,
+    queries,
+    started,
+    transactions,
+)
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
 from mqbroker.client.iteration import Delivery, Iterated, by_iteration
@@ -108,7 +118,7 @@ def _given_up(failure: Failure, producer: ProducerCore, message: Message, taken:
     return failure
 
 
-class _Client(OnLoop):
+class _Client(AwaitedContext, OnLoop):
     """What all clients have in common: `start` and `close`, also by `async with` in a coroutine."""
 
     def _open(
@@ -134,25 +144,6 @@ class _Client(OnLoop):
         rng = rng or random.Random()
         net = DeferredNet(reactor, decline, rng, options.credentials, connector, steady=steady, **why_lost)
         return net, *self._share(net, name_servers, group, options, *key)
-
-    def start(self) -> Deferred[None]:
-        raise NotImplementedError
-
-    def close(self) -> Deferred[None]:
-        raise NotImplementedError
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def run(self) -> Deferred[None]:
         """Start, and close when the reactor ends, as by SIGINT or SIGTERM, or when it is closed elsewhere: listeners

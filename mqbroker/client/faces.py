@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import signal
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from operator import attrgetter
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from mqbroker.client.broker_requests import MemberRequests, PullConsumerRequests
 from mqbroker.client.identity import Identity
@@ -95,6 +97,29 @@ class OnLoop(Named):
         if isinstance(found, PullConsumerCore):
             return PullConsumerRequests(self._group)
         return MemberRequests(lambda: found, thread_stacks)
+
+
+class AwaitedContext(ABC):
+    """A client whose `start` and `close` are awaited, as coroutines or Deferreds: `async with` calls both."""
+
+    @abstractmethod
+    def start(self) -> Awaitable[None]: ...
+
+    @abstractmethod
+    def close(self) -> Awaitable[None]: ...
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
 
 class Member(Named):

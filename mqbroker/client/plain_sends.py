@@ -106,16 +106,18 @@ class PlainSends:
         for topic, group in groupby(messages, _topic):
             of_topic = list(group)
             end = at + len(of_topic)
-            self._send_to(topic, of_topic, choices[at:end], waiters[at:end])
+            route = self._routes.known(topic, create=True)
+            if route is None or not route.publish_queues:
+                self._give_back(of_topic, waiters[at:end])
+            else:
+                self._send_to(route, of_topic, choices[at:end], waiters[at:end])
             at = end
 
     def _send_to(
-        self, topic: str, messages: list[Message], choices: list[Choose | None], waiters: list[Future]
+        self, route: Route, messages: list[Message], choices: list[Choose | None], waiters: list[Future]
     ) -> None:
-        route = self._routes.known(topic, create=True)
-        if route is None or not route.publish_queues:
-            self._give_back(messages, waiters)
-            return
+        """Send messages of one topic, which has queues."""
+        topic = messages[0].topic
         targets = self._targets.get(topic)
         if targets is None or targets.route is not route:
             if len(self._targets) >= _TOPICS_MAX:
@@ -123,7 +125,7 @@ class PlainSends:
             targets = self._targets[topic] = _Targets(route, self._request)
         try:
             numbers = self._queue_numbers(topic, targets, choices)
-        except Exception:  # a choice that is none: the general path says so to its sender
+        except Exception:  # the general path tells the sender that the choice is invalid
             self._give_back(messages, waiters)
             return
         if len(targets.by_addr) == 1:

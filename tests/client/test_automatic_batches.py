@@ -11,40 +11,22 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from mqbroker.client import BadMessage, Message, ProducerOptions, SendResult
-from mqbroker.client.deferred import Producer
 from mqbroker.errors import Refused
 from mqbroker.wire.batch import decode_batch
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode, SysFlag
+from tests.client import test_deferred_sends
 from tests.client.faults import SILENT, Passage
 from tests.client.loopback import Loopback
-from tests.client.own_cluster import NAME_SERVER
 from tests.client.test_plain_sends import all_of, with_producer
 from tests.client.world import World
 
 SEND, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
-A = "10.0.0.2:10911"
 Q = MessageQueue("T", "a", 0)
 
 
-class Sender:
+class Sender(test_deferred_sends.Sender):
     """A producer with `linger_s` on a clock that stands still, and what its sends came to."""
-
-    def __init__(self, world: World, **options: Any) -> None:
-        self.world = world
-        self.producer = Producer(
-            world.cluster.reactor,
-            NAME_SERVER,
-            "pg",
-            options=ProducerOptions(**options),
-            connector=world.cluster.network.connector,
-        )
-        self.producer.start()
-        world.cluster.settle()
-        self.found: list[Any] = []
-        self.send(b"first")
-        self.wait(1.0)
-        assert self.found.pop().queue_offset == 0
 
     def send(self, body: bytes, **fields: Any) -> Deferred[Any]:
         chosen = {name: fields.pop(name) for name in ("queue", "key", "timeout_s") if name in fields}
@@ -61,11 +43,6 @@ class Sender:
     def alone(self) -> list[bytes]:
         """The bodies of sends that are no batches, but for the first, whose topic had no route yet."""
         return [request.body for request in self.world.faults.asked(SEND)[1:]]
-
-    def check_idle(self) -> None:
-        core: Any = self.producer._core
-        assert (core._in_flight._count, core._in_flight._bytes) == (0, 0)
-        assert len(core._net._lines.connections[A]._responses) == 0
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def seal(body: bytes) -> str:
 
 async def main() -> None:
     logging.basicConfig(level=logging.INFO)  # the client logs, too
-    # Workers are started anew, not as copies of this process and its connections.
+    # Workers are fresh processes, not copies of this one and its connections.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(WORKERS, context) as pool:
 

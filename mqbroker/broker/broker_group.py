@@ -178,7 +178,7 @@ class BrokerGroup:
     def _damaged(self, damage: Damage) -> None:
         self.store.gaps = [*self.store.gaps, damage]
         if not self._serves_epoch:
-            log.warn("this broker starts again, to take its log anew from a broker that has all of it")
+            log.warn("this broker restarts to copy the log again from a broker that has all of it")
             self._on_role()
 
     def look_at_gaps(self) -> None:

@@ -36,7 +36,7 @@ SLAVE_ID = 1
 _HELD_S = 0.1
 _NOT_HELD_PAUSE_S = 1.0
 
-#: A queue that could be pulled and was not for so long is begun anew.
+#: Pulls of a queue are restarted after so many seconds without one although it could be pulled.
 _STUCK_S = 120.0
 
 #: pull(queue, offset, broker id to ask first)
@@ -153,7 +153,7 @@ class AssignedQueue:
         )
 
     def limit(self, messages_max: int, bytes_max: int) -> None:
-        """Hold at most so many messages and bytes."""
+        """Limit the messages and bytes that are held."""
         self._limits = messages_max, bytes_max
         if self._process_queue is not None:
             self._process_queue.limit(messages_max, bytes_max)

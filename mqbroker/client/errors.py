@@ -309,8 +309,8 @@ class RetryLater(Exception):  # raised by a user's listener, not by this package
     """Raise it in a listener to get the message again.
 
     `delay_level` 0 lets the broker choose (later each time), 1 to 18 names one of its levels, as a timedelta does that
-    is the delay of one by default, -1 puts the message into the dead letter queue at once. Raises ValueError where it
-    is none of these.
+    is the delay of one by default, -1 puts the message into the dead letter queue at once. Raises ValueError for other
+    values.
     """
 
     def __init__(self, delay_level: int | timedelta = 0) -> None:
@@ -328,7 +328,7 @@ class RetryLater(Exception):  # raised by a user's listener, not by this package
 
 class SuspendQueue(Exception):  # raised by a user's listener, not by this package
     """Raise it in a listener that gets messages in order: its queue waits for `seconds`, 0.01 to 30 or a timedelta, and
-    the message comes again. Raises ValueError where it is none of these."""
+    the message comes again. Raises ValueError for other values."""
 
     def __init__(self, seconds: float | timedelta) -> None:
         if isinstance(seconds, timedelta):

@@ -90,7 +90,7 @@ class LoopSignal:
         return was_set
 
 
-#: Of those that wait, so many at most wake up when the lock is released.
+#: The maximum of waiters that wake up when the lock is released.
 AWAKE_MAX = 1024
 
 

@@ -43,7 +43,7 @@ class LoopThread:
     def call(self, call: Callable[[], object], future: Future[Any]) -> None:
         """Call it on the thread; calls that come together cost one wake-up. `future` fails with ClientClosed if the
         loop ends before. Raises ClientClosed."""
-        run = contextvars.copy_context().run  # so that what observes a send knows who sends
+        run = contextvars.copy_context().run  # so that observers see the context variables of the caller
         with self._gate:
             if self._is_over:
                 raise ClientClosed("this client was closed")

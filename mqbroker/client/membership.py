@@ -85,7 +85,7 @@ class Membership:
         self.subscriptions: dict[str, SubscriptionData] = {}
         #: The queues that it has.
         self.queues: set[MessageQueue] = set()
-        #: Set to have it balance soon.
+        #: Set to request a rebalance.
         self.has_changed = net.signal()
         self.is_over = False
 
@@ -264,7 +264,7 @@ class LoopWatch:
     def __init__(
         self, net: Net, group: str, listener: str, heartbeat_s: float, come_back: Callable[[], Awaitable[None]]
     ) -> None:
-        """`come_back` has the member take its queues anew."""
+        """`come_back` rebalances the member, which gets its queues again."""
         self._net = net
         self._group = group
         self._listener = listener

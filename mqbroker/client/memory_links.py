@@ -1,6 +1,6 @@
 """Connections without sockets to a server of Twisted that listens on a clock, as the broker in memory is reached by.
 
-They all are used on the server's thread, but for `Dialled`, which is used on a client's.
+All are used on the server's thread, except `Dialled`, which is used on a client's.
 """
 
 from __future__ import annotations

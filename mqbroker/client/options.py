@@ -208,8 +208,8 @@ class ClientOptions:
     trace_topic: str | None = attrs.field(default=None, validator=_topic)
     #: How long a route is used before it is requested again.
     route_age_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds())
-    #: close() ends within this, whatever brokers and name servers do. Listeners get what is left of it by 3 s, or by
-    #: half of it, for the brokers.
+    #: close() ends within this, whatever brokers and name servers do. Listeners may run until 3 s before its end, or
+    #: for half of it if it is shorter than 6 s; the rest is for requests to brokers.
     close_timeout_s: float = attrs.field(default=10.0, converter=to_seconds, validator=_seconds(0.0))
 
 

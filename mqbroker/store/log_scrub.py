@@ -120,7 +120,7 @@ class LogScrub:
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warn("{path} cannot be read, and is written anew: {why}", path=self._path, why=str(error))
+            log.warn("{path} cannot be read and is rewritten: {why}", path=self._path, why=str(error))
             return
         # A segment begins with a record, whatever was cut off meanwhile.
         self._marks, self._damaged, self._at = marks, damaged, at - at % self._log.segment_bytes

@@ -27,7 +27,7 @@ from mqbroker.spark.offsets import (
 from mqbroker.spark.reading import RetryDeadline
 from mqbroker.wire.bodies import MessageQueue
 
-_RIGHT_TIME = "right is milliseconds since 1970 or an ISO time with its zone, such as 2026-03-01T06:00:00Z"
+_RIGHT_TIME = "use milliseconds since 1970 or an ISO time with its zone, such as 2026-03-01T06:00:00Z"
 _TIMES_EXAMPLE = '{"orders":{"broker-a":{"0":"2026-03-01T06:00:00Z"}}}'
 #: Clocks of drivers and brokers differ a little.
 _CLOCKS_DIFFER_MS = 60_000

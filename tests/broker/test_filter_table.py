@@ -156,7 +156,7 @@ def test_there_are_only_so_many(table: FilterTable, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "FILTERS_MAX", 2)
     table.register_group("CG", [sql(topic=f"T{number}") for number in range(3)])
     assert [table.get(f"T{number}", "CG") is not None for number in range(3)] == [True, True, False]
-    assert any("left out" in event["log_format"] for event in logged)
+    assert any("is ignored: only" in event["log_format"] for event in logged)
     table.register_group("CG", [sql("a > 6", 2, topic="T1")])
     assert seen(table, "T1")[0] == "a > 6"
 

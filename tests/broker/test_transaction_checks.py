@@ -192,7 +192,7 @@ def test_without_a_producer_it_is_counted_all_the_same(bench: Bench, logged: Log
     for _ in range(4):
         round_of_checks(bench)
     assert bodies(bench, GIVEN_UP) == [b"one"]
-    assert len([line for line in logged.lines if line.startswith("no producer of PG can be ")]) == 3
+    assert len([line for line in logged.lines if line.startswith("no producer of PG is connected")]) == 3
 
 
 def test_many_take_many_turns(bench: Bench, producer: Transactor, monkeypatch: pytest.MonkeyPatch) -> None:

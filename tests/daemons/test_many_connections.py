@@ -133,7 +133,7 @@ def test_few_files(daemon: Callable[..., Process], tmp_path: Path, sockets: cont
     port = process.wait_for_port()
     process.wait_for_line("boot success")
     [warning] = lines_of(process, "connectionsMax=20000 cannot be reached")
-    assert "400 files may be open, of which 100 are kept" in warning
+    assert "400 files may be open, of which 100 are reserved" in warning
     connections = connect(sockets, port, 500)
     served = [connection for connection in connections if is_open(connection)]
     assert 200 < len(served) < 300

@@ -49,7 +49,7 @@ def test_entries_that_a_reader_finds_lost_are_built_again_from_the_log(
             offset = result.next_offset
     assert found == list(range(first, COUNT))
     begins, count = LOST_IN_A_ROW[place]
-    told = [entry for entry in logs if "built again" in entry["log_format"]]
+    told = [entry for entry in logs if "are rebuilt from the log" in entry["log_format"]]
     if first < begins + count:
         assert [(entry["low"], entry["high"], entry["blank"]) for entry in told] == [(begins, begins + count - 1, 0)]
         assert tree(bench.root / "consumequeue") == whole
@@ -143,7 +143,7 @@ def test_entries_that_point_elsewhere_are_built_again_from_the_log(
         again = bench.open()
     with capturedLogs() as logs:
         assert read_from(again) == list(range(COUNT))
-    told = [entry for entry in logs if "built again" in entry["log_format"]]
+    told = [entry for entry in logs if "are rebuilt from the log" in entry["log_format"]]
     assert {(entry["low"], entry["high"], entry["blank"]) for entry in told} == {(first, first + count - 1, 0)}
     assert tree(bench.root / "consumequeue") == whole
     assert again.stats.rotten_entries == 0

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from contextlib import suppress
 from typing import Any
 
 
@@ -28,14 +29,17 @@ class Listing:
                 return
             request = b""
             while b"\r\n\r\n" not in request:
-                request += connection.recv(65536)
+                more = connection.recv(65536)
+                assert more, "the client closed the connection within its request"
+                request += more
             self.asked.append(request.split()[1].decode())
             if self.response is None:
                 self._held.append(connection)
                 continue
-            connection.sendall(self.response)
-            connection.shutdown(socket.SHUT_WR)
-            connection.close()
+            # A client that refuses a response closes the connection before it has read all.
+            with connection, suppress(OSError):
+                connection.sendall(self.response)
+                connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)

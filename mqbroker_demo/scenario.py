@@ -153,7 +153,7 @@ class _Run:
         sent = ", ".join(f"{count:,} on {broker}" for broker, count in sorted(publisher.by_broker.items()))
         shares = " and ".join(f"{share:,}" for share in self._readers.shares)
         notes = [
-            f"published {publisher.acknowledged.distinct:,} lines, {sent}; {publisher.retried:,} of them tried anew",
+            f"published {publisher.acknowledged.distinct:,} lines, {sent}; {publisher.retried:,} retried",
             f"the two consumers got {shares} messages: {consumed.distinct:,} lines, {consumed.duplicates:,} duplicates"
             " (delivery is at least once)",
         ]

@@ -2,9 +2,11 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -23,6 +25,7 @@ from mqbroker.spark import api
 from mqbroker.spark.schema import COLUMNS
 from mqbroker.wire.bodies import MessageQueue
 from tests.daemons.processes import PATIENCE_SECONDS, wait_for
+from tests.spark.driver import copy_to_files
 from tests.spark.session import SOURCE
 from tests.spark.test_spark import (  # noqa: F401 - fixtures
     QUEUES,
@@ -36,6 +39,9 @@ from tests.spark.test_spark import (  # noqa: F401 - fixtures
 
 pytestmark = [pytest.mark.spark, pytest.mark.daemons]
 
+#: Drivers that are killed, the first of them in batch 0, and the moments: more and others at will.
+KILLS = int(os.environ.get("MQBROKER_SPARK_KILLS", "2"))
+SEED = int(os.environ.get("MQBROKER_SPARK_SEED", "43"))
 #: 4.0 and 4.1 run one batch where all that is available is asked for.
 ONE_BATCH_A_RUN = api.HAS_SOURCES and not api.TELLS_START
 
@@ -229,14 +235,16 @@ def start_driver(query: Query, topic: str, life: int) -> "subprocess.Popen[bytes
         )
 
 
-def kill_in_batch(driver: "subprocess.Popen[bytes]", checkpoint: Path, batch: int) -> None:
-    """Kill the driver, its JVM too, as soon as `batch` is written down: most likely before it is done."""
+def kill_in_batch(driver: "subprocess.Popen[bytes]", checkpoint: Path, batch: int, pause_s: float) -> None:
+    """Kill the driver, its JVM too, `pause_s` after `batch` is written down: while it is planned, read, written or
+    committed, or one that follows."""
     try:
         wait_for(
             lambda: driver.poll() is not None or (checkpoint / "offsets" / str(batch)).exists(),
             f"batch {batch} begins",
             PATIENCE_SECONDS,
         )
+        time.sleep(pause_s)
         output = Path(cast(list[str], driver.args)[-1]) / "output"
         assert driver.poll() is None, f"the driver ended by itself: {output.read_text()[-5000:]}"
     finally:
@@ -245,21 +253,28 @@ def kill_in_batch(driver: "subprocess.Popen[bytes]", checkpoint: Path, batch: in
 
 
 def test_a_stream_whose_driver_is_killed_neither_loses_nor_repeats(query: Query) -> None:
-    topic = "Killed"
+    topic, moments = "Killed", random.Random(SEED)
     publish(query.cluster, topic, 20)
+    batch = 0
     with Publishing(query.cluster, topic) as publishing:
-        # It starts at the end of the topic: where that was is known only once the first batch is written down.
-        kill_in_batch(start_driver(query, topic, 1), query.checkpoint, 0)
-        publishing.wait_for_more(50)
-        kill_in_batch(start_driver(query, topic, 2), query.checkpoint, 4)
-        publishing.wait_for_more(50)
+        for life in range(KILLS):
+            # It starts at the end of the topic: where that was is known only once batch 0 is written down.
+            kill_in_batch(
+                start_driver(query, topic, life),
+                query.checkpoint,
+                batch,
+                moments.choice((0, 0.1, 1)) * moments.random(),
+            )
+            publishing.wait_for_more(50)
+            batch = 3 + max(int(path.name) for path in (query.checkpoint / "offsets").glob("[0-9]*"))
     # The first run may be one batch that is repeated.
-    query.run(topic)
-    query.run(topic)
+    for _ in range(2):
+        where = (query.cluster.name_server, topic, str(query.checkpoint), str(query.sink))
+        copy_to_files(query.spark, *where, available_now=True)
     first = json.loads((query.checkpoint / "offsets" / "0").read_text().splitlines()[-1])
     started = first[topic]["broker-a"]
     wanted = {row for row in publishing.sent if row[1] >= started[str(row[0])]}
-    assert len(wanted) >= 100
+    assert len(wanted) >= 50 * KILLS
     found = query.rows()
     assert len(found) == len(set(found))
     assert set(found) == wanted

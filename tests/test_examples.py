@@ -24,6 +24,10 @@ TESTED = {f"{kind}_{api}.py" for kind in ("hello", "producer", "consumer", "pull
     "poll_asyncio.py",
     "poll_blocking.py",
 }
+SPARK = (
+    *("spark_35", "spark_by_day", "spark_dead_letters", "spark_join", "spark_lag", "spark_messages", "spark_sessions"),
+    *("spark_stream", "spark_time_range", "spark_words", "spark_write"),
+)
 TWISTD = str(Path(sys.executable).parent / "twistd")
 SERVICES = {"service_asyncio.py": (), "service_threads.py": (), "service_twisted.py": (TWISTD, "-ny")}
 
@@ -103,43 +107,12 @@ def test_a_message_is_sent_if_its_transaction_commits(mq_dev: Cluster) -> None:
     assert mq_dev.run(source("transaction.py")) == "a book COMMIT\na car ROLLBACK\n"
 
 
-@pytest.mark.spark
-def test_spark_reads_what_was_sent(mq_dev: Cluster) -> None:
-    missing = pytest.importorskip("mqbroker_demo.spark_process").what_is_missing()
-    if missing:
-        pytest.skip(missing)
-    mq_dev.run(source("producer_blocking.py"))
-    assert mq_dev.run(source("spark_stream.py"), timeout=150) == "105 orders\n"
-
-
-@pytest.mark.spark
-def test_spark_keeps_the_orders_of_each_day_once(mq_dev: Cluster) -> None:
-    missing = pytest.importorskip("mqbroker_demo.spark_process").what_is_missing()
-    if missing:
-        pytest.skip(missing)
-    for count in (105, 210):
-        mq_dev.run(source("producer_blocking.py"))
-        # The test may run at midnight.
-        assert mq_dev.run(source("spark_by_day.py"), timeout=150).startswith(f"{count} orders of ")
-
-
-@pytest.mark.spark
-def test_spark_writes_a_receipt_for_each_order_once(mq_dev: Cluster) -> None:
-    missing = pytest.importorskip("mqbroker_demo.spark_process").what_is_missing()
-    if missing:
-        pytest.skip(missing)
-    mq_dev.run(source("producer_blocking.py"))
-    assert [mq_dev.run(source("spark_write.py"), timeout=150) for _ in range(2)] == ["105 receipts\n"] * 2
-    counts = mq_dev.run(source("spark_update.py"), timeout=150).splitlines()
-    assert sorted(counts) == ["none 3", "paid 101", "shipped 1"]
-
-
 def test_each_program_is_tested() -> None:
     # Others are run with their pages: of the tutorial, the sender to restart under, the table of messages to send.
     others = {"test_receipts.py", "delayed.py", "outbox.py", "request_reply.py", "send_steadily.py", "transaction.py"}
     others |= {"service_fastapi.py", "worker_pool.py"}
-    # Spark's Python functions need pandas: tests/spark/test_versions.py.
-    others |= {"spark_35.py", "spark_by_day.py", "spark_stream.py", "spark_update.py", "spark_write.py"}
+    # Spark's programs share a session in tests/spark/test_programs.py; spark_35.py is in test_versions.py.
+    others |= {f"{name}.py" for name in SPARK}
     assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED | set(SERVICES) | others
 
 

@@ -16,6 +16,7 @@ html_theme = "furo"
 html_title = f"mqbroker {release}"
 html_static_path = ["_static"]
 html_css_files = ["narrow.css"]
+html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
 html_show_sourcelink = False
 html_theme_options = {"top_of_page_buttons": []}
 exclude_patterns = ["_build"]

@@ -9,6 +9,7 @@ import sys
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -106,7 +107,7 @@ def test_search_finds_every_setting_error_and_code(site: Path) -> None:
 @pytest.mark.parametrize(
     ("question", "page"),
     [
-        ("keep messages for a week", "howto/keep-messages"),
+        ("how do I keep messages for a week", "howto/keep-messages"),
         ("why does my consumer get a message twice", "explanation/questions"),
         ("what does FLUSH_DISK_TIMEOUT mean for me", "explanation/questions"),
         ("FLUSH_DISK_TIMEOUT", "reference/errors"),
@@ -121,13 +122,43 @@ def test_search_finds_a_page_by_all_words_of_a_question(site: Path, question: st
     assert page in set.intersection(*(index[stem(word)] for word in words))
 
 
-def test_nothing_is_wider_than_its_column(site: Path) -> None:
+@pytest.fixture(scope="module")
+def seen(site: Path) -> dict[str, Any]:
+    """What Chromium shows: see `widths`."""
     if find_spec("playwright") is None:
         pytest.skip("playwright is not installed: pip install playwright")
     if widths.browser_path() is None:
         pytest.skip("there is no Chromium: apt install chromium")
     command = [sys.executable, "-m", "tests.docs.widths", str(site)]
-    seen = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, cwd=ROOT)
-    found = json.loads(seen.stdout)
-    assert found["pages"] > 30
-    assert found["wide"] == []
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, cwd=ROOT)
+    shown: dict[str, Any] = json.loads(ended.stdout)
+    return shown
+
+
+def test_nothing_is_wider_than_its_column(seen: dict[str, Any]) -> None:
+    assert seen["pages"] > 30
+    assert seen["wide"] == []
+
+
+def test_the_first_result_of_a_search_answers_on_its_first_screen(seen: dict[str, Any]) -> None:
+    found = seen["found"]
+    questions = "explanation/questions"
+    twice = ("Delivery is at least once", "Make consumers idempotent")
+    timeout = ("Send it again if that matters", "look for a slow or failing disk")
+    expected = {
+        "how do I keep messages for a week": (
+            f"{questions}#how-do-i-keep-messages-for-a-week",
+            ("fileReservedTime=168",),
+        ),
+        "why does my consumer get a message twice": (f"{questions}#why-does-my-consumer-get-a-message-twice", twice),
+        "Why does my consumer get a message twice?": (f"{questions}#why-does-my-consumer-get-a-message-twice", twice),
+        "consumer gets message twice": (questions, twice),
+        "what does FLUSH_DISK_TIMEOUT mean for me": (f"{questions}#what-does-flush-disk-timeout-mean-for-me", timeout),
+        "FLUSH_DISK_TIMEOUT": (questions, timeout),
+        "disk is full": ("howto/full-disk", ("exit code 1",)),
+    }
+    assert {question: page for question, (page, _) in found.items()} == {
+        question: page for question, (page, _) in expected.items()
+    }
+    for question, (_, answers) in expected.items():
+        assert [answer for answer in answers if answer not in found[question][1]] == [], question

@@ -1,7 +1,8 @@
-"""What is wider than its column on the pages of a built site, seen by Chromium: `python -m tests.docs.widths SITE`.
+"""What Chromium shows of a built site, as JSON: `python -m tests.docs.widths SITE`.
 
-Prints a JSON list of [page, width, what]. At the width of a laptop nothing may scroll sideways; at that of a phone a
-sample or a table may, in a box of its own, but never the page.
+`wide` is a list of [page, width, what] for what is wider than its column. At the width of a laptop nothing may scroll
+sideways; at that of a phone a sample or a table may, in a box of its own, but never the page. `found` has, by question,
+where the first result of the search leads, and the text of the screen that one sees then.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 LAPTOP, PHONE = 1280, 390
 
@@ -31,6 +36,34 @@ _FIND = """
 }
 """
 
+_ON_SCREEN = """
+() => [...document.querySelectorAll("article h1, article h2, article p, article li, article pre")].filter((box) => {
+  const { top, bottom } = box.getBoundingClientRect();
+  return top >= 0 && bottom <= window.innerHeight;
+}).map((box) => box.textContent).join("\\n")
+"""
+
+QUESTIONS = (
+    "how do I keep messages for a week",
+    "why does my consumer get a message twice",
+    "Why does my consumer get a message twice?",
+    "consumer gets message twice",
+    "what does FLUSH_DISK_TIMEOUT mean for me",
+    "FLUSH_DISK_TIMEOUT",
+    "disk is full",
+)
+
+
+def first_result(tab: Page, site: Path, question: str) -> list[str]:
+    """The page that the search puts first, typed as a reader does, and what is on its first screen."""
+    tab.goto((site / "index.html").as_uri())
+    tab.fill("input[name=q]", question)
+    tab.press("input[name=q]", "Enter")
+    tab.click("ul.search li a")
+    tab.wait_for_load_state()
+    page = tab.url.partition("?")[0].removeprefix(site.as_uri() + "/")
+    return [page.replace(".html", ""), tab.evaluate(_ON_SCREEN)]
+
 
 def browser_path() -> str | None:
     """Debian's Chromium, or another one that is installed; None if there is none."""
@@ -51,8 +84,10 @@ def main(site: Path) -> None:
                 tab.goto(page.as_uri())
                 here = tab.evaluate(_FIND, width == LAPTOP)
                 found += [[str(page.relative_to(site)), width, what] for what in here]
+        tab = browser.new_page(viewport={"width": LAPTOP, "height": 800})
+        answers = {question: first_result(tab, site, question) for question in QUESTIONS}
         browser.close()
-    print(json.dumps({"pages": len(pages), "wide": found}))
+    print(json.dumps({"pages": len(pages), "wide": found, "found": answers}))
 
 
 if __name__ == "__main__":

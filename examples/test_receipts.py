@@ -1,12 +1,10 @@
 """The tests of a service: its code, and a broker in memory. Run them with pytest."""
 
-import time
-
 from mqbroker.client import ConsumeFrom, Message, PushOptions, ReceivedMessage
 from mqbroker.client.blocking import Producer, PushConsumer
 from mqbroker.client.testing import InMemoryBroker, RequestKind
 
-FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST)
+FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, commit_s=0.1)
 
 
 class Receipts:
@@ -37,12 +35,8 @@ def send(broker: InMemoryBroker, *orders: bytes) -> None:
 
 
 def receipts(broker: InMemoryBroker, count: int) -> list[bytes]:
-    until = time.monotonic() + 30
-    while (
-        len(found := broker.messages("receipts")) < count and time.monotonic() < until
-    ):
-        time.sleep(0.01)
-    return sorted(message.body for message in found)
+    broker.wait_for_messages("receipts", count)
+    return sorted(message.body for message in broker.messages("receipts"))
 
 
 def test_each_order_gets_a_receipt() -> None:
@@ -57,7 +51,7 @@ def test_an_order_whose_receipt_cannot_be_written_comes_again() -> None:
         send(broker, b"1")
         broker.refuse(RequestKind.SEND, times=3, remark="the disk is full")
         with Receipts(broker.name_servers):
-            while not broker.messages("SCHEDULE_TOPIC_XXXX"):  # where it waits
-                time.sleep(0.01)
+            broker.wait_for_messages("SCHEDULE_TOPIC_XXXX", 1)  # it is delayed there
             broker.advance(10)
             assert receipts(broker, 1) == [b"receipt for 1"]
+            broker.wait_until_consumed("receipts", "orders")

@@ -19,7 +19,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from enum import Enum
 from random import Random
@@ -27,12 +27,14 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import attrs
+from twisted.internet.defer import Deferred
 
 from mqbroker.broker.broker_service import BrokerService
 from mqbroker.client.connection import Connection
 from mqbroker.client.errors import BadArgument
 from mqbroker.client.loop_net import IN_MEMORY
 from mqbroker.client.memory_links import Accepted, Act, Dialled, Endpoint, Reactor
+from mqbroker.client.memory_waits import Waits, wait_on_asyncio, wait_on_thread, wait_on_twisted
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import check_group, check_topic
 from mqbroker.client.net import checked
@@ -51,7 +53,7 @@ from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, FrameDecoder, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.record import decode_records
 
-__all__ = ["InMemoryBroker", "RequestKind"]
+__all__ = ["InMemoryBroker", "RequestKind", "Waits"]
 
 log = logging.getLogger(__name__)
 
@@ -85,14 +87,16 @@ class _Fault:
     act: Act
 
 
-class InMemoryBroker:
+class InMemoryBroker(Waits[None]):
     """A name server and a broker, from the entry of this context to its end: clients are given `name_servers`.
 
-    Topics are made by the first send to them, with 4 queues, as by a broker with autoCreateTopicEnable=true.
-    Methods may be called on any thread; they wait for the broker, not for clients.
+    Topics are made by the first send to them, with 4 queues, as by a broker with autoCreateTopicEnable=true; consumers
+    may filter by SQL92, as with enablePropertyFilter=true. Methods may be called on any thread; they wait for the
+    broker, not for clients, but for those of `Waits`.
     """
 
     def __init__(self) -> None:
+        super().__init__(self, wait_on_thread)
         host = f"127.77.{next(_numbers) % 256}.{next(_numbers) % 254 + 1}"
         self.name_servers = f"{host}:9876"
         self._addr = f"{host}:10911"
@@ -124,6 +128,7 @@ class InMemoryBroker:
             server=NettySettings(listen_port=10911),
             tls=no_tls,
             vip_port_enable=False,
+            enable_property_filter=True,
             store=StoreSettings(
                 store_path_root_dir="/store",
                 mapped_file_size_commit_log=_SEGMENT_BYTES,
@@ -188,6 +193,16 @@ class InMemoryBroker:
         self._has_ended = True
         self.call(lambda: None)
         self._thread.join(_TIMEOUT_S)
+
+    @property
+    def aio(self) -> Waits[Awaitable[None]]:
+        """The methods that wait, as coroutines of asyncio: ``await broker.aio.wait_for_messages("orders", 3)``."""
+        return Waits(self, wait_on_asyncio)
+
+    @property
+    def deferred(self) -> Waits[Deferred[None]]:
+        """The methods that wait, with Deferreds of the global reactor."""
+        return Waits(self, wait_on_twisted)
 
     # --- time
 

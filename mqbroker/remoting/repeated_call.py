@@ -20,8 +20,8 @@ class RepeatedCall(LoopingCall):
     """
 
     def __init__(self, function: Callable[..., object], *args: object, clock: IReactorTime) -> None:
-        super().__init__(self._call_once)
-        self.clock = clock
+        # Not Twisted's, which installs the global reactor: the program may still choose one.
+        self.f, self.a, self.kw, self.clock = self._call_once, (), {}, clock
         self._function, self._args = function, args
         self._has_failed = False
 

@@ -453,6 +453,12 @@ LOOK_S = 1.0
 LONG_S = 5
 
 
+class _Looks(LoopingCall):
+    def __init__(self, look: Callable[[], object], clock: IReactorTime) -> None:
+        # Not Twisted's, which installs the global reactor.
+        self.f, self.a, self.kw, self.clock = look, (), {}, clock
+
+
 class SyncWatchdog:
     """Watches syncs of the log: logs one that hangs, and refuses messages while the oldest unsynced one is too old.
 
@@ -472,8 +478,7 @@ class SyncWatchdog:
         self._oldest_since = 0
         # (check, the log's end then), from the first that is not synced.
         self._ends: deque[tuple[int, int]] = deque()
-        self._call = LoopingCall(self._look)
-        self._call.clock = clock
+        self._call = _Looks(self._look, clock)
 
     def start(self) -> None:
         if not self._call.running:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from mqbroker.client import testing
 from mqbroker.store import dispatch
 from tests.client.called_faces import OnAsyncio, OnSockets, OnTwisted
 from tests.client.faults import SILENT
+from tests.client.in_memory import InMemory
 from tests.client.loopback import Loopback
 from tests.client.own_cluster import NAME_SERVER, OwnCluster
 from tests.client.world import World
@@ -59,9 +61,19 @@ def _dispatch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # The same on each face: for the contract of the clients.
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The contract is kept by the broker in memory as well."""
+    if "cluster" in metafunc.fixturenames and getattr(metafunc.module, "ON_EACH_BROKER", False):
+        metafunc.parametrize("cluster", ["real", "in-memory"], indirect=True)
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Loopback]:
-    cluster = Loopback(tmp_path)
+def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    if getattr(request, "param", "real") == "in-memory":
+        monkeypatch.setattr(testing, "NAME", "a")
+        cluster: Any = InMemory()
+    else:
+        cluster = Loopback(tmp_path)
     yield cluster
     cluster.close()
 

@@ -282,12 +282,7 @@ class OwnCluster:
 
     def stored(self, queue: MessageQueue) -> list[Record]:
         """All messages of a queue."""
-        store = self._store_of(queue)
-        records: list[Record] = []
-        while len(records) < store.max_offset(queue.topic, queue.queue_id):
-            found = now(store).get(queue.topic, queue.queue_id, len(records), 1000)
-            records += decode_records(b"".join(bytes(piece) for piece in found.pieces))
-        return records
+        return stored(self._store_of(queue), queue)
 
     def _store_of(self, queue: MessageQueue) -> MessageStore:
         store: MessageStore = self.parts(queue.broker_name)._store
@@ -314,11 +309,24 @@ class OwnCluster:
     @property
     def sent_back(self) -> list[h.ConsumerSendMsgBackRequestHeader]:
         """What consumers sent back to brokers, who got it."""
-        code = RequestCode.CONSUMER_SEND_MSG_BACK
-        return [
-            h.decode_header(h.ConsumerSendMsgBackRequestHeader, request.ext_fields)
-            for request in self.faults.passed(code)
-        ]
+        return sent_back(self.faults)
+
+
+def sent_back(faults: Faults) -> list[h.ConsumerSendMsgBackRequestHeader]:
+    """What consumers sent back to brokers, who got it."""
+    return [
+        h.decode_header(h.ConsumerSendMsgBackRequestHeader, request.ext_fields)
+        for request in faults.passed(RequestCode.CONSUMER_SEND_MSG_BACK)
+    ]
+
+
+def stored(store: MessageStore, queue: MessageQueue) -> list[Record]:
+    """All messages of a queue."""
+    records: list[Record] = []
+    while len(records) < store.max_offset(queue.topic, queue.queue_id):
+        found = now(store).get(queue.topic, queue.queue_id, len(records), 1000)
+        records += decode_records(b"".join(bytes(piece) for piece in found.pieces))
+    return records
 
 
 class Offsets:

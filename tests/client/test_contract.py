@@ -40,6 +40,8 @@ from mqbroker.errors import Refused
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.client.loopback import Loopback
 
+ON_EACH_BROKER = True
+
 Q = MessageQueue("T", "a", 0)
 FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, takeover_pause_s=0.0)
 

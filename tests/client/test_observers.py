@@ -33,6 +33,8 @@ from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.client.faults import Passage
 from tests.client.loopback import Loopback
 
+ON_EACH_BROKER = True
+
 Q = MessageQueue("T", "a", 0)
 
 

@@ -24,6 +24,8 @@ from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from tests.client.loopback import Loopback
 
+ON_EACH_BROKER = True
+
 Q = MessageQueue("T", "a", 0)
 REPLY = RequestCode.SEND_REPLY_MESSAGE_V2
 PUSH = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT

@@ -28,6 +28,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from mqbroker.client.telemetry import OpenTelemetry
 
+ON_EACH_BROKER = True
+
 
 @pytest.fixture
 def spans() -> Any:

@@ -26,6 +26,8 @@ from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
 from mqbroker.wire.headers import SendMessageResponseHeader
 from tests.client.loopback import Loopback
 
+ON_EACH_BROKER = True
+
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 END = RequestCode.END_TRANSACTION
 HALF = MessageQueue("RMQ_SYS_TRANS_HALF_TOPIC", "a", 0)

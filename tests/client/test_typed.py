@@ -10,6 +10,8 @@ import pytest
 from mqbroker.client import BadMessage, Json, Topic
 from tests.client.test_contract import FROM_FIRST
 
+ON_EACH_BROKER = True
+
 
 @attrs.frozen
 class Line:

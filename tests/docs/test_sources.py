@@ -1,5 +1,6 @@
 """The sources of the pages."""
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -20,7 +21,27 @@ def test_every_page_is_in_one_of_the_four_parts() -> None:
     assert {path.name for path in ROOT.glob("docs/*.rst")} == {"index.rst", "development.rst", "changes.rst"}
 
 
-def test_every_how_to_says_first_what_is_needed() -> None:
+#: What is said where a page needs this.
+SEEN_WITHOUT = {
+    r"brokers( of (``mq dev|:doc:)|: ``mq dev``)": "No name server answers",
+    r"Java 17": "``JAVA_GATEWAY_EXITED``",
+    r"PySpark|\[spark\]": "``No module named 'pyspark'``",
+    r"FastAPI": "``No module named 'fastapi'``",
+    r"\bports? ": "port is in use|cannot reach",
+    r"``mqadmin``": "command not found|command below fails|No route info",
+    r"disk": "refused|missing|cannot reach|exit code 1",
+    r"": "[Ww]ithout|[Ww]here (there is no|.* (missing|cannot|too small))|not reach|shows? |is named, |what is missing",
+}
+
+
+def test_every_how_to_says_first_what_is_needed_and_what_one_sees_without_it() -> None:
     for path in sorted(ROOT.glob("docs/howto/*.rst")):
-        first = path.read_text().split("\n\n")[1]
-        assert path.name == "index.rst" or first.startswith("You need "), path.name
+        body = path.read_text().split("\n\n", 1)[1]
+        # Up to the first section, the first directive or the first sample.
+        head = " ".join(re.split(r"\n\n(?=.+\n[-=]{3,}\n|\.\. | {4})", body)[0].split())
+        if path.name != "index.rst":
+            assert head.startswith("You need "), path.name
+            lacking = [
+                said for needs, said in SEEN_WITHOUT.items() if re.search(needs, head) and not re.search(said, head)
+            ]
+            assert lacking == [], path.name

@@ -15,7 +15,6 @@ from typing import Any, cast
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import Clock
 
 from mqbroker.ha.etcd import (
     TIMEOUT_SECONDS,
@@ -28,6 +27,7 @@ from mqbroker.ha.etcd import (
     outcome,
 )
 from mqbroker.ha.etcd_endpoints import Endpoints, Reply
+from tests.fakes import QuickClock
 
 MEMBERS = ("m1", "m2", "m3")
 
@@ -55,7 +55,7 @@ class EtcdModel:
     """One etcd, whose members have the same, if they do not hang. `clock` is its own."""
 
     def __init__(self, rng: Random) -> None:
-        self.clock, self.rng = Clock(), rng
+        self.clock, self.rng = QuickClock(), rng
         self.revision = 1
         self.items: dict[str, KeyValue] = {}
         self.leases: dict[int, Lease] = {}

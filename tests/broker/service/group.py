@@ -14,7 +14,6 @@ from typing import Any
 
 import attrs
 from twisted.internet.address import IPv4Address
-from twisted.internet.base import DelayedCall
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.interfaces import IProtocolFactory
@@ -33,6 +32,7 @@ from mqbroker.wire.record import BLANK_MAGIC, SIZE_AND_MAGIC, Record, decode_rec
 from tests.broker.bench import make_settings
 from tests.broker.service.running import Port, Reactor
 from tests.commands import decode_commands
+from tests.fakes import QuickClock
 from tests.ha.etcd_model import EtcdModel, ModelClient
 from tests.remoting.link import CLIENT, SERVER, Endpoint, Link, Peer
 from tests.store.simulation.disk import SimDisk
@@ -43,14 +43,14 @@ PORT, HA_PORT = 10_911, 10_912
 ETCD = "etcd"
 #: So much of what either end of a replication link sends is recorded.
 RECORDED_BYTES = 2_000
+#: In place of the group's state where etcd has none.
+_NO_STATE = b'{"in_sync": []}'
 
 
-class HostReactor(Reactor):
+class HostReactor(QuickClock, Reactor):
     """The reactor of one host: what listens there can be reached at its address."""
 
     def __init__(self, host: str, servers: dict[str, Any]) -> None:
-        #: No call is due before.
-        self._due_at = 0.0
         #: Whether what runs here has ended its process.
         self.is_ended = False
         super().__init__()
@@ -58,26 +58,6 @@ class HostReactor(Reactor):
 
     def stop(self) -> None:
         self.is_ended = True
-
-    def callLater(self, delay: float, callable: Callable[..., object], *args: object, **kw: object) -> DelayedCall:
-        at = self.rightNow + delay
-        made = DelayedCall(at, callable, args, kw, self.calls.remove, self._was_reset, self.seconds)
-        self.calls.append(made)
-        self._was_reset(made)
-        return made
-
-    def _was_reset(self, call: Any) -> None:
-        self._due_at = min(self._due_at, call.getTime())
-
-    def advance(self, amount: float) -> None:
-        self.rightNow += amount
-        while self._due_at <= self.rightNow:
-            first = min(self.calls, key=DelayedCall.getTime, default=None)
-            self._due_at = math.inf if first is None else first.getTime()
-            if first is not None and self._due_at <= self.rightNow:
-                self.calls.remove(first)
-                first.called = 1
-                first.func(*first.args, **first.kw)
 
     def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> Port:
         made, address = super().listenTCP(port, factory, backlog, interface), f"{self._host}:{port}"
@@ -183,7 +163,8 @@ class Wires:
     def begin_step(self, now: float) -> None:
         self.now, self._left = now, dict(self.widths)
 
-    def pump(self, chunk: int = 1 << 30) -> None:
+    def pump(self, chunk: int = 1 << 30) -> bool:
+        """Move what can be moved; returns whether that was anything."""
         asked, self._asked[:] = list(self._asked), []
         for origin, address, factory, deferred in asked:
             target, _, port = address.partition(":")
@@ -198,13 +179,16 @@ class Wires:
                 self.wires.append(Wire(origin, target, Link(near, far), int(port)))
                 deferred.callback(near)
         self.wires = [wire for wire in self.wires if not wire.link.lost]
+        has_moved = len(self._asked) < len(asked)
         for wire in self.wires:
-            self._pump(wire, chunk)
+            near, far = wire.link.ends
+            if near.outbox or far.outbox or near.closing or far.closing:
+                self._pump(wire, chunk)
+                has_moved = True
+        return has_moved
 
     def _pump(self, wire: Wire, chunk: int) -> None:
         near, far = wire.link.ends
-        if not (near.outbox or far.outbox or near.closing or far.closing):
-            return
         if wire.port == HA_PORT and wire.recorded is None:
             wire.recorded = Recorded(wire.origin, wire.target)
             self.recorded.append(wire.recorded)
@@ -356,6 +340,8 @@ class Group:
         #: The brokers that have ended their processes themselves.
         self.ended: list[int] = []
         self._images = 0
+        #: Of the state that etcd has: its text, and the in-sync set in that.
+        self._in_sync: tuple[bytes, frozenset[int]] = (_NO_STATE, frozenset())
         self.namesrvs = {host: self._make_namesrv(host) for host in NAMESRVS}
 
     def _make_namesrv(self, host: str) -> tuple[HostReactor, Namesrv]:
@@ -447,7 +433,9 @@ class Group:
             if not (replica.is_dead or replica.is_frozen):
                 replica.reactor.advance(STEP_S * self.rates.get(replica.replica_id, 1.0))
         for _ in range(3):
-            self.wires.pump(self.chunk)
+            reactors = [each.reactor for each in self.replicas.values() if not (each.is_dead or each.is_frozen)]
+            if not self.wires.pump(self.chunk) and not any(reactor.is_due for reactor in reactors):
+                break
             for replica in self.replicas.values():
                 if not (replica.is_dead or replica.is_frozen):
                     replica.reactor.advance(0)
@@ -496,8 +484,10 @@ class Group:
 
     def in_sync(self) -> set[int]:
         """The in-sync set as etcd has it."""
-        found = [item for key, item in self.etcd.items.items() if key.endswith("/state")]
-        return set(json.loads(found[0].value)["in_sync"]) if found else set()
+        found = next((item.value for key, item in self.etcd.items.items() if key.endswith("/state")), _NO_STATE)
+        if self._in_sync[0] != found:
+            self._in_sync = (found, frozenset(json.loads(found)["in_sync"]))
+        return set(self._in_sync[1])
 
     def kill(self, replica_id: int) -> None:
         """End a broker as SIGKILL does."""

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.picture import PICTURE, ROWS, draw
+from bench.picture import PICTURE, ROWS, WIDTH, draw
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.rst").read_text()
@@ -39,6 +39,18 @@ def test_the_ratios_are_those_of_the_figures() -> None:
 
 def test_the_picture_is_the_one_that_is_drawn_now() -> None:
     assert PICTURE.read_text() == draw(), "run `python -m bench.picture`"
+    assert WIDTH <= 390, "its words must be readable on a phone, without being made smaller"
+
+
+def test_it_says_in_three_lines_each_which_system_is_better_for_what() -> None:
+    reasons = re.findall(r"^- \*\*Rather than (.+?)\*\* (.+(?:\n  .+){0,2})\n(?=- |\n)", README, re.MULTILINE)
+    assert [system for system, _ in reasons] == ["Apache's RocketMQ", "Kafka", "NATS"]
+    assert [system for system, reason in reasons if " is better " not in " ".join(reason.split())] == []
+
+
+def test_what_is_there_beside_java_is_a_table_of_present_partly_and_absent() -> None:
+    table = README.partition("What is there\n")[2].partition("\nDocumentation and tests\n")[0]
+    assert re.findall(r"^([a-z]\S*(?: \S+)*)  ", table, re.MULTILINE) == ["present", "partly", "absent", "beyond 4.9"]
 
 
 def test_what_it_refers_to_exists() -> None:

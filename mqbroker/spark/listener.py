@@ -6,13 +6,14 @@ import json
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import attrs
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from mqbroker.spark.metrics_server import MetricsServer
 from mqbroker.spark.offsets import describe
 from mqbroker.spark.progress import StreamOffset
 from mqbroker.wire.bodies import MessageQueue
@@ -23,21 +24,35 @@ log = logging.getLogger(__name__)
 @attrs.frozen
 class QueueLag:
     """The number of messages of a queue that are not read yet; the age of the last one that was, in seconds, while
-    others wait; and how many were skipped because they were lost. An unknown age is None."""
+    others wait; how many were skipped because they were lost, and in how many ranges since the listener was added. An
+    unknown age is None."""
 
     messages: int
     seconds: float | None
     skipped: int
+    skipped_ranges: int = 0
 
 
 @attrs.frozen
 class QueryLag:
-    """The last progress of a query: `name` is its name, or its id."""
+    """The last progress of a query: `name` is its name, or its id. `bytes_per_second` is about that of the stored
+    messages; `retries` is the number of tasks that failed and were run again since the listener was added."""
 
     name: str
     rows_per_second: float
+    bytes_per_second: float
     batch_seconds: float
+    retries: int
     queues: Mapping[MessageQueue, QueueLag]
+
+
+@attrs.define
+class _Seen:
+    """What is counted of a query: the jobs that are over, their failed tasks, and skipped ranges by queue."""
+
+    jobs: set[int] = attrs.field(factory=set)
+    retries: int = 0
+    ranges: Counter[MessageQueue] = attrs.field(factory=Counter)
 
 
 class ProgressListener(StreamingQueryListener):
@@ -50,17 +65,15 @@ class ProgressListener(StreamingQueryListener):
     def __init__(self, port: int | None = None, host: str = "127.0.0.1", now: Callable[[], float] = time.time) -> None:
         self._now = now
         self._lags: dict[str, QueryLag] = {}
+        self._counts: dict[str, _Seen] = {}
         self._gate = threading.Lock()
-        self._server = None if port is None else ThreadingHTTPServer((host, port), _handler(self))
-        self.port = None if self._server is None else self._server.server_port
-        if self._server is not None:
-            threading.Thread(target=self._server.serve_forever, name="mqbroker-progress", daemon=True).start()
+        self._server = None if port is None else MetricsServer((host, port), self.metrics_text)
+        self.port = None if self._server is None else self._server.port
 
     def close(self) -> None:
         """Serve no more."""
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.close()
 
     def lags(self) -> list[QueryLag]:
         """The last progress of each query that runs."""
@@ -75,48 +88,84 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: Any) -> None:
         progress = event.progress
+        seen = self._counts.setdefault(str(progress.id), _Seen())
+        name = progress.name or str(progress.id)
         queues: dict[MessageQueue, QueueLag] = {}
+        size = 0
         for source in progress.sources:
-            queues |= self._queues(source)
+            found = self._queues(source, name, seen.ranges)
+            size += found[0]
+            queues |= found[1]
         if not queues:
             return
+        seconds = progress.batchDuration / 1000
+        seen.retries += self._failed_tasks(str(progress.runId), seen.jobs)
         lag = QueryLag(
-            progress.name or str(progress.id), progress.processedRowsPerSecond, progress.batchDuration / 1000, queues
+            name, progress.processedRowsPerSecond, size / seconds if seconds else 0.0, seconds, seen.retries, queues
         )
         with self._gate:
             self._lags[str(progress.id)] = lag
         farthest = max(queues, key=lambda queue: queues[queue].messages)
         log.info(
             "query %s: %d messages behind, %d of them in %s, where the last one that was read is %s old; "
-            "%.1f rows/s, %.3f s a batch, %d messages skipped",
+            "%.1f rows/s, %.0f bytes/s, %.3f s a batch, %d tasks run again, %d messages skipped",
             lag.name,
             sum(each.messages for each in queues.values()),
             queues[farthest].messages,
             describe(farthest),
             "? s" if (age := queues[farthest].seconds) is None else f"{age:.1f} s",
             lag.rows_per_second,
+            lag.bytes_per_second,
             lag.batch_seconds,
+            lag.retries,
             sum(each.skipped for each in queues.values()),
         )
 
     def onQueryTerminated(self, event: Any) -> None:
         with self._gate:
             self._lags.pop(str(event.id), None)
+        self._counts.pop(str(event.id), None)
 
-    def _queues(self, source: Any) -> dict[MessageQueue, QueueLag]:
-        """Those of a source of this format; other sources have none."""
+    def _queues(
+        self, source: Any, name: str, ranges: Counter[MessageQueue]
+    ) -> tuple[int, dict[MessageQueue, QueueLag]]:
+        """The bytes of the batch and the queues of a source of this format; other sources have none. Logs what the
+        batch skips, and counts it in `ranges`."""
         try:
+            start = StreamOffset.from_json(json.loads(source.startOffset or "{}"))
             end = StreamOffset.from_json(json.loads(source.endOffset))
             latest = StreamOffset.from_json(json.loads(source.latestOffset or source.endOffset)).positions
         except (TypeError, ValueError, AttributeError):
-            return {}
+            return 0, {}
+        for queue, at in sorted(end.resumed.items()) if end != start else ():
+            ranges[queue] += 1
+            before = start.positions.get(queue)
+            log.warning("query %s: skipped in %s: from %s to %d", name, describe(queue), before, at)
         found = {}
         for queue, offset in end.positions.items():
             waiting = max(0, latest.get(queue, offset) - offset)
             mark = end.last.get(queue)
             seconds = None if mark is None else max(0.0, self._now() - mark.store_ms / 1000)
-            found[queue] = QueueLag(waiting, seconds if waiting else 0.0, end.skipped.get(queue, 0))
-        return found
+            skipped = end.skipped.get(queue, 0)
+            found[queue] = QueueLag(waiting, seconds if waiting else 0.0, skipped, ranges[queue])
+        return max(0, end.size - start.size), found
+
+    def _failed_tasks(self, run: str, over: set[int]) -> int:
+        """Of the jobs of a run that ended since they were last counted. Sessions of Spark Connect do not tell."""
+        try:
+            tracker = self.spark.sparkContext.statusTracker()
+        except AttributeError:
+            return 0
+        jobs = set(tracker.getJobIdsForGroup(run))
+        over &= jobs  # Spark forgets old ones
+        failed = 0
+        for job in jobs - over:
+            info = tracker.getJobInfo(job)
+            if info is not None and info.status != "RUNNING":
+                over.add(job)
+                stages = [stage for number in info.stageIds if (stage := tracker.getStageInfo(number)) is not None]
+                failed += sum(stage.numFailedTasks for stage in stages)
+        return failed
 
     def metrics_text(self) -> str:
         """What Prometheus reads."""
@@ -134,6 +183,9 @@ class ProgressListener(StreamingQueryListener):
         add("lag_messages", "gauge", [(labels, each.messages) for labels, each in queues])
         add("lag_seconds", "gauge", [(labels, each.seconds) for labels, each in queues])
         add("skipped_messages", "counter", [(labels, each.skipped) for labels, each in queues])
+        add("skipped_ranges", "counter", [(labels, each.skipped_ranges) for labels, each in queues])
+        add("task_retries", "counter", [({"query": lag.name}, lag.retries) for lag in lags])
+        add("bytes_per_second", "gauge", [({"query": lag.name}, lag.bytes_per_second) for lag in lags])
         add("rows_per_second", "gauge", [({"query": lag.name}, lag.rows_per_second) for lag in lags])
         add("batch_seconds", "gauge", [({"query": lag.name}, lag.batch_seconds) for lag in lags])
         return "\n".join(lines) + "\n"
@@ -145,21 +197,3 @@ def _labels(lag: QueryLag, queue: MessageQueue) -> dict[str, Any]:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _handler(listener: ProgressListener) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10
-
-        def do_GET(self) -> None:
-            body = listener.metrics_text().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            log.debug(format, *args)
-
-    return Handler

@@ -95,7 +95,7 @@ class LossLog:
 def mark_of(data: bytes, at: int = 0) -> tuple[int, Mark]:
     """The queue offset and the mark of the record at `at`. Raises BadRecord."""
     record = decode_record(data, at, check_crc=False)
-    return record.queue_offset, Mark(record.physical_offset, record.store_timestamp)
+    return record.queue_offset, Mark(record.physical_offset, record.store_timestamp, record.store_size)
 
 
 def fetch_marks(source: PullSource, positions: Positions) -> dict[MessageQueue, Mark]:

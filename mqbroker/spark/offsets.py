@@ -189,6 +189,8 @@ class Mark:
 
     log_offset: int
     store_ms: int
+    #: Bytes of its stored record; 0 if that is not known.
+    size: int = attrs.field(default=0, eq=False)
 
 
 @attrs.frozen

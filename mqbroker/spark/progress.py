@@ -9,6 +9,9 @@ The JSON of `offsets` has these keys beside the topics, with objects of topic, b
     Where a batch starts in queues that lost messages: not where the previous one ended. A repeated batch starts there.
 ``#skipped``
     Number of messages skipped since the query was new.
+``#bytes``
+    About how many bytes of stored records were planned since then: each queue's messages are taken to be as long as the
+    last one of a batch.
 
 The checkpoints of earlier versions lack them.
 """
@@ -24,19 +27,20 @@ from mqbroker.spark.errors import DataLoss
 from mqbroker.spark.offsets import Mark, Positions, QueueRange, from_json, plan_stream, to_json
 from mqbroker.wire.bodies import MessageQueue
 
-LAST, FROM, SKIPPED = "#last", "#from", "#skipped"
+LAST, FROM, SKIPPED, BYTES = "#last", "#from", "#skipped", "#bytes"
 
 T = TypeVar("T")
 
 
 @attrs.frozen
 class StreamOffset:
-    """`positions` of a stream, with `last`, `resumed` (``#from``) and `skipped` of its queues."""
+    """`positions` of a stream, with `last`, `resumed` (``#from``) and `skipped` of its queues, and `size` in bytes."""
 
     positions: Positions
     last: Mapping[MessageQueue, Mark] = attrs.field(factory=dict)
     resumed: Positions = attrs.field(factory=dict)
     skipped: Positions = attrs.field(factory=dict)
+    size: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The offset for Spark: equal offsets are equal texts."""
@@ -47,13 +51,16 @@ class StreamOffset:
             found[FROM] = to_json(self.resumed)
         if self.skipped:
             found[SKIPPED] = to_json(self.skipped)
+        if self.size:
+            found[BYTES] = self.size
         return found | to_json(self.positions)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> StreamOffset:
         """The inverse of `to_json`; also of what earlier versions wrote."""
         last = {queue: Mark(*pair) for queue, pair in _flat(value.get(LAST, {})).items()}
-        return StreamOffset(from_json(value), last, from_json(value.get(FROM, {})), from_json(value.get(SKIPPED, {})))
+        resumed, skipped = from_json(value.get(FROM, {})), from_json(value.get(SKIPPED, {}))
+        return StreamOffset(from_json(value), last, resumed, skipped, int(value.get(BYTES, 0)))
 
     def start_after(self, losses: list[DataLoss]) -> StreamOffset:
         """Where the next batch starts: here, but beyond what was lost."""
@@ -63,7 +70,7 @@ class StreamOffset:
             if loss.first is not None and loss.resume is not None:
                 skipped[loss.queue] = skipped.get(loss.queue, 0) + max(0, loss.resume - loss.first)
         last = {queue: mark for queue, mark in self.last.items() if queue not in resumed}
-        return StreamOffset(self.positions | resumed, last, resumed, skipped)
+        return StreamOffset(self.positions | resumed, last, resumed, skipped, self.size)
 
 
 def plan(start: StreamOffset, end: StreamOffset, initial: Positions | None) -> list[QueueRange]:

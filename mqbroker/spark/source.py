@@ -237,7 +237,10 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         if end == here.positions and not begin.resumed:
             return start
         moved = {queue: offset for queue, offset in end.items() if offset != begin.positions.get(queue)}
-        return attrs.evolve(begin, positions=end, last=dict(begin.last) | self._marks_before(moved)).to_json()
+        marks = self._marks_before(moved)
+        counts = {queue: moved[queue] - begin.positions.get(queue, seen.bounds[queue].first) for queue in marks}
+        size = begin.size + sum(count * marks[queue].size for queue, count in counts.items())
+        return attrs.evolve(begin, positions=end, last=dict(begin.last) | marks, size=size).to_json()
 
     def _is_too_small(self, start: Positions, end: Positions) -> bool:
         """Whether a batch waits for more messages. What is available now does not."""

@@ -17,10 +17,15 @@ SKIPPED = {"#skipped": {"orders": {"a": {"1": 3}}}}
 LATEST = {"orders": {"a": {"0": 100, "1": 7}}}
 
 
-def progress(*sources: tuple[str | None, str | None], name: str | None = "late") -> Any:
-    found = [SimpleNamespace(endOffset=end, latestOffset=latest) for end, latest in sources]
+def progress(
+    *sources: tuple[str | None, str | None], name: str | None = "late", start: object = None, batch_ms: int = 250
+) -> Any:
+    begin = None if start is None else json.dumps(start)
+    found = [SimpleNamespace(startOffset=begin, endOffset=end, latestOffset=latest) for end, latest in sources]
     return SimpleNamespace(
-        progress=SimpleNamespace(id="7", name=name, sources=found, processedRowsPerSecond=12.5, batchDuration=250)
+        progress=SimpleNamespace(
+            id="7", runId="8", name=name, sources=found, processedRowsPerSecond=12.5, batchDuration=batch_ms
+        )
     )
 
 
@@ -34,7 +39,7 @@ def test_a_line_says_how_far_a_query_is_behind(listener: ProgressListener, caplo
         listener.onQueryProgress(progress((json.dumps(END | SKIPPED), json.dumps(LATEST))))
     assert caplog.messages == [
         "query late: 10 messages behind, 10 of them in queue 0 of topic orders on broker a, where the last one that "
-        "was read is 4.5 s old; 12.5 rows/s, 0.250 s a batch, 3 messages skipped"
+        "was read is 4.5 s old; 12.5 rows/s, 0 bytes/s, 0.250 s a batch, 0 tasks run again, 3 messages skipped"
     ]
 
 
@@ -67,3 +72,44 @@ def test_a_query_that_has_ended_is_forgotten(listener: ProgressListener) -> None
     assert {queue.queue_id: each.messages for queue, each in lag.queues.items()} == {0: 0, 1: 0}
     listener.onQueryTerminated(SimpleNamespace(id="7"))
     assert listener.lags() == []
+
+
+def test_bytes_are_those_between_the_offsets_of_a_batch(listener: ProgressListener) -> None:
+    end = json.dumps(END | {"#bytes": 5000})
+    for start, batch_ms, wanted in ((None, 250, 20_000), ({"#bytes": 4000}, 500, 2000), ({"#bytes": 9000}, 0, 0)):
+        listener.onQueryProgress(progress((end, None), start=start, batch_ms=batch_ms))
+        assert listener.lags()[0].bytes_per_second == wanted
+    assert 'mqbroker_spark_bytes_per_second{query="late"} 0\n' in listener.metrics_text()
+
+
+def test_each_skipped_range_is_logged_and_counted_once(
+    listener: ProgressListener, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = {"orders": {"a": {"0": 80, "1": 4}}}
+    end = END | SKIPPED | {"#from": {"orders": {"a": {"1": 7}}}}
+    listener.onQueryProgress(progress((json.dumps(end), None), start=start))
+    assert caplog.messages == ["query late: skipped in queue 1 of topic orders on broker a: from 4 to 7"]
+    # A batch without messages ends where it began; the next one begins there.
+    listener.onQueryProgress(progress((json.dumps(end), None), start=end))
+    listener.onQueryProgress(progress((json.dumps(END | SKIPPED), None), start=end))
+    assert len(caplog.messages) == 1
+    assert 'skipped_ranges{query="late",topic="orders",broker="a",queue="1"} 1\n' in listener.metrics_text()
+
+
+def test_tasks_that_are_run_again_are_counted_once(listener: ProgressListener) -> None:
+    jobs = {1: ("SUCCEEDED", [10, 11]), 2: ("RUNNING", [12])}
+    failed = {10: 2, 11: None, 12: 1}
+    tracker = SimpleNamespace(
+        getJobIdsForGroup=lambda run: list(jobs) if run == "8" else [],
+        getJobInfo=lambda job: SimpleNamespace(status=jobs[job][0], stageIds=jobs[job][1]),
+        getStageInfo=lambda stage: None if failed[stage] is None else SimpleNamespace(numFailedTasks=failed[stage]),
+    )
+    listener.spark = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+    for wanted in (2, 2, 3):
+        if wanted == 3:
+            # The first one is forgotten by Spark.
+            jobs.clear()
+            jobs[2] = ("SUCCEEDED", [12])
+        listener.onQueryProgress(progress((json.dumps(END), None)))
+        assert listener.lags()[0].retries == wanted
+    assert 'task_retries{query="late"} 3\n' in listener.metrics_text()

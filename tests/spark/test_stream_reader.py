@@ -384,6 +384,16 @@ def test_queues_that_vanished_keep_their_place_and_are_told_once(
     assert engine.rows() == rows(range(12), range(5))
 
 
+def test_an_offset_says_about_how_many_bytes_were_planned(log: FakeLog, make: Make) -> None:
+    engine, reader = Engine(), make(startingOffsets="earliest")
+    engine.drain(reader)
+    first = sum(len(record) for records in log.records.values() for record in records)
+    assert json.loads(engine.offsets[-1])["#bytes"] == first
+    log.add(A0, 3, b"x" * 100)
+    engine.drain(make())
+    assert json.loads(engine.offsets[-1])["#bytes"] == first + 3 * len(log.records[A0][-1])
+
+
 def test_exactly_the_message_that_does_not_decode_is_skipped(log: FakeLog, make: Make, tmp_path: Path) -> None:
     log.add(A2, 1000)
     for bad in (0, 500, 501, 999):

@@ -1,7 +1,7 @@
 """Make each known mistake in a copy of the sources and see the tests fail.
 
-``python -m tests.mutations [--push | --part N/M] [part of a name]``. The same tests must pass without a mistake: that
-is checked first.
+``python -m tests.mutations [--push | --part N/M] [part of a name]``. What fails with a mistake must pass
+without it: that is checked at the end.
 """
 
 from __future__ import annotations

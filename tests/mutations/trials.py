@@ -1,6 +1,7 @@
 """Mistakes on trial: each is made in a copy of the sources, whose tests run in processes forked from this one.
 
-A fork has the libraries, but nothing of the project, so that it loads the copy's modules at once.
+What fails with a mistake must fail a second time, and pass without the mistake. A fork has the libraries, but nothing
+of the project, so that it loads the copy's modules at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import traceback
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import attrs
 
@@ -41,11 +42,24 @@ OURS = ("mqbroker", "mqbroker_demo", "pyspark_rocketmq", "tests", "twisted.plugi
 
 @attrs.frozen
 class Outcome:
-    """How a run of tests ended: whether all passed, the first that did not, and the last that was printed."""
+    """How a run of tests ended: whether all passed, why not, and the id of the first that failed, if one has."""
 
     passed: bool
-    failed: str
-    output: str
+    why_not: str = ""
+    failed: str = ""
+
+
+class FirstFailure:
+    """A plugin of pytest: writes the id of the first test that fails, or of the file, to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and not self._path.exists():
+            self._path.write_text(report.nodeid)
+
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def run_tests(tests: Sequence[str], copy: Path, *, with_compiled: bool) -> NoReturn:
@@ -65,10 +79,11 @@ def run_tests(tests: Sequence[str], copy: Path, *, with_compiled: bool) -> NoRet
     importlib.invalidate_caches()
     # Others run pytest at the same time, which removes old directories of the one that they would share.
     options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={copy / 'basetemp'}"]
+    (copy / "failed").unlink(missing_ok=True)
     options += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
     code = 3
     try:
-        code = int(importlib.import_module("pytest").main([*options, *tests]))
+        code = int(importlib.import_module("pytest").main([*options, *tests], [FirstFailure(copy / "failed")]))
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
@@ -99,15 +114,17 @@ class Run:
         self.kill()
         if not pid:
             os.waitpid(self.pid, 0)
-            return Outcome(False, "the tests hung", "")
-        output = (self.copy / "output").read_text(errors="replace")
-        failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            return Outcome(False, "the tests hung")
+        failed = self.copy / "failed"
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
-            return Outcome(False, f"the tests died of {signal.Signals(-code).name}", output)
-        if (code > 1 and not failed) or (code == 1 and not failed):
+            return Outcome(False, f"the tests died of {signal.Signals(-code).name}")
+        if failed.exists():
+            return Outcome(False, failed.read_text(), failed.read_text())
+        if code:
+            output = (self.copy / "output").read_text(errors="replace")
             raise SystemExit(f"the tests could not run\n{output[-3000:]}")
-        return Outcome(not failed, failed[0].split(" - ")[0].split(" ", 1)[1] if failed else "", output)
+        return Outcome(True)
 
     def kill(self) -> None:
         """End it and the processes that its tests have started."""
@@ -117,12 +134,13 @@ class Run:
 
 @attrs.define
 class Trial:
-    """One mistake on trial: its tests must fail FAILURES times."""
+    """One mistake on trial: its tests must fail FAILURES times. `failed`: the test that did, where it is known."""
 
     mutation: Mutation
     copy: Path
     started: float = attrs.field(factory=time.monotonic)
     failures: int = 0
+    failed: str = ""
     run: Run | None = None
 
     @classmethod
@@ -138,20 +156,26 @@ class Trial:
 
     def step(self) -> bool | None:
         """Whether the mistake was noticed; None while that is not known."""
+        is_again = bool(self.failures and self.failed)
         if self.run is None:
-            self.run = Run.start(self.mutation.tests, self.copy, with_compiled=self.mutation.with_compiled)
+            tests = (self.failed,) if is_again else self.mutation.tests
+            self.run = Run.start(tests, self.copy, with_compiled=self.mutation.with_compiled)
         outcome = self.run.outcome()
         if outcome is None:
             return None
         self.run = None
+        if outcome.passed and is_again:  # by itself
+            self.failed = ""
+            return None
         if not outcome.passed:
             self.failures += 1
+            self.failed = outcome.failed
             if self.failures < FAILURES:
                 return None
         word = "SURVIVED" if outcome.passed else "noticed"
         often = f" (failed {self.failures} of {FAILURES} times)" if outcome.passed and self.failures else ""
         seconds = time.monotonic() - self.started
-        print(f"{word:8} {seconds:4.0f} s  {self.mutation.name}  {outcome.failed}{often}", flush=True)
+        print(f"{word:8} {seconds:4.0f} s  {self.mutation.name}  {outcome.why_not}{often}", flush=True)
         shutil.rmtree(self.copy, ignore_errors=True)
         return not outcome.passed
 
@@ -168,24 +192,30 @@ def build_module(copy: Path) -> None:
         raise SystemExit(f"the compiled module could not be built\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-def see_them_pass(chosen: Sequence[Mutation], sources: Path) -> None:
-    """Run the tests of all chosen mistakes without any. Raises SystemExit with the first that fails."""
+def run_unchanged(tests: Sequence[str], sources: Path, *options: str, with_compiled: bool = False) -> None:
+    """Run tests without any mistake. Raises SystemExit with what is printed if one fails."""
+    environment = os.environ | {"PYTHONPATH": str(sources), "MQBROKER_KERNEL": "on" if with_compiled else "off"}
+    # What is compiled here goes into each copy.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-m", "pytest", "-x", "-q", *options, *dict.fromkeys(tests)]
+    done = subprocess.run(command, cwd=sources, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"without any mistake the tests fail\n{done.stdout[-3000:]}{done.stderr[-2000:]}")
+
+
+def see_them_pass(trials: Sequence[Trial], sources: Path) -> None:
+    """Run what has failed in trials without any mistake, of trials that hung or died all. Raises SystemExit with the
+    first that fails."""
     for with_compiled in (False, True):
-        tests = dict.fromkeys(t for m in chosen if m.with_compiled is with_compiled for t in m.tests)
-        if not tests:
-            continue
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "auto", "--dist", "loadfile"]
-        command += ["--no-loadscope-reorder", *tests]
-        environment = os.environ | {"PYTHONPATH": str(sources), "MQBROKER_KERNEL": "on" if with_compiled else "off"}
-        # What is compiled here goes into each copy.
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        done = subprocess.run(command, cwd=sources, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"without any mistake the tests fail\n{done.stdout[-3000:]}{done.stderr[-2000:]}")
+        of_these = [each for each in trials if each.mutation.with_compiled is with_compiled]
+        tests = [test for each in of_these for test in ((each.failed,) if each.failed else each.mutation.tests)]
+        if tests:
+            options = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")
+            run_unchanged(tests, sources, *options, with_compiled=with_compiled)
 
 
-def try_all(chosen: Sequence[Mutation], sources: Path, directory: Path) -> Iterator[tuple[Mutation, bool]]:
-    """Each mistake with whether it was noticed, as many at once as there are cores."""
+def try_all(chosen: Sequence[Mutation], sources: Path, directory: Path) -> Iterator[tuple[Trial, bool]]:
+    """Each mistake on trial with whether it was noticed, as many at once as there are cores."""
     waiting = list(reversed(chosen))
     running: list[Trial] = []
     try:
@@ -196,7 +226,7 @@ def try_all(chosen: Sequence[Mutation], sources: Path, directory: Path) -> Itera
                 noticed = trial.step()
                 if noticed is not None:
                     running.remove(trial)
-                    yield trial.mutation, noticed
+                    yield trial, noticed
             time.sleep(0.02)
     finally:
         for trial in running:
@@ -210,8 +240,11 @@ def survivors(chosen: Sequence[Mutation]) -> list[Mutation]:
         sources = Path(directory, "sources")
         sources.mkdir()
         copy_sources(ROOT, sources)
-        see_them_pass(chosen, sources)
+        # Compiles them, for all copies.
+        run_unchanged([test for mutation in chosen for test in mutation.tests], sources, "--collect-only")
         for library in LIBRARIES:
             importlib.import_module(library)
         assert "twisted.internet.reactor" not in sys.modules, "each fork has a reactor of its own"
-        return [mutation for mutation, noticed in try_all(chosen, sources, Path(directory)) if not noticed]
+        trials = list(try_all(chosen, sources, Path(directory)))
+        see_them_pass([trial for trial, noticed in trials if noticed], sources)
+        return [trial.mutation for trial, noticed in trials if not noticed]

@@ -1,9 +1,11 @@
 """What an installation puts beside the interpreter: this environment has a wheel, not the checkout."""
 
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 from pathlib import Path
 
 from tests.sessions import follow, reader_environment
@@ -26,9 +28,32 @@ def test_the_console_scripts_are_there() -> None:
     assert all((BIN / name).exists() for name in ("mq", "mqbroker", "mqnamesrv"))
 
 
+def wheel(folder: Path) -> Path:
+    """That of which tox has installed this environment, or else one that is made in `folder`."""
+    made = Path(os.environ.get("TOX_WORK_DIR", folder), ".pkg", "dist")
+    wheels = [path for path in made.glob("mqbroker-*.whl") if "editable" not in path.name]
+    if not wheels:
+        copy = folder / "copy"
+        shutil.copytree(ROOT, copy, ignore=_NOT_OURS)
+        command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w"]
+        subprocess.run([*command, made, copy], check=True, timeout=300)
+        wheels = list(made.iterdir())
+    return max(wheels, key=lambda path: path.stat().st_mtime)
+
+
 def test_the_first_ten_minutes(tmp_path: Path) -> None:
-    """The tutorial's first page, with README's program, as in a new installation."""
-    assert follow([ROOT / "docs" / "tutorial" / "start.rst"], tmp_path / "work", reader_environment(tmp_path)) >= 7
+    """The tutorial's first page, with README's program, in a fresh environment that has the wheel and no extras."""
+    fresh = tmp_path / "fresh"
+    venv.create(fresh, with_pip=True)
+    install = ["install", "-q", "--disable-pip-version-check"]
+    subprocess.run([fresh / "bin" / "pip", *install, wheel(tmp_path)], cwd=tmp_path, check=True, timeout=300)
+    environment = reader_environment(tmp_path, PATH=f"{fresh / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    where = "import mqbroker; print(mqbroker.__file__)"
+    ended = subprocess.run(
+        ["python", "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert Path(ended.stdout).is_relative_to(fresh)
+    assert follow([ROOT / "docs" / "tutorial" / "start.rst"], tmp_path / "work", environment) >= 7
 
 
 def names(folder: Path, pattern: str) -> set[str]:

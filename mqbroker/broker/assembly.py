@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 from mqbroker.access.accounts import IAccessControl, NoAccessControl
 from mqbroker.access.acl_files import WATCH_SECONDS, AclFiles
 from mqbroker.access.guard import Guard
-from mqbroker.broker.broker_slave import only_while_certain, refuse_changes
+from mqbroker.broker.broker_slave import refuse_changes, serve_only_while
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.client_registry import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService
@@ -86,13 +86,14 @@ STATS_SECONDS = 1.0
 class Replication:
     """What a broker does beside others. `follower`: a slave's link to its master; None on a master. `make_quorum`: says
     which slaves a SYNC_MASTER waits for; None for as many as inSyncReplicas says. `group_info`: what the runtime
-    information says of the broker's group. `is_certain`: whether the master of a group is it for certain; None of other
-    brokers. `sends`: what a replica of a group does with sends. `members`: the group, if there is one."""
+    information says of the broker's group. `may_serve`: whether a broker of a group may serve consumers now: a master
+    that is it for certain, a replica whose store is whole; None without a group. `sends`: what a replica of a group
+    does with sends. `members`: the group, if there is one."""
 
     follower: SlaveService | None = None
     make_quorum: Callable[[Slaves], IQuorum] | None = None
     group_info: Callable[[], dict[str, str]] = dict
-    is_certain: Callable[[], bool] | None = None
+    may_serve: Callable[[], bool] | None = None
     sends: SendsToMaster | None = None
     members: IMembers | None = None
 
@@ -173,8 +174,8 @@ class Assembly:
             refuse_changes(table)
         if replication.sends is not None:
             replication.sends.serve(table)
-        if replication.is_certain is not None:
-            only_while_certain(table, replication.is_certain)
+        if replication.may_serve is not None:
+            serve_only_while(table, replication.may_serve, is_master=replication.follower is None)
 
     def _make_acknowledgements(self, replication: Replication) -> Acknowledgements:
         settings, slaves, store = self.settings, self.slaves, self._store
@@ -212,7 +213,7 @@ class Assembly:
             self.stats.gets,
             moved,
             self._replication.follower is not None,
-            self._replication.is_certain,
+            self._replication.may_serve,
         )
         table.register_batch(RequestCode.PULL_MESSAGE, pull.pull, PULLS_AT_ONCE_MAX)
         plans = PullPlans(self.topics, self.groups, self.consumers, live)

@@ -153,6 +153,8 @@ class BrokerSlave:
 
 #: Why the master of a group does nothing for now.
 NOT_CERTAIN = "this broker may not be the master any more: its lease in etcd has run out"
+#: Why a replica of a group serves no consumers for now.
+INCOMPLETE = "this broker's store is incomplete: its group's master has all messages"
 #: What changes something, but is the broker's own, or outlives no connection.
 _OWN = frozenset(
     {
@@ -177,12 +179,18 @@ _PLACES = (
 )
 
 
-def only_while_certain(table: HandlerTable, is_certain: Callable[[], bool]) -> None:
-    """Refuse what a group's master alone may do while another may be elected, as after a pause of this process. Pulls
-    are held meanwhile (`PullRequests`). With this code producers send elsewhere, and consumers ask again."""
-    why = Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now. {NOT_CERTAIN}")
-    changes = set(codes_where(lambda request: not request.read_only and not request.to_clients)) - _OWN
-    table.serve_only_while(is_certain, sorted(changes.union(_PLACES)), why)
+def serve_only_while(table: HandlerTable, may_serve: Callable[[], bool], *, is_master: bool) -> None:
+    """Refuse what would lead consumers of a group past messages that another of its brokers has: of a master while
+    another may be elected, as after a pause of this process, all that it alone may do, too; of a replica while its
+    store is incomplete. Pulls are held meanwhile (`PullRequests`). With this code producers send elsewhere, and
+    consumers ask again."""
+    codes: set[int] = set(_PLACES)
+    if is_master:
+        codes |= set(codes_where(lambda request: not request.read_only and not request.to_clients)) - _OWN
+    why = Refused(
+        ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now. {NOT_CERTAIN if is_master else INCOMPLETE}"
+    )
+    table.serve_only_while(may_serve, sorted(codes), why)
 
 
 def refuse_changes(table: HandlerTable) -> None:

@@ -108,8 +108,8 @@ class PullRequests:
     _gets: PullCounts
     _moved: OffsetMovedEvents
     _is_slave: bool = False
-    #: Whether a master of a group is certain to be it; None where nobody else can be.
-    _is_certain: Callable[[], bool] | None = None
+    #: Whether a broker of a group may serve consumers now; None without a group.
+    _may_serve: Callable[[], bool] | None = None
     #: Where pulls that were checked leave a plan for the next ones like them; None without the compiled module.
     plans: PullPlans | None = None
     #: Number of a connection's pulls that wait for the disk.
@@ -179,7 +179,7 @@ class PullRequests:
         header = pull.header
         if self._cold and self._cold.get(connection, 0) >= COLD_ON_CONNECTION_MAX:
             raise StoreBusy(f"{COLD_ON_CONNECTION_MAX} pulls of the connection wait for the disk")
-        if self._is_certain is not None and not self._is_certain():
+        if self._may_serve is not None and not self._may_serve():
             return self._answer(self._nothing(header, offset), pull, offset, connection)
         what = header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter
         result = self._store.get(*what)
@@ -293,8 +293,8 @@ class PullRequests:
         wait_ms = header.suspend_timeout_millis if self._live.current.long_polling_enable else (
             self._live.current.short_polling_time_ms
         )  # fmt: skip
-        is_certain = self._is_certain is None or self._is_certain()
-        is_lacking = not is_certain or (self._is_slave and offset != result.max_offset)
+        may_serve = self._may_serve is None or self._may_serve()
+        is_lacking = not may_serve or (self._is_slave and offset != result.max_offset)
         wait_ms = max(0, min(wait_ms, LACKING_MS_MAX if is_lacking else SUSPEND_MS_MAX))
         deadline = self._clock.seconds() + wait_ms / 1000
         weight = 1 + (len(header.subscription or "") + len(header.bname or "")) // BYTES_PER_WEIGHT
@@ -307,7 +307,7 @@ class PullRequests:
     def _check_again(self, pull: _Pull, held: HeldPull, last: bool) -> bool:
         """Retry a held pull; False if it stays held, behind messages that it does not match."""
         header, offset = pull.header, held.offset
-        if self._is_certain is not None and not self._is_certain():
+        if self._may_serve is not None and not self._may_serve():
             if last:
                 nothing = self._nothing(header, offset)
                 held.connection.write(self._not_found(pull, ResponseCode.PULL_NOT_FOUND, nothing, offset))

@@ -23,6 +23,7 @@ from mqbroker.wire.headers import (
 from mqbroker.wire.record import decode_record
 from tests.broker.bench import pull_header, send_command
 from tests.broker.service.group import Group, Replica, started
+from tests.broker.service.simulation.disks import with_zeros
 
 
 def others_of(group: Group, master: Replica) -> list[Replica]:
@@ -224,6 +225,32 @@ def test_a_master_alone_shows_no_tail_that_it_does_not_know_to_be_confirmed(
     consumer = Consumer(group)
     consumer.read(again)
     assert consumer.bodies == [b"0", b"1", b"2"]
+
+
+def test_no_consumer_is_led_past_what_an_incomplete_replica_cannot_read(tmp_path: Path) -> None:
+    """As one that asks the former master, while its address stands in the route still."""
+    group = Group(tmp_path / "group", is_disk_simulated=True, slave_read_enable=True)
+    master = started(group)
+    for n in range(4):
+        sent = send_command("T", b"%d" % n * 9000)
+        assert group.client(master).send(sent).code == ResponseCode.SUCCESS
+    group.wait(2)
+    group.kill(master.replica_id)
+    replica = group.replicas[master.replica_id]
+    replica.disk = with_zeros(replica.disk, [0], 0, 20_000)
+    replica = group.start(master.replica_id)
+    assert "its log has no message from" in replica.why_not_whole
+    consumer, client = Consumer(group), group.client(replica)
+    for _ in range(3):  # by a plan, too
+        answer = consumer.pull(replica)
+        assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "0")
+    asked = client.ask(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic="T", queue_id=0))
+    assert asked.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "this broker's store is incomplete" in (asked.remark or "")
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3} and not replica.why_not_whole, 40)
+    assert consumer.read(group.replicas[master.replica_id]) == ResponseCode.PULL_NOT_FOUND
+    assert [body[:1] for body in consumer.bodies] == [b"0", b"1", b"2", b"3"]
+    group.close()
 
 
 def paused_while_another_is_elected(group: Group, master: Replica) -> Replica:

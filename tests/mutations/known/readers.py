@@ -72,15 +72,29 @@ MISTAKES = [
     Mutation(
         "serve requests as a deposed master",
         "broker/assembly.py",
-        "        if replication.is_certain is not None:\n",
+        "        if replication.may_serve is not None:\n",
         "        if False:\n",
         (_READERS,),
     ),
     Mutation(
         "serve pulls as a deposed master",
         "broker/requests/pull_message.py",
-        "        if self._is_certain is not None and not self._is_certain():\n            return self._answer(",
+        "        if self._may_serve is not None and not self._may_serve():\n            return self._answer(",
         "        if False:\n            return self._answer(",
+        (_READERS,),
+    ),
+    Mutation(
+        "serve consumers from an incomplete replica",
+        "broker/broker_service.py",
+        "group.is_certain if follower is None else group.store.is_whole",
+        "group.is_certain if follower is None else None",
+        (_READERS,),
+    ),
+    Mutation(
+        "tell consumers of an incomplete replica where to begin",
+        "broker/broker_slave.py",
+        "    codes: set[int] = set(_PLACES)\n",
+        "    codes: set[int] = set(_PLACES) if is_master else set()\n",
         (_READERS,),
     ),
     Mutation(

@@ -7,7 +7,7 @@ from typing import Any
 from mqbroker.store.layout import StorePaths
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.truncation import cut_log
-from mqbroker.wire.record import Record
+from mqbroker.wire.record import BLANK_MAGIC, SIZE_AND_MAGIC, Record
 from tests.broker.service.group import Replica
 from tests.store.simulation.disk import SimDisk
 
@@ -21,7 +21,9 @@ def note_cut(disk: Any, paths: StorePaths, segment_bytes: int, end: int) -> None
     found, base = b"", end - end % segment_bytes
     while disk.exists(path := f"{paths.commit_log}/{base:020d}"):
         found, base = found + disk.content(path), base + segment_bytes
-    CUTS.append((disk, end, found[end % segment_bytes :]))
+    removed = found[end % segment_bytes :]
+    blank = _blank_bytes(removed)  # the same in all logs that end there
+    CUTS.append((disk, end + blank, removed[blank:]))
     cut_log(disk, paths, segment_bytes, end)
 
 
@@ -35,6 +37,12 @@ def log_bytes(replica: Replica, begin: int, end: int) -> bytes:
             break
         found += disk.content(path)[max(0, begin - base) : end - base]
     return found
+
+
+def _blank_bytes(found: bytes) -> int:
+    """How many bytes of a log are a blank at the end of a segment; 0 if they begin with a message."""
+    size, magic = SIZE_AND_MAGIC.unpack_from(found) if len(found) >= SIZE_AND_MAGIC.size else (0, 0)
+    return size if magic == BLANK_MAGIC else 0
 
 
 def has(replica: Replica, offset: int, body: bytes) -> bool:

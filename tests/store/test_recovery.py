@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,10 @@ import attrs
 import pytest
 from twisted.logger import capturedLogs
 
+from mqbroker.errors import LogMissing
 from mqbroker.store import MessageStore, recovery
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
-from mqbroker.store.recovery import load_segments, store_log_again
+from mqbroker.store.recovery import Segments, load_segments, refuse_lost_log, store_log_again, sync_log
 from mqbroker.wire.record import decode_record, decode_records, encode_blank, encode_record
 from tests.store.harness import Bench, message, now, stop, tree, turns
 
@@ -547,3 +549,51 @@ def test_what_was_not_known_to_be_on_the_disk_is_stored_again_before_it_is_synce
     calls.clear()
     image.open()
     assert calls == []
+
+
+class SyncedFile:
+    def __init__(self) -> None:
+        self.syncs = 0
+
+    def sync(self) -> None:
+        self.syncs += 1
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "synced"),
+    [
+        (0, 300, [0, 0, 0]),
+        (300, 301, [1, 0, 0]),
+        (300, 400, [1, 0, 0]),
+        (300, 401, [1, 1, 0]),
+        (399, 500, [1, 1, 0]),
+        (400, 500, [0, 1, 0]),
+        (500, 600, [0, 0, 1]),
+        (0, 501, [1, 1, 1]),
+        (600, 600, [0, 0, 0]),
+    ],
+)
+def test_the_segments_of_a_range_are_synced_and_no_others(start: int, end: int, synced: list[int]) -> None:
+    files: list[Any] = [SyncedFile() for _ in range(3)]
+    sync_log(Segments(files, first_offset=300, segment_bytes=100), start, end)
+    assert [file.syncs for file in files] == synced
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "is_intact", "is_refused"),
+    [
+        (Checkpoint(), True, True),
+        (Checkpoint(), False, False),  # the machine crashed before anything was on the disk
+        (Checkpoint(log_ms=1), False, True),
+        (Checkpoint(log_offset=1), False, True),
+    ],
+)
+def test_a_log_that_is_gone_is_refused_where_it_was_on_the_disk(
+    checkpoint: Checkpoint, is_intact: bool, is_refused: bool
+) -> None:
+    queues: Any = ()
+    empty = Segments([], first_offset=0, segment_bytes=100)
+    with pytest.raises(LogMissing) if is_refused else contextlib.nullcontext():
+        refuse_lost_log(empty, queues, True, checkpoint, is_intact)
+    with_a_segment = Segments([SyncedFile()], first_offset=0, segment_bytes=100)  # type: ignore[list-item]
+    refuse_lost_log(with_a_segment, queues, True, checkpoint, is_intact)

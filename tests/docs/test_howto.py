@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parent.parent.parent / "docs" / "howto"
     ("page", "typed"),
     [
         ("run", 10),
+        ("keep-messages", 1),
         ("logs", 10),
         ("change-settings", 6),
         ("back-up", 15),

@@ -53,3 +53,8 @@ def test_brokers_are_restarted_and_upgraded_without_a_failed_send(environment: d
 @pytest.mark.thorough
 def test_a_store_is_moved_from_the_java_broker_and_back(environment: dict[str, str], work: Path) -> None:
     assert follow([HOWTO / "move.rst"], work, environment) > 20
+
+
+@pytest.mark.thorough
+def test_a_topic_is_created_by_mqadmin(environment: dict[str, str], work: Path) -> None:
+    assert follow([HOWTO / "create-topics.rst"], work, environment) == 3

@@ -21,8 +21,7 @@ MAY_GO = {
     "is not a directory; move it away": "nothing of a store can be in it",
     "and start to have it built again": "is made from the log",
     "removed topics come back": "says what it costs, and no message is lost",
-    "topics that were removed come back": "the same",
-    "move away what is none of its": "is no part of the store",
+    "move away files that do not belong to it": "no part of the store",
     "Overwrite damaged parts of the log": "what is replaced is copied first",
     "Move files that do not belong to a store": "no part of it",
 }

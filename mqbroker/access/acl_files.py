@@ -212,8 +212,8 @@ def read_at_start(places: AclPlaces) -> AclContent:
         raise BadAcl(why)
     if not content.files:
         raise BadAcl(
-            f"{places.plain_file}: there is no such file, nor one in {places.folder}, so that nobody would have an "
-            "account; write one, set rocketmqHome to the directory that has it, or leave aclEnable out"
+            f"{places.plain_file}: there is no such file, nor one in {places.folder}, so there would be no accounts; "
+            "write one, set rocketmqHome to the directory that has it, or leave aclEnable out"
         )
     return content
 

@@ -106,5 +106,5 @@ def check_role(current: BrokerSettings, settings: BrokerSettings) -> None:
 
 def full(what: str, count: int, key: str) -> Refused:
     """Return the error for one more of `what` when there are as many as the setting `key` allows."""
-    remark = f"this broker has {count} {what}, as many as {key} allows: remove some that nobody needs, or raise {key}"
+    remark = f"this broker has {count} {what}, as many as {key} allows: remove some that are not needed, or raise {key}"
     return Refused(ResponseCode.SYSTEM_ERROR, remark)

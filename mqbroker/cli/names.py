@@ -51,7 +51,7 @@ group_option = click.option(
 )
 tags_option = click.option(
     "--tags",
-    callback=_checked(_check_tags, "{value!r} names no tag: right is 'paid', 'paid || refund', or '*'"),
+    callback=_checked(_check_tags, "{value!r} names no tag: write 'paid', 'paid || refund', or '*'"),
     default="*",
     show_default=True,
     help="Receive only messages with one of these tags, such as 'paid || refund'.",

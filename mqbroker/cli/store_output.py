@@ -75,7 +75,7 @@ def summary_lines(report: Report, holder: str) -> Iterator[str]:
     )
     yield (
         f"result     {'clean; ' if report.findings.is_clean else ''}{counts[Severity.LOST]} losses, "
-        f"{counts[Severity.BROKEN]} things to mend, {counts[Severity.NOTE]} notes{lost}"
+        f"{counts[Severity.BROKEN]} problems, {counts[Severity.NOTE]} notes{lost}"
     )
 
 

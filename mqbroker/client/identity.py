@@ -81,7 +81,7 @@ class Identity:
         return self._ids
 
 
-RIGHT = "right are two lines: `accessKey: NAME` and `secretKey: SECRET`"
+RIGHT = "it must have two lines: `accessKey: NAME` and `secretKey: SECRET`"
 
 _BYTES_MAX = 64 * 1024
 

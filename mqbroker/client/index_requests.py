@@ -281,4 +281,4 @@ def _position(topic: str, answer: RemotingCommand | MQError) -> tuple[int, int]:
         end = int(table["commitLogMaxOffset"])
         return end, end - int(table["dispatchBehindBytes"])
     except (KeyError, ValueError):
-        raise NoBrokerForTopic(topic, "a broker does not say how far its index has come", True) from None
+        raise NoBrokerForTopic(topic, "a broker does not report how far its index is", True) from None

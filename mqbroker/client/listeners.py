@@ -187,7 +187,7 @@ class ListenerResults:
             verdict.close()
             self._tell(message, f"the coroutine {verdict.__qualname__}, which nothing awaits: the message is sent back")
         else:
-            self._tell(message, f"{short(verdict)}, which is no verdict: the message is sent back")
+            self._tell(message, f"{short(verdict)}, which is not a valid result: the message is sent back")
         return 0
 
     def _tell(self, message: ReceivedMessage, what: str) -> None:

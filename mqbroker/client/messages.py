@@ -145,7 +145,7 @@ class Message:
         kept = (Prop.CORRELATION_ID, Prop.MESSAGE_REPLY_TO_CLIENT, Prop.MESSAGE_TTL)
         if Prop.CLUSTER not in found or Prop.CORRELATION_ID not in found or Prop.MESSAGE_REPLY_TO_CLIENT not in found:
             raise BadMessage(
-                f"message {request.msg_id} of topic {request.topic} is no request: there is nobody to reply to"
+                f"message {request.msg_id} of topic {request.topic} is not a request: there is no one to reply to"
             )
         marks = {Prop.MESSAGE_TYPE: REPLY_TYPE, **{name: found[name] for name in kept if name in found}}
         reply = SystemMessage.of(Message(f"{found[Prop.CLUSTER]}_{REPLY_TOPIC_POSTFIX}", body, **fields), marks)

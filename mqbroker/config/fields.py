@@ -143,7 +143,7 @@ def parse_urls(text: str) -> tuple[str, ...]:
 def _parse_url(text: str) -> str:
     found = re.fullmatch(r"https?://([^/]+)/?", text)
     if found is None:
-        raise ValueError(f"{text!r} is no URL of etcd; write for example http://127.0.0.1:2379")
+        raise ValueError(f"{text!r} is not a URL of etcd; write for example http://127.0.0.1:2379")
     _parse_address(found[1])
     return text.rstrip("/")
 

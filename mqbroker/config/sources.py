@@ -184,8 +184,8 @@ def doubts_about(item: Given, kind: str) -> Iterator[str]:
         )
     if "${" in item.value:
         yield (
-            f"{item.where}: the value of {item.key} has '${{' in it, which stays as it is written, as in Java; "
-            "nothing is put in its place, so write the value itself"
+            f"{item.where}: the value of {item.key} has "
+            f"'${{' in it, which is not replaced by a variable, as in Java; write the value itself"
         )
     if item.has_blank_end and not (kind == "bool" and item.value.lower() == "false"):
         java = _BLANK_END_IN_JAVA.get(kind, "ignores such a value and has its default")

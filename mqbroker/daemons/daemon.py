@@ -190,7 +190,10 @@ def why_not_started(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         line = f"{error.filename}: {error.strerror}"
         if error.errno in _FORBIDDEN:
-            line += f"; this process runs as user {os.geteuid()}: mend the mount or the rights, or name another place"
+            line += (
+                f"; this process runs as user {os.geteuid()}: correct the mount or the permissions, or give another "
+                "path"
+            )
         return line
     return " ".join(str(error).split()) or type(error).__name__
 

@@ -310,7 +310,7 @@ def as_condition(term: Term) -> Term:
     if term.is_boolean:
         return term
     if term.name is None:
-        raise BadExpression(f"{term.kind.value} is no condition")
+        raise BadExpression(f"{term.kind.value} is not a condition")
     return _of_property([term], "False")
 
 

@@ -40,7 +40,7 @@ def _parser_within(low: int, high: int) -> Callable[[str], int]:
             return int(text)
         match = _WHOLE.fullmatch(text)
         if match is None or max(text) > "\uffff":  # Java checks UTF-16 code units, of which none beyond is a digit
-            raise NotEvaluable(f"{text[:80]!r} is no whole number")
+            raise NotEvaluable(f"{text[:80]!r} is not an integer")
         digits = match[2].lstrip("0") or "0"
         number = int(match[1] + digits) if len(digits) <= _DIGITS_MAX else high + 1
         if not low <= number <= high:
@@ -65,7 +65,7 @@ def parse_double(text: str) -> float:
     text = text.strip(_BLANKS)
     match = _DOUBLE.fullmatch(text)
     if match is None:
-        raise NotEvaluable(f"{text[:80]!r} is no number")
+        raise NotEvaluable(f"{text[:80]!r} is not a number")
     if match["hex"] is not None:
         try:
             return float.fromhex(text.rstrip("fFdD"))

@@ -90,7 +90,7 @@ class EpochHistory:
         last = Epoch(0, 0, 0)
         for epoch in epochs:
             if not all(type(value) is int and 0 <= value <= OFFSET_MAX for value in attrs.astuple(epoch)):
-                raise BadHistory("an epoch, where it begins or its lease is no whole number")
+                raise BadHistory("an epoch, its start or its lease is not an integer")
             if not (last.number < epoch.number and last.start <= epoch.start):
                 raise BadHistory(
                     f"epoch {epoch.number} from {epoch.start} on follows {last.number} from {last.start} on"

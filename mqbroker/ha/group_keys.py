@@ -58,7 +58,7 @@ class GroupState:
         in_sync = row.get("in_sync")
         is_good = isinstance(in_sync, list) and 0 < len(in_sync) <= REPLICAS_MAX
         if not is_good or not all(map(_is_number, [epoch, master, lease, *(in_sync or ())])):
-            raise GroupError("an epoch, id or lease is missing, or is no whole number above 0")
+            raise GroupError("an epoch, id or lease is missing, or is not an integer above 0")
         names = str(row.get("cluster")), str(row.get("broker"))
         numbers = cast(int, epoch), cast(int, master), cast(int, lease)
         counts = _counts(row, "committed", "unclean", "lowered", "switched")
@@ -118,7 +118,7 @@ class Member:
             raise GroupError("an id or address is missing")
         nonce = row.get("nonce", "")
         if not isinstance(nonce, str):
-            raise GroupError("its nonce is no text")
+            raise GroupError("its nonce is not text")
         remainder, conflict = row.get("remainder"), row.get("conflict")
         epoch, lease, committed = _counts(row, "epoch", "lease", "committed")
         return cls(

@@ -189,7 +189,7 @@ class MasterLink:
             self._unread = self._unread[_GREETING.size :]
         if self._unread and not self.is_proven:
             if self._confirmation is None:
-                raise BadPeer("it goes on before its greeting was answered")
+                raise BadPeer("it continued before its greeting was answered")
             is_whole = len(self._unread) >= _CONFIRMATION_BYTES
             wanted = encode_confirmation(self._confirmation) if is_whole else _MARK[: len(self._unread)]
             if not compare_digest(self._unread[: len(wanted)], wanted):

@@ -145,7 +145,7 @@ class MasterProof:
         if self._make_keys is None:
             raise BadPeer("it proves that it knows a secret (haSecretFile), and this broker has none: set it here, too")
         if len(self._unread) > _HELLO.size:
-            raise BadPeer("it goes on before it was answered")
+            raise BadPeer("it continued before it was answered")
         keys = self._keys = self._make_keys()
         _, theirs = _HELLO.unpack(self._unread)
         ours, self._unread = keys.nonce(), b""
@@ -204,7 +204,7 @@ class SlaveProof:
                 "brokerClusterName and brokerName as this broker"
             )
         if len(self._unread) > _ANSWER.size or not 0 <= log_min <= log_end:
-            raise BadPeer("the master goes on before it was told where this log ends")
+            raise BadPeer("the master continued before it received the end of this log")
         self.bounds = log_min, log_end
         last = self._last or Last(_NO_RECORD, bytes(32))
         signed = REPORT.pack(last.offset) + last.digest

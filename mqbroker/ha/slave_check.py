@@ -143,7 +143,7 @@ class SlaveCheck:
         """
         addresses = await self._registered()
         if addresses is None:
-            why = "there is no name server (namesrvAddr) that says where its broker can be asked"
+            why = "there is no name server (namesrvAddr) to find its broker"
             raise NotCompared(why, goes_on=True)
         there = [address for address in addresses if split_address(address)[0] == host]
         there = there or [address for address in addresses if not is_ip(split_address(address)[0])]

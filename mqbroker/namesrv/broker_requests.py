@@ -200,7 +200,7 @@ class BrokerRequests:
                 count = yield from self._routes.wipe_write_permission(name)
                 log.info(
                     "{peer} wiped write permission of {n} topics on {name}, and of those that it registers later, "
-                    "until addWritePerm or until it starts anew",
+                    "until addWritePerm or until its restart",
                     peer=peer,
                     n=count,
                     name=name,

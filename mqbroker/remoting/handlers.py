@@ -348,7 +348,7 @@ def _check_length(request: RemotingCommand) -> None:
 
 def _check_known(code: int) -> None:
     if code not in REQUESTS:
-        raise ValueError(f"code {code} has no row in mqbroker.wire.requests: nobody would know who may ask it")
+        raise ValueError(f"code {code} has no row in mqbroker.wire.requests, so its permission is unknown")
 
 
 def failure_response(request: RemotingCommand, error: BaseException | None) -> RemotingCommand:

@@ -79,7 +79,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise BadOption("subscribePattern", f"{text[:200]!r} is no regular expression of Python: {error}") from None
+        raise BadOption("subscribePattern", f"{text[:200]!r} is not a regular expression of Python: {error}") from None
     return text
 
 

@@ -400,7 +400,10 @@ class _Piece:
         for n in _holding(cells, (*_BLANKS, *b"|*"), or_not_ascii=True):
             tag = cells[n].as_py().decode()
             if tag == "*" or "||" in tag or tag != tag.strip():
-                why = f"{tag[:80]!r} is no tag that a subscription can name: not *, without || or blanks around"
+                why = (
+                    f"{tag[:80]!r} is not a tag that a subscription can name: it must not be *, have || or start or "
+                    "end with blanks"
+                )
                 raise self._bad(n, "tags", why)
         return cells
 

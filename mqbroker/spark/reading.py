@@ -278,7 +278,7 @@ def _take(wants: Sequence[Want], ahead: PullsAhead, pieces: dict[int, _Piece], d
 def _piece(want: Want, answer: RawPull) -> _Piece:
     queue, at, count = want
     if not at < answer.next_offset <= at + count:
-        details = f"asked for {count} from {at}, the answer goes on at {answer.next_offset}"
+        details = f"asked for {count} from {at}, the response continues at {answer.next_offset}"
         raise DataLoss(Loss.NOT_DENSE, queue, details, at, at + 1)
     return _Piece(answer.next_offset, answer.body)
 

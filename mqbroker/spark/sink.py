@@ -96,7 +96,7 @@ def refuse_overwriting(*, is_stream: bool) -> None:
     """Raises BadOption."""
     if is_stream:
         why = (
-            "complete writes all rows anew with each batch, and messages stay; use append, or "
+            "complete writes all rows again with each batch, and messages cannot be replaced; use append, or "
             "foreachBatch(mqbroker.spark.foreach_batch(...)) with update"
         )
         raise BadOption("outputMode", why)

@@ -38,7 +38,7 @@ ALLOCATE_BYTES = 64 * 1024
 _PAGE_BYTES = 4096
 #: Entries of a queue that may stay in its file when they are truncated, to be found there when they are rebuilt.
 _KEPT_MAX = 16
-_MEND = "set it as it was, or let `mq store repair` build them anew"
+_MEND = "set it as it was, or let `mq store repair` rebuild them"
 #: Advice for foreign files and directories.
 MOVE_AWAY = "move it away (`mq store repair --move-foreign`)"
 _FILE_NAME = re.compile(r"\d{20}")

@@ -512,7 +512,10 @@ def _lock(disk: IDisk, paths: StorePaths) -> ILockedFile:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise
         why = f"{error.filename or paths.lock}: {error.strerror}"
-        what = "a broker must be able to write there: mend the mount or the rights, or set another storePathRootDir"
+        what = (
+            "a broker must be able to write there: correct the mount or the permissions, or set another "
+            "storePathRootDir"
+        )
         raise StoreUnwritable(f"{why}; {what}") from error
 
 

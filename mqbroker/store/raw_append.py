@@ -108,7 +108,7 @@ class RawAppender:
         if offset % self.segment_bytes:
             raise BadRecord(
                 f"the master's segment begins at {offset}, where none of {self.segment_bytes} bytes does: set "
-                "mappedFileSizeCommitLog as it is there"
+                "mappedFileSizeCommitLog to the master's value"
             )
         self._log.begin_at(offset)
         self._dispatcher.begin_at(offset)

@@ -41,7 +41,7 @@ from mqbroker.store.stepwise import Progress, Steps
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
 _FILE_NAME = re.compile(r"\d{20}")
-_MEND = "set the size the store was made with, or move away what is none of its; `mq store check` tells more"
+_MEND = "set the size the store was made with, or move away files that do not belong to it; see `mq store check`"
 _QUEUES_A_STEP = 500
 _PAGE_BYTES = 4096
 

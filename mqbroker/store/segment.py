@@ -138,7 +138,7 @@ def why_full(disk: IDisk, directory: str, what: str, error: OSError) -> str:
         space = disk.space(directory)
         room = f"{space.used_bytes} bytes used, {space.available_bytes} free"
     except OSError:
-        room = "nobody knows how much is free"
+        room = "the free space is unknown"
     return (
         f"the broker's disk is full [{directory}: {room}]: {what}: free space, or keep messages for a shorter "
         f"time (fileReservedTime): {error}"

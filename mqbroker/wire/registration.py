@@ -325,7 +325,7 @@ class _Inflated:
             try:
                 more = inflater.decompress(deflated, _INFLATE_BYTES)
             except zlib.error as error:
-                raise BadBody(f"the compressed registration is no zlib stream: {error}") from None
+                raise BadBody(f"the compressed registration is not a zlib stream: {error}") from None
             if more or not deflated:
                 return more
         return b""

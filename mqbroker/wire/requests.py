@@ -213,7 +213,7 @@ def demand_of(code: int) -> Demand:
     request = REQUESTS.get(code)
     if request is None or request.demand is None:
         raise ValueError(
-            f"code {code} has no row of a server's in mqbroker.wire.requests: nobody would know who may ask it"
+            f"code {code} has no row of a server's in mqbroker.wire.requests, so its permission is unknown"
         )
     return request.demand
 

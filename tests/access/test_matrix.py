@@ -199,9 +199,9 @@ def test_only_what_tells_nobody_a_message_is_open_to_any_account() -> None:
 def test_a_code_whose_need_nothing_says_gets_no_handler_behind_a_guard(asker: Asker, code: int) -> None:
     table = HandlerTable()
     table.protect(cast(IGuard, asker.bench.parts.rights))
-    with pytest.raises(ValueError, match="nobody would know who may ask it"):
+    with pytest.raises(ValueError, match="so its permission is unknown"):
         table.register(code, lambda request, connection: None)
-    with pytest.raises(ValueError, match="nobody would know who may ask it"):
+    with pytest.raises(ValueError, match="so its permission is unknown"):
         table.register_batch(code, lambda requests, connection: b"")
     assert table.codes == frozenset()
 

@@ -222,7 +222,7 @@ def test_wrong_results_of_a_listener_are_counted_anew_each_minute(
         for _ in range(3):
             one_queue.cluster.store(Q, b"x")
         one_queue.clock.pump([1] * int(TELL_EVERY_S))
-        assert lines(caplog, "which is no verdict") == number
+        assert lines(caplog, "which is not a valid result") == number
         assert lines(caplog, "(and 2 times more before that)") == number - 1
 
 

@@ -97,7 +97,7 @@ def test_what_is_no_request_is_refused(face: Any, producer: Any) -> None:
 def test_a_message_that_is_no_request_has_no_reply(producer: Any, consumer: Any) -> None:
     producer.send(Message("T", b"x"), queue=Q)
     (message,) = consumer.pull(Q, 0).messages
-    with pytest.raises(BadMessage, match=r"is no request: there is nobody to reply to"):
+    with pytest.raises(BadMessage, match=r"is not a request: there is no one to reply to"):
         Message.reply_to(message, b"y")
 
 

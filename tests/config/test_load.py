@@ -467,7 +467,7 @@ def test_lines_that_end_in_carriage_returns_have_no_blanks(broker: Loader) -> No
 def test_what_looks_like_a_variable_is_told(broker: Loader) -> None:
     settings = broker("storePathRootDir=/data/${HOSTNAME}\n", [("brokerClusterName", "c")], ROCKETMQ_REGION_ID="${R}")
     assert settings.store.store_path_root_dir == "/data/${HOSTNAME}"
-    stays = "has '${' in it, which stays as it is written, as in Java; nothing is put in its place, so write the value"
+    stays = "has '${' in it, which is not replaced by a variable, as in Java; write the value"
     assert broker.warnings == [
         f"{broker.path}:1: the value of storePathRootDir {stays} itself",
         f"environment variable ROCKETMQ_REGION_ID: the value of regionId {stays} itself",

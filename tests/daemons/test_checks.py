@@ -79,9 +79,7 @@ def test_the_certificate_a_broker_shows_to_name_servers(
 
 def test_accounts(check: Callable[..., tuple[int | str, str]], tmp_path: Path) -> None:
     path = tmp_path / "conf" / "plain_acl.yml"
-    missing = (
-        f"{path}: there is no such file, nor one in {tmp_path}/conf/acl, so that nobody would have an account; write "
-    )
+    missing = f"{path}: there is no such file, nor one in {tmp_path}/conf/acl, so there would be no accounts; write "
     why, out = check(BrokerConsoleOptions, aclEnable="true")
     assert (str(why)[: len(missing)], out) == (missing, "")
     with pytest.raises(BadAcl, match="there is no such file"):

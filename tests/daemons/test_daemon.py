@@ -217,8 +217,8 @@ def test_reloading_gives_settings_to_what_is_served(make_life: Callable[..., Any
         ),
         (
             OSError(13, "Permission denied", "/d"),
-            f"/d: Permission denied; this process runs as user {os.geteuid()}: mend the mount or the rights, or name "
-            "another place",
+            f"/d: Permission denied; this process runs as user {os.geteuid()}: correct the mount or the permissions, "
+            "or give another path",
         ),
         (OSError(20, "Not a directory", "/d"), "/d: Not a directory"),
         (OSError("two\nlines"), "two lines"),

@@ -58,7 +58,7 @@ def test_a_broker_says_in_one_line_that_it_cannot_be_written(
     settings.write_text(f"storePathRootDir={tmp_path}/store\nlistenPort=0\nhaListenPort=0\nbindAddress=127.0.0.1\n")
     ended = run("mqbroker.daemons.broker", "-c", str(settings), "--log-file", str(tmp_path / "log"))
     assert ended.returncode != 0
-    why = "Read-only file system; a broker must be able to write there: mend the mount or the rights"
+    why = "Read-only file system; a broker must be able to write there: correct the mount or the permissions"
     assert ended.stderr.startswith(f"mqbroker: {tmp_path}/store/lock: {why}")
     assert len(ended.stderr.splitlines()) == 1
     assert picture(tmp_path / "store").keys() == {str(tmp_path / "store")}  # nothing was mounted out here

@@ -412,7 +412,7 @@ def test_what_others_wrote_under_our_keys_is_told_and_nothing_is_done(value: byt
         (b"{}", "an id or address is missing"),
         (b'{"replica_id":0,"address":"a:1","ha_address":"a:2"}', "an id or address is missing"),
         (b'{"replica_id":2,"address":"a:1","ha_address":"a:2"}', "it is of broker 2"),
-        (b'{"replica_id":1,"address":"a:1","ha_address":"a:2","nonce":null}', "its nonce is no text"),
+        (b'{"replica_id":1,"address":"a:1","ha_address":"a:2","nonce":null}', "its nonce is not text"),
         (b'{"replica_id":1,"address":"a:1","ha_address":"a:2","committed":-1}', "not in whole numbers"),
         (b'{"replica_id":1,"address":"a:1","ha_address":"a:2","version":2}', "of version 2"),
     ],

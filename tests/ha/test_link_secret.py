@@ -131,7 +131,7 @@ def test_a_master_that_proves_nothing_is_left(data: bytes) -> None:
 def test_a_master_sends_nothing_behind_its_proof_before_it_has_the_slaves() -> None:
     near = SlaveProof(keys(), LAST)
     answer, _ = master().receive(near.hello(), 1000, 9000)
-    with pytest.raises(BadPeer, match="goes on before"):
+    with pytest.raises(BadPeer, match="continued before"):
         near.receive(answer + bytes(12))
 
 
@@ -163,7 +163,7 @@ def test_bounds_of_a_log_that_cannot_be_are_refused(begin: int, end: int) -> Non
     if 0 <= begin <= end:
         assert near.receive(answer)
     else:
-        with pytest.raises(BadPeer, match="goes on before"):
+        with pytest.raises(BadPeer, match="continued before"):
             near.receive(answer)
 
 

@@ -84,7 +84,7 @@ def test_a_pattern_matches_whole_names_and_nothing_of_the_system(log: FakeLog) -
     assert {queue.topic for queue in ranges(subscribePattern="%DLQ%.*|bills")} == {"%DLQ%readers", "bills"}
     assert {queue.topic for queue in ranges(subscribePattern="RMQ_SYS_TRACE_TOPIC")} == {"RMQ_SYS_TRACE_TOPIC"}
     assert "matches no topic" in refusal(subscribePattern="orders.+")
-    assert "is no regular expression of Python" in refusal(subscribePattern="orders(")
+    assert "is not a regular expression of Python" in refusal(subscribePattern="orders(")
 
 
 def test_a_stream_looks_for_topics_of_its_pattern_at_every_trigger(log: FakeLog) -> None:

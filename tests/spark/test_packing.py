@@ -280,7 +280,7 @@ def test_unique_keys_by_columns_do_not_depend_on_the_row() -> None:
         ({"body": [b"x", None]}, "row 101 of partition 3, column body: is null"),
         ({"body": [b"x", b""]}, "row 101 of partition 3, column body: is empty"),
         ({"body": [b"x", b"x" * (4 * 1024 * 1024 + 1)]}, "row 101 .* is 4194305 bytes, the limit is 4194304"),
-        ({"body": [b"x", b"y"], "tags": ["ok", "a || b"]}, "row 101 .*column tags: 'a || b' is no tag"),
+        ({"body": [b"x", b"y"], "tags": ["ok", "a || b"]}, "row 101 .*column tags: 'a || b' is not a tag"),
         ({"body": [b"x", b"y"], "tags": ["ok", "a\x01"]}, r"row 101 .*column tags: holds \\x01"),
         ({"body": [b"x", b"y"], "keys": [["a"], ["b", "c d"]]}, "row 101 .*column keys: 'c d' holds blanks"),
         ({"body": [b"x", b"y"], "keys": [["a"], ["b", None]]}, "row 101 .*column keys: has a null"),

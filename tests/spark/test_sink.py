@@ -159,7 +159,7 @@ def test_complete_mode_is_refused(spark: Any, cluster: Cluster, tmp_path: Path) 
     write(spark.sql("SELECT 'x' AS body"), cluster, "Complete")
     counts = stream(spark, cluster, "Complete").load().groupBy("body").count().selectExpr("body")
     writer = counts.writeStream.format("rocketmq").outputMode("complete").option("checkpointLocation", str(tmp_path))
-    with pytest.raises(Exception, match="complete writes all rows anew"):
+    with pytest.raises(Exception, match="complete writes all rows again"):
         writer.options(nameServer=cluster.name_server, topic="X").start().awaitTermination(PATIENCE_SECONDS)
 
 

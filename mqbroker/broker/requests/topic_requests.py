@@ -93,7 +93,7 @@ class TopicRequests:
         try:
             removed = await removal
         except OSError as error:
-            remark = f"not all files could be removed: {error}; mend the disk and do it again"
+            remark = f"not all files could be removed: {error}; repair the disk and try again"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark) from error
         for topic in removed:
             self.stats.topic_removed(topic)

@@ -61,9 +61,9 @@ def read_small_files(disk: IDisk, layout: Layout, findings: Findings) -> SmallFi
     path = layout.path("checkpoint")
     checkpoint = read_checkpoint(disk, path)
     if checkpoint is None:
-        what = "there is none, or it is too short: after a crash the whole log is read"
+        what = "it is missing or too short: after a crash the whole log is read"
         if is_stopped:
-            findings.broken("checkpoint missing", path, 0, what, "nothing: the next broker to run writes it anew")
+            findings.broken("checkpoint missing", path, 0, what, "nothing: the next broker to run rewrites it")
         else:
             findings.note("checkpoint missing", path, 0, what)
     topics = _check_tables(disk, layout.path("config"), findings)
@@ -91,8 +91,8 @@ def _read_removed(disk: IDisk, layout: Layout, findings: Findings) -> Mapping[Qu
                 findings.note("removal unfinished", path, 0, what)
             return removed
     advice = (
-        "restore it from a copy, or move it away: then topics that were removed come back when consume queues are "
-        "built anew, and are to be removed again"
+        "restore it from a copy, or move it away: then removed topics come back when consume queues are rebuilt, and "
+        "must be removed again"
     )
     findings.broken(REMOVED_UNREADABLE, path, 0, f"{why}; which queues were removed is not known", advice)
     return {}
@@ -110,7 +110,7 @@ def check_checkpoint(
                 f"it says that the {name} is on the disk up to {when(time_ms)}, "
                 f"and the newest message is of {when(newest_ms)}"
             )
-            advice = "after a crash too little would be read: `mq store repair` writes it anew"
+            advice = "after a crash too little would be read: `mq store repair` rewrites it"
             findings.broken("checkpoint ahead", path, 8 * at, what, advice)
     offsets = (checkpoint.log_offset, checkpoint.queues_offset, checkpoint.index_offset)
     for at, (name, offset) in enumerate(zip(times, offsets, strict=True)):
@@ -129,14 +129,14 @@ def check_tally(path: str, noted: tuple[int, int] | None, found: tuple[int, int]
         f"it says that {noted[0]} consume queues were left, with {noted[1]} messages up to their ends; "
         f"there are {found[0]}, with {found[1]}"
     )
-    advice = "the next start builds all consume queues anew from the log, and so does `mq store repair`"
+    advice = "the next start rebuilds all consume queues from the log, and so does `mq store repair`"
     findings.broken("queues changed", path, TALLY_AT, what, advice)
 
 
 def _check_tables(disk: IDisk, directory: str, findings: Findings) -> frozenset[str] | None:
     names = listed(disk, directory)
     if not names:
-        what = "no tables of topics, groups and offsets: consumers would begin anew"
+        what = "no tables of topics, groups and offsets: consumers would start from the beginning"
         findings.broken("config missing", directory, 0, what, "restore config/ from a copy")
     tables = sorted({name.removesuffix(".bak") for name in names if name.endswith((".json", ".json.bak"))})
     topics: frozenset[str] | None = None
@@ -344,7 +344,7 @@ def _index_check(
     directory = layout.path("index")
     if not layout.index_files:
         if checkpoint is not None and checkpoint.index_ms > 0:
-            advice = "`mq store repair` builds the index anew from the log"
+            advice = "`mq store repair` rebuilds the index from the log"
             findings.broken("index missing", directory, 0, "no index file, though there were some", advice)
         else:
             findings.note("no index", directory, 0, "no index: messages cannot be found by their keys")

@@ -21,8 +21,8 @@ from mqbroker.store.offline.findings import Findings, when
 from mqbroker.wire.names import java_hash
 
 _SLOTS_CHUNK = 65536
-_REBUILD = "`mq store repair` builds the index anew from the log"
-_RESIZE = "name the broker's settings with -c, or let `mq store repair` build the index anew"
+_REBUILD = "`mq store repair` rebuilds the index from the log"
+_RESIZE = "name the broker's settings with -c, or let `mq store repair` rebuild the index"
 
 
 class IndexEntry(NamedTuple):

@@ -22,8 +22,8 @@ from mqbroker.wire.properties import DISPATCH_MARK, dispatch_names, find_propert
 
 RUNS_MAX = 20
 
-REBUILD = "`mq store repair` builds consume queues anew from the log"
-_RESTORE = "restore the log from a copy or a slave; consumers go on with the messages after"
+REBUILD = "`mq store repair` rebuilds consume queues from the log"
+_RESTORE = "restore the log from a copy or a slave; consumers continue with the messages after"
 #: kind of a run -> its meaning for messages `first` to `last` of a queue.
 _RUN_TEXTS = {
     "entry missing": "has no entry for messages {span}",

@@ -43,11 +43,11 @@ class _FileKind:
 
 _QUEUE_FILE = _FileKind(
     "consume queue file", "consume queue size", "missing queue file", "takes it up",
-    "`mq store repair` builds consume queues anew from the log", ENTRY_BYTES,
+    "`mq store repair` rebuilds consume queues from the log", ENTRY_BYTES,
 )  # fmt: skip
 _EXT_FILE = _FileKind(
     "extension file", "extension size", "missing extension file", "deletes it",
-    "`mq store repair` builds it anew with its consume queue from the log",
+    "`mq store repair` rebuilds it with its consume queue from the log",
 )  # fmt: skip
 
 

@@ -85,9 +85,9 @@ class Plan:
         said += [f"fence bytes {damage.start} to {damage.end} of the log" for damage in self.fence]
         said += [f"put a filler in place of the missing segment {offset:020d}" for offset in self.fill]
         if self.rebuild_queues:
-            said.append(f"build consume queues anew from the log, in files of {self.queue_file_bytes} bytes")
+            said.append(f"rebuild consume queues from the log, in files of {self.queue_file_bytes} bytes")
         if self.rebuild_index:
-            said.append("build the index anew from the log")
+            said.append("rebuild the index from the log")
         if self.opens:
             said.append("write the checkpoint, and note that the store was stopped")
         return said

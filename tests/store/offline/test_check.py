@@ -251,7 +251,7 @@ def test_queues_that_are_not_as_a_stop_left_them_are_told_with_what_comes_of_it(
     [found] = [finding for finding in report.findings.kept if finding.kind == "queues changed"]
     assert (found.path, found.offset) == (str(bench.root / "checkpoint"), 60)
     assert "1 consume queues were left, with 40 messages up to their ends; there are 0, with 0" in found.what
-    assert "the next start builds all consume queues anew" in found.advice
+    assert "the next start rebuilds all consume queues" in found.advice
     (bench.root / "abort").write_bytes(b"")  # of a store that was not stopped it says nothing
     assert kinds(check(bench.root)) == {"topic deleted": "note", "not stopped": "note"}
 

@@ -86,13 +86,14 @@ STATS_SECONDS = 1.0
 class Replication:
     """What a broker does beside others. `follower`: a slave's link to its master; None on a master. `make_quorum`: says
     which slaves a SYNC_MASTER waits for; None for as many as inSyncReplicas says. `group_info`: what the runtime
-    information says of the broker's group. `may_serve`: whether a broker of a group may serve consumers now: a master
-    that is it for certain, a replica whose store is whole; None without a group. `sends`: what a replica of a group
-    does with sends. `members`: the group, if there is one."""
+    information says of the broker's group. `is_certain`: whether the master of a group is it for certain; None of other
+    brokers. `may_serve`: whether a broker of a group may serve consumers now; None without a group. `sends`: what a
+    replica of a group does with sends. `members`: the group, if there is one."""
 
     follower: SlaveService | None = None
     make_quorum: Callable[[Slaves], IQuorum] | None = None
     group_info: Callable[[], dict[str, str]] = dict
+    is_certain: Callable[[], bool] | None = None
     may_serve: Callable[[], bool] | None = None
     sends: SendsToMaster | None = None
     members: IMembers | None = None
@@ -174,8 +175,10 @@ class Assembly:
             refuse_changes(table)
         if replication.sends is not None:
             replication.sends.serve(table)
-        if replication.may_serve is not None:
-            serve_only_while(table, replication.may_serve, is_master=replication.follower is None)
+        if replication.is_certain is not None:
+            serve_only_while(table, replication.is_certain, is_master=True)
+        elif replication.may_serve is not None:
+            serve_only_while(table, replication.may_serve, is_master=False)
 
     def _make_acknowledgements(self, replication: Replication) -> Acknowledgements:
         settings, slaves, store = self.settings, self.slaves, self._store

@@ -277,6 +277,13 @@ class BrokerGroup:
         """Whether this broker is certain to be the master still, as which it runs. Hot."""
         return self.member.is_master and self.member.role.epoch == self._serves_epoch and not self._is_switching
 
+    def may_serve(self) -> bool:
+        """Whether consumers may be served now: by a replica whose store is whole, and by a master that is certain to be
+        it, and lacks no message, unless no other broker can be the master. Hot."""
+        if not self._serves_epoch:
+            return not self.store.why_not_whole
+        return self.is_certain() and (not self.store.gaps or self._giving_up.is_on)
+
     # --- planned changes
 
     async def switch(self, to: int) -> int:

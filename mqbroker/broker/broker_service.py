@@ -322,7 +322,8 @@ class BrokerService(Service):
             follower=service,
             make_quorum=group.make_in_sync,
             group_info=group.info,
-            may_serve=group.is_certain if follower is None else group.store.is_whole,
+            is_certain=group.is_certain if follower is None else None,
+            may_serve=group.may_serve,
             sends=sends,
             members=group,
         )

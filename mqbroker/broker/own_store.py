@@ -201,9 +201,6 @@ class OwnStore:
         if self.why_not_whole and self.whole_at is not None and self._log_end() >= self.whole_at:
             self.be_whole()
 
-    def is_whole(self) -> bool:
-        return not self.why_not_whole
-
     def be_whole(self) -> None:
         """The log has all that the group has acknowledged."""
         self.conflict = None

@@ -428,6 +428,11 @@ class MessageStore:
         """Ranges of the log found to hold no record."""
         return tuple(self._files.corrupt_ranges)
 
+    @property
+    def damages_found(self) -> int:
+        """How many of them were found since the log was opened."""
+        return self._files.damages_found
+
     def _earliest_ms(self) -> int:
         """Store time of the oldest message, read once as it may be on disk only; -1 if none can be read."""
         start, earliest_ms = self._earliest

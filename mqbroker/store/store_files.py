@@ -80,7 +80,9 @@ class StoreFiles:
         # Truncations of the opening must be synced even if no message came.
         self._is_saved = False
         self.corrupt_ranges = corrupt_ranges
-        #: Called with each corrupt range that is found while the log is open.
+        #: How many corrupt ranges were found while the log is open.
+        self.damages_found = 0
+        #: Called with each of them.
         self.on_damage: Callable[[Damage], None] = lambda damage: None
         self._removed = removed
         # Progress that is recorded once the log is synced as far.
@@ -96,6 +98,7 @@ class StoreFiles:
     def add_damage(self, damage: Damage) -> None:
         """Hide a corrupt range of the log from readers, and log it once."""
         if self.corrupt_ranges.add(damage):
+            self.damages_found += 1
             self._tell(damage)
             self.on_damage(damage)
 

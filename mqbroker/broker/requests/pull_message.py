@@ -75,6 +75,11 @@ EVENTS_PER_SECOND_MAX = 100
 #: How long a slave holds a pull at an offset that it lacks, and a master that may be deposed any: another may be the
 #: master.
 LACKING_MS_MAX = 1000
+#: Why a broker of a group does not go on behind messages that it cannot read.
+UNREADABLE = (
+    "service not available now. A part of this broker's log has just been found to be damaged: another broker of its "
+    "group may have the messages"
+)
 
 
 class _Pull(NamedTuple):
@@ -182,6 +187,7 @@ class PullRequests:
         if self._may_serve is not None and not self._may_serve():
             return self._answer(self._nothing(header, offset), pull, offset, connection)
         what = header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter
+        damages = self._store.damages_found
         result = self._store.get(*what)
         if not isinstance(result, Deferred) and result.next_offset >= result.max_offset:
             # Who reads to the end must find what was acknowledged before; who can be held gets it as soon.
@@ -194,9 +200,18 @@ class PullRequests:
         if isinstance(result, Deferred):
             self._cold[connection] = self._cold.get(connection, 0) + 1
             result.addBoth(self._ended, connection)
+            result.addCallback(self._unless_damaged, damages)
             answer = result.addCallback(self._answer_cold, pull, offset, connection, self._clock.seconds())
             return answer.addErrback(lambda failure: _failed(failure.value, pull.opaque, pull.serialize_type))
+        self._unless_damaged(result, damages)
         return self._answer(result, pull, offset, connection)
+
+    def _unless_damaged(self, result: GetMessageResult, damages: int) -> GetMessageResult:
+        """Raises Refused in a group where a read has met the first sign of damage, so that no consumer goes on behind
+        messages that another broker has: it asks again when the group knows of that. `damages`: how many there were."""
+        if self._may_serve is not None and self._store.damages_found != damages:
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, UNREADABLE)
+        return result
 
     def _nothing(self, header: PullMessageRequestHeader, offset: int) -> GetMessageResult:
         """What is answered while nothing is served."""

@@ -14,8 +14,9 @@ from mqbroker.ha.group_keys import GroupState
 from mqbroker.store.cut_tails import cut_tails
 from mqbroker.store.logscan import Damage
 from mqbroker.wire.bodies import KVTable
-from mqbroker.wire.codes import RequestCode, ResponseCode
-from tests.broker.bench import send_command
+from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
+from mqbroker.wire.record import decode_records
+from tests.broker.bench import pull_header, send_command
 from tests.broker.service.group import Group, Replica
 from tests.broker.service.simulation.disks import LOG, copied, set_back
 from tests.remoting.logs import log_kept
@@ -383,6 +384,36 @@ def test_a_master_whose_log_rots_serves_on_while_no_other_broker_can(make_group:
     group.wait_for(lambda: group.masters and group.master() is not master, 150)
     group.wait_for(lambda: group.in_sync() == {1, 2, 3} and not master.why_not_whole, 60)
     assert bodies(master)[-1] == b"goes on"
+
+
+def test_a_consumer_that_meets_damage_of_the_master_gets_the_messages_of_the_next_one(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    sent = with_many_messages(group)
+    former = group.master()
+    group.kill(former.replica_id)
+    group.wait_for(lambda: [each for each in group.masters if each is not former])
+    group.start(former.replica_id)
+    group.wait_for(lambda: group.in_sync() == {1, 2, 3})
+    master = group.master()  # it opened its log anew, which is read with care since
+    rot(master, 10_000, 10_010)
+    offset, read, codes = 0, list[bytes](), set[tuple[int, int]]()
+    for _ in range(800):
+        asked = group.master() if group.masters else master
+        header = pull_header("T", queue_offset=offset, sys_flag=PullSysFlag.SUBSCRIPTION)
+        answer = group.client(asked).ask(RequestCode.PULL_MESSAGE, header)
+        codes.add((asked.replica_id, answer.code))
+        if answer.code == ResponseCode.SUCCESS:
+            read += [record.body for record in decode_records(answer.body)]
+        offset = int((answer.ext_fields or {}).get("nextBeginOffset", offset))
+        group.wait(0.05)
+        if offset >= len(sent):
+            break
+    assert read == sent
+    assert (master.replica_id, ResponseCode.SERVICE_NOT_AVAILABLE) in codes
+    assert (master.replica_id, ResponseCode.PULL_NOT_FOUND) in codes
+    assert group.master() is not master
 
 
 def test_a_gap_that_was_deleted_by_its_age_is_no_reason_to_let_another_be_the_master(

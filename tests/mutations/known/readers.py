@@ -4,6 +4,7 @@ from tests.mutations.mutation import Mutation
 
 _LIMIT = "tests/store/test_readers_limit.py"
 _READERS = "tests/broker/service/test_group_readers.py"
+_STORES = "tests/broker/service/test_group_stores.py"
 
 MISTAKES = [
     Mutation(
@@ -72,7 +73,7 @@ MISTAKES = [
     Mutation(
         "serve requests as a deposed master",
         "broker/assembly.py",
-        "        if replication.may_serve is not None:\n",
+        "        if replication.is_certain is not None:\n",
         "        if False:\n",
         (_READERS,),
     ),
@@ -85,10 +86,24 @@ MISTAKES = [
     ),
     Mutation(
         "serve consumers from an incomplete replica",
-        "broker/broker_service.py",
-        "group.is_certain if follower is None else group.store.is_whole",
-        "group.is_certain if follower is None else None",
+        "broker/broker_group.py",
+        "            return not self.store.why_not_whole\n",
+        "            return True\n",
         (_READERS,),
+    ),
+    Mutation(
+        "lead consumers past damage that another broker has not",
+        "broker/requests/pull_message.py",
+        "self._store.damages_found != damages",
+        "False",
+        (_STORES,),
+    ),
+    Mutation(
+        "serve what a damaged master has before another is the master",
+        "broker/broker_group.py",
+        "(not self.store.gaps or self._giving_up.is_on)",
+        "True",
+        (_STORES,),
     ),
     Mutation(
         "tell consumers of an incomplete replica where to begin",

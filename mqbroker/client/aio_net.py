@@ -94,6 +94,9 @@ class AioNet(LoopNet):
         task = asyncio.current_task()
         return isinstance(error, asyncio.CancelledError) and not (task is not None and task.cancelling())
 
+    def is_cancelled(self, error: Exception) -> bool:
+        return False  # asyncio.CancelledError is no Exception
+
     def after_spawned(self, call: Callable[[], None]) -> None:
         self.loop.call_soon(call)
 

@@ -6,6 +6,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
+from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -99,6 +100,10 @@ class DeferredNet(LoopNet):
 
     def is_cancelled_inside(self, error: BaseException) -> bool:
         return False  # Twisted's CancelledError is like any other
+
+    def is_cancelled(self, error: Exception) -> bool:
+        task = _running.get()
+        return isinstance(error, CancelledError) and task is not None and task.is_cancelled
 
     def after_spawned(self, call: Callable[[], None]) -> None:
         call()
@@ -214,18 +219,28 @@ class DeferredFuture:
             self._is_done = self._is_cancelled = True
 
 
+#: The task that runs.
+_running: ContextVar[_Task | None] = ContextVar("_running", default=None)
+
+
 class _Task:
     def __init__(
         self, coroutine: Coroutine[Any, Any, None], clock: IReactorTime, ended: Callable[[], None] | None
     ) -> None:
         self._coroutine = cast(Any, coroutine)
         self._clock = clock
-        self._done = Deferred.fromCoroutine(self._coroutine)
+        self.is_cancelled = False
+        self._done: Deferred[None] = copy_context().run(self._begin)
         self._done.addErrback(self._failed)
         if ended is not None:
             self._done.addCallback(lambda _: ended())
 
+    def _begin(self) -> Deferred[None]:
+        _running.set(self)
+        return Deferred.fromCoroutine(self._coroutine)
+
     def cancel(self) -> None:
+        self.is_cancelled = True
         if self._coroutine.cr_running:
             # A coroutine cannot be cancelled from inside itself; at the next turn it is suspended.
             self._clock.callLater(0, self._done.cancel)

@@ -194,7 +194,9 @@ class Membership:
                 await self._net.within(_LISTENER_S, _awaited(told))
         except TimeoutError:
             log.warning("%s of the rebalance listener of %s took more than %g s", what, self._group, _LISTENER_S)
-        except Exception:
+        except Exception as error:
+            if self._net.is_cancelled(error):
+                raise
             log.exception("%s of the rebalance listener of %s failed", what, self._group)
 
     def _data(self) -> ConsumerData:

@@ -162,6 +162,9 @@ class Net(Protocol):
     def is_cancelled_inside(self, error: BaseException) -> bool:
         """Whether what the running coroutine awaited was cancelled, and not the coroutine itself."""
 
+    def is_cancelled(self, error: Exception) -> bool:
+        """Whether `error` is the cancellation of the running task, an Exception on Twisted, which must end it."""
+
     def signal(self) -> Signal: ...
 
 
@@ -173,7 +176,9 @@ async def every(net: Net, seconds: float, what: Callable[[], Awaitable[None]]) -
             await what()
         except MQError as error:
             log.warning("%s; trying again in %g s", error, seconds)
-        except Exception:  # of a user's object
+        except Exception as error:  # of a user's object
+            if net.is_cancelled(error):
+                raise
             log.exception("trying again in %g s", seconds)
 
 

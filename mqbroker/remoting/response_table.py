@@ -20,6 +20,8 @@ OPAQUE_MASK = 0x7FFFFFFF
 #: A timer that fires at least this late means that the loop was busy and received data is not read yet.
 _LATE_S = 0.05
 _EXTENSION_S = 0.5
+#: A loop that is late each time has read what had arrived by then; more extensions would keep a timeout from ending.
+_EXTENSIONS_MAX = 3
 #: Clocks round: a timer may fire this much early.
 _EARLY_S = 1e-6
 
@@ -51,10 +53,12 @@ def left_s(due: float, now: float) -> float:
 
 
 class Timeout:
-    """Calls `on_timeout` once after `seconds`, not counting time in which the loop was blocked, unless cancelled."""
+    """Calls `on_timeout` once after `seconds`, unless cancelled. Three times in which the loop was blocked are not
+    counted, more are."""
 
     def __init__(self, now: Now, call_later: CallLater, seconds: float, on_timeout: Callable[[], object]) -> None:
         self.is_over = False
+        self._extensions = 0
         self._now = now
         self._call_later = call_later
         self._on_timeout = on_timeout
@@ -73,7 +77,8 @@ class Timeout:
             self._timer = self._call_later(self._due - now, self._expire)
             return
         more_s = extension_s(self._due, now)
-        if more_s:
+        if more_s and self._extensions < _EXTENSIONS_MAX:
+            self._extensions += 1
             self._due = now + more_s
             self._timer = self._call_later(more_s, self._expire)
         else:
@@ -99,6 +104,7 @@ class PendingRequest:
     owner: object = None
     written_at: float = inf
     due: float = inf
+    extensions: int = 0
 
 
 def _no_timers(seconds: float, what: Callable[[], None]) -> Timer:
@@ -226,7 +232,8 @@ class ResponseTable:
         is_silent = False
         for request in [each for each in self._pending.values() if each.due <= now + _EARLY_S]:
             more_s = extension_s(request.due, now)
-            if more_s:
+            if more_s and request.extensions < _EXTENSIONS_MAX:
+                request.extensions += 1
                 request.due = now + more_s
             elif self._pending.pop(request.opaque, None) is not None:
                 what = f"{request.command.describe()}: no answer from {self.peer} in {request.timeout_ms} ms"

@@ -20,6 +20,7 @@ from mqbroker.client import (
     deferred,
 )
 from mqbroker.client.lite_pull import LitePullConsumerCore
+from mqbroker.client.net import every
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.wire.codes import RequestCode
@@ -173,3 +174,25 @@ def test_a_listener_that_does_not_let_itself_be_cancelled_does_not_hold_close(cl
     finally:
         logging.getLogger("mqbroker.client").setLevel(logging.NOTSET)
     assert cluster.members("g") == []
+
+
+def test_what_is_repeated_ends_when_it_is_cancelled_in_the_middle(world: World, caplog: Any) -> None:
+    """On Twisted a cancellation is an Exception: a loop that takes it for a failure goes on for ever."""
+    calls: list[Deferred[None]] = []
+
+    async def what() -> None:
+        calls.append(Deferred())
+        await calls[-1]
+
+    net = world.net()
+    task = net.spawn(every(net, 1.0, what))
+    world.cluster.advance(1.0)
+    calls[0].cancel()  # what it waits for was cancelled, and not the loop
+    world.cluster.advance(1.0)
+    assert len(calls) == 2
+    assert "trying again in 1 s" in caplog.text
+    caplog.clear()
+    task.cancel()
+    world.cluster.advance(5.0)
+    assert len(calls) == 2
+    assert caplog.text == ""

@@ -152,8 +152,8 @@ class Link:
             return False
         near, far = self.ends
         return bool(
-            (near.outbox and far.reading and far.closing is None)
-            or (far.outbox and near.reading and near.closing is None)
+            (near.outbox and far.reading and far.closing is None and not self.paused)
+            or (far.outbox and near.reading and near.closing is None and not self.paused)
             or (near.closing is not None and not near.outbox)
             or (far.closing is not None and not far.outbox)
         )

@@ -83,6 +83,18 @@ def test_what_is_written_when_it_is_over_waits_for_nothing(responses: ResponseTa
     assert not clock.getDelayedCalls()
 
 
+def test_a_loop_that_is_always_late_times_out_nevertheless(
+    responses: ResponseTable, send: Callable[..., tuple[int, list[Any]]], clock: Clock
+) -> None:
+    _, found = send()
+    over: list[bool] = []
+    Timeout(clock.seconds, clock.callLater, 3.0, lambda: over.append(True))
+    for _ in range(12):
+        clock.advance(0.9)
+    assert isinstance(found[0], RequestTimedOut)
+    assert over == [True]
+
+
 def test_time_in_which_the_loop_did_not_turn_is_not_counted(
     responses: ResponseTable, send: Callable[..., tuple[int, list[Any]]], clock: Clock
 ) -> None:

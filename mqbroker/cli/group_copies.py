@@ -82,7 +82,7 @@ async def copy_of(net: Net, member: Member) -> Copy:
         )
     epoch, lease, end, committed = (value or 0 for value in numbers)
     not_whole = info.get("groupNotWhole", "")
-    why_not = f"not whole: {not_whole}" if not_whole else ""
+    why_not = f"incomplete store: {not_whole}" if not_whole else ""
     is_master, has_gaps = (info.get(key) == "true" for key in ("groupIsMaster", "groupHasGaps"))
     return Copy(member.replica_id, member.address, why_not, epoch, lease, end, committed, is_master, has_gaps)
 

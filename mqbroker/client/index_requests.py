@@ -17,7 +17,15 @@ from mqbroker.client.options import check_number, check_timestamp, to_timestamp
 from mqbroker.client.routes import ROUTE_QUEUES_MAX, Routes
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import KVTable, MessageQueue
-from mqbroker.wire.codes import AUTO_CREATE_TOPIC, UNIQUE_MSG_QUERY_FLAG, Perm, Prop, RequestCode, ResponseCode
+from mqbroker.wire.codes import (
+    AUTO_CREATE_TOPIC,
+    KEY_SEPARATOR,
+    UNIQUE_MSG_QUERY_FLAG,
+    Perm,
+    Prop,
+    RequestCode,
+    ResponseCode,
+)
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
     CreateTopicRequestHeader,
@@ -89,9 +97,10 @@ class IndexRequests:
         answers = await self._net.invoke_many(requests, self._timeout_ms)
         return {name: _position(topic, answer) for name, answer in zip(brokers, answers, strict=True)}
 
-    async def places(self, topic: str, key: str) -> list[tuple[MessageQueue, int]] | None:
-        """The queues and offsets of the messages of `topic` with this unique key, once the index has what is in the log
-        now; None if the index cannot tell all of them, or takes more than a second.
+    async def places(self, topic: str, key: str, *, is_unique: bool = True) -> list[tuple[MessageQueue, int]] | None:
+        """The queues and offsets of the messages of `topic` with this unique key, or with this one among their keys,
+        once the index has what is in the log now; None if the index cannot tell all of them, or takes more than a
+        second.
 
         Raises as `positions` does.
         """
@@ -103,7 +112,7 @@ class IndexRequests:
         else:
             return None
         brokers = await self.brokers(topic)
-        request = _request(topic, key)
+        request = _request(topic, key, is_unique=is_unique)
         answers = await self._net.invoke_many([(addr, request) for addr in brokers.values()], self._timeout_ms)
         found: list[tuple[MessageQueue, int]] = []
         for name, answer in zip(brokers, answers, strict=True):
@@ -113,7 +122,9 @@ class IndexRequests:
             if len(records) >= _FOUND_MAX:
                 return None
             for each in records:
-                if each.topic == topic and each.properties.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX) == key:
+                unique = each.properties.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
+                keys = [unique] if is_unique else each.properties.get(Prop.KEYS, "").split(KEY_SEPARATOR)
+                if each.topic == topic and key in keys:
                     found.append((MessageQueue(topic, name, each.queue_id), each.queue_offset))
         return found
 

@@ -129,11 +129,11 @@ class QueueClient:
 
         return _all([thread.submit(find(self._inside(queue), at)) for queue, at in times])
 
-    def places(self, topic: str, key: str) -> list[tuple[MessageQueue, int]] | None:
+    def places(self, topic: str, key: str, *, is_unique: bool = True) -> list[tuple[MessageQueue, int]] | None:
         """As `IndexRequests.places`."""
         thread, client = parts(self._bounds[0])
         consumer: PullConsumerCore = core(client)
-        found = thread.run(consumer.index.places(within(self._namespace, topic), key))
+        found = thread.run(consumer.index.places(within(self._namespace, topic), key, is_unique=is_unique))
         if found is None:
             return None
         return [(MessageQueue(topic, queue.broker_name, queue.queue_id), offset) for queue, offset in found]

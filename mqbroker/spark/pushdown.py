@@ -16,14 +16,25 @@ import attrs
 
 from mqbroker.client.subscription import Sql, subscribe_to
 from mqbroker.errors import MQError
+from mqbroker.spark.decode_plain import split_keys
 from mqbroker.spark.offsets import QueueRange
 from mqbroker.spark.schema import PROPERTY_PREFIX, Column, is_kafka
 from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import KEY_SEPARATOR, Prop
 
 #: How far the clock of a broker may have gone back.
 CLOCK_STEP_MS = 60_000
 
-_KAFKA = {"offset": "queueOffset", "timestamp": "storeTimestamp", "topic": "topic"}
+_KAFKA = {"offset": "queueOffset", "timestamp": "storeTimestamp", "topic": "topic", "key": "keys"}
+#: Columns whose equal values are found by the index, and whether they are unique keys.
+_INDEXED = {
+    "uniqKey": True,
+    PROPERTY_PREFIX + Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX: True,
+    "keys": False,
+    PROPERTY_PREFIX + Prop.KEYS: False,
+}
+#: Keys of a filter that are looked up at most; with more of them the queues are read.
+_LOOKUPS_MAX = 32
 _QUEUE_PARTS: Mapping[str, Callable[[MessageQueue], Any]] = {
     "topic": lambda queue: queue.topic,
     "brokerName": lambda queue: queue.broker_name,
@@ -51,15 +62,15 @@ _plain_text = re.compile(r"[A-Za-z0-9 _.:/@+-]+").fullmatch
 @attrs.define
 class Pushed:
     """What pushed filters ask for: offsets from `low` up to, but without, `high`, and of `offsets` if these are given;
-    queues that all of `tests` accept; `tags`; a unique key; properties by `sql`; and times of storing from `since_ms`
-    to `until_ms`, inclusive."""
+    queues that all of `tests` accept; `tags`; in `lookups` keys of which a message has one, each with whether they are
+    unique ones; properties by `sql`; and times of storing from `since_ms` to `until_ms`, inclusive."""
 
     low: int = 0
     high: int = 2**63 - 1
     offsets: frozenset[int] | None = None
     tests: list[Callable[[MessageQueue], bool]] = attrs.field(factory=list)
     tags: frozenset[str] | None = None
-    uniq_key: str | None = None
+    lookups: list[tuple[frozenset[str], bool]] = attrs.field(factory=list)
     sql: list[str] = attrs.field(factory=list)
     since_ms: int | None = None
     until_ms: int | None = None
@@ -79,8 +90,8 @@ class Pushed:
         if name == "storeTimestamp":
             self._take_time(kind, value)
             return False
-        if name == "uniqKey" and kind in ("EqualTo", "EqualNullSafe") and isinstance(value, str) and value:
-            self.uniq_key = value
+        if name in _INDEXED and kind in _EQUALS:
+            self._take_keys(value if kind == "In" else [value], is_unique=_INDEXED[name])
         if name.startswith(PROPERTY_PREFIX) and kind in _EQUALS and may_filter:
             self._take_property(name.removeprefix(PROPERTY_PREFIX), value if kind == "In" else [value])
         if name not in _TYPES or (name == "tags" and not may_filter):
@@ -120,6 +131,24 @@ class Pushed:
             return False
         self.tags = tags if self.tags is None else self.tags & tags
         return True
+
+    def _take_keys(self, values: Any, *, is_unique: bool) -> None:
+        """Look up a key of each value, which is a text or, of several keys, a list: Spark compares the others."""
+        keys: set[str] = set()
+        for value in values:
+            text = (
+                KEY_SEPARATOR.join(value)
+                if isinstance(value, list) and all(isinstance(each, str) for each in value)
+                else value
+            )
+            if isinstance(text, bytes):
+                text = text.decode(errors="replace")
+            words = [text] if is_unique else split_keys(text) if isinstance(text, str) else []
+            if not words or not isinstance(words[0], str) or not words[0]:
+                return
+            keys.add(words[0])
+        if 0 < len(keys) <= _LOOKUPS_MAX:
+            self.lookups.append((frozenset(keys), is_unique))
 
     def _take_property(self, name: str, values: Any) -> None:
         if not all(isinstance(each, str) and _plain_text(each) for each in values):
@@ -174,15 +203,20 @@ class Pushed:
 
 
 def at_places(
-    ranges: Sequence[QueueRange], places: Callable[[str], list[tuple[MessageQueue, int]] | None]
+    ranges: Sequence[QueueRange],
+    keys: Iterable[str],
+    places: Callable[[str, str], list[tuple[MessageQueue, int]] | None],
 ) -> list[QueueRange]:
-    """The parts of `ranges` that hold what `places` finds in a topic; all of a topic where it cannot tell."""
+    """The parts of `ranges` that hold what `places` finds in a topic by one of `keys`; all of a topic where it cannot
+    tell."""
     found: list[QueueRange] = []
-    known = {topic: places(topic) for topic in {each.queue.topic for each in ranges}}
+    known = {topic: [places(topic, key) for key in sorted(keys)] for topic in {each.queue.topic for each in ranges}}
     for each in ranges:
         there = known[each.queue.topic]
-        offsets = None if there is None else [offset for queue, offset in there if queue == each.queue]
-        found += [each] if offsets is None else _at(each, offsets)
+        if any(some is None for some in there):
+            found.append(each)
+        else:
+            found += _at(each, {offset for some in there for queue, offset in some or () if queue == each.queue})
     return found
 
 

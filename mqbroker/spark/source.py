@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
-from functools import wraps
+from functools import partial, wraps
 from types import FrameType
 from typing import Any, TypeVar, cast
 
@@ -147,11 +147,16 @@ class BatchReader(api.DataSourceReader):
             {queue: min(at, seen.bounds[queue].end) for queue, at in positions.items()} for positions in (starts, ends)
         )
         ranges = plan_batch(starts, ends, options.ending.option)
-        client, key = _client(options), self._pushed.uniq_key
+        client = _client(options)
         ranges = self._pushed.clip(ranges, client.at_times)
-        if options.index_lookup and key is not None:
+        if options.index_lookup:
             deadline = _deadline(options)
-            ranges = at_places(ranges, lambda topic: ask_patiently(lambda: client.places(topic, key), deadline))
+
+            def find(topic: str, key: str, is_unique: bool) -> Any:
+                return ask_patiently(lambda: client.places(topic, key, is_unique=is_unique), deadline)
+
+            for keys, is_unique in self._pushed.lookups:
+                ranges = at_places(ranges, keys, partial(find, is_unique=is_unique))
         if self._pushed.sql and self._options.expression is None:
             expression = Sql(" AND ".join(self._pushed.sql))
             if can_filter(client, ranges, expression):

@@ -114,7 +114,7 @@ class FakeLog:
             next((r.queue_offset for r in self.decoded(queue) if r.store_timestamp >= at), None) for queue, at in times
         ]
 
-    def places(self, topic: str, key: str) -> list[tuple[MessageQueue, int]] | None:
+    def places(self, topic: str, key: str, *, is_unique: bool = True) -> list[tuple[MessageQueue, int]] | None:
         """What the index finds; with `index_is_behind` it cannot tell."""
         if self.index_is_behind:
             return None
@@ -122,7 +122,7 @@ class FakeLog:
             (queue, record.queue_offset)
             for queue in self.queues(topic)
             for record in self.decoded(queue)
-            if record.properties.get("UNIQ_KEY") == key
+            if (key in record.properties.get("UNIQ_KEY" if is_unique else "KEYS", "").split(" "))
         ]
 
     def decoded(self, queue: MessageQueue) -> list[Record]:

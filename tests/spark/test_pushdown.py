@@ -12,7 +12,7 @@ pytest.importorskip("pyspark", minversion="4.1")
 pytest.importorskip("pyarrow")
 
 from pyspark.sql import datasource
-from pyspark.sql.types import IntegerType, LongType, StringType, StructType, TimestampType
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructType, TimestampType
 
 from mqbroker.spark import source
 from mqbroker.spark.errors import BadOption
@@ -197,6 +197,47 @@ def test_the_index_finds_a_unique_key_where_the_option_allows_it(log: FakeLog) -
     assert read(indexLookup="true") == [("bills", 42, 43)] + [("orders", 42, 43)] * 4
     log.index_is_behind = True
     assert len(read(indexLookup="true")) == 8
+
+
+KEYS = StructType().add("queueOffset", LongType()).add("keys", ArrayType(StringType())).add("prop_KEYS", StringType())
+
+
+def test_the_index_finds_keys_and_the_rows_are_the_same_as_without(log: FakeLog) -> None:
+    log.records.clear()
+    for topic in ("orders", "bills"):
+        for n in range(40):
+            keys = {0: "o-1 o-2", 1: "o-2  o-1", 2: "o-2", 3: ""}[n % 4] if n < 16 else f"k-{n}"
+            log.add(MessageQueue(topic, "a", 0), 1, properties={"UNIQ_KEY": f"U{n}"} | ({"KEYS": keys} if keys else {}))
+    d = datasource
+    for pushed, holds, fewer in (
+        (d.EqualTo(("keys",), ["o-1", "o-2"]), lambda row: row["keys"] == ["o-1", "o-2"], True),
+        (d.EqualNullSafe(("keys",), ["k-20"]), lambda row: row["keys"] == ["k-20"], True),
+        (d.In(("keys",), [["o-2"], ["k-20"], ["none"]]), lambda row: row["keys"] in (["o-2"], ["k-20"]), True),
+        (d.EqualTo(("prop_KEYS",), "o-2  o-1"), lambda row: row["prop_KEYS"] == "o-2  o-1", True),
+        (d.EqualTo(("keys",), []), lambda row: row["keys"] == [], False),
+        (d.EqualTo(("keys",), [None]), lambda row: row["keys"] == [None], False),
+        (d.EqualNullSafe(("keys",), None), lambda row: row["keys"] is None, False),
+        (d.EqualTo(("prop_KEYS",), " "), lambda row: row["prop_KEYS"] == " ", False),
+        (d.In(("keys",), [[f"k-{n}"] for n in range(99)]), lambda row: (row["keys"] or "-")[0][0] == "k", False),
+    ):
+        given = {"propertyColumns": "KEYS"}
+        wanted = [row for row in rows_of(BatchReader(options(**given), KEYS)) if holds(row)]
+        for index in ("false", "true"):
+            reader = PushdownReader(options(indexLookup=index, **given), KEYS)
+            assert list(reader.pushFilters([pushed])) == [pushed]
+            read = rows_of(reader)
+            assert [row for row in read if holds(row)] == wanted, pushed
+            assert (len(read) < 80) == (fewer and index == "true"), pushed
+
+
+def test_the_index_finds_the_key_of_the_kafka_source(log: FakeLog) -> None:
+    log.records.clear()
+    for n in range(10):
+        log.add(MessageQueue("orders", "a", 0), 1, properties={"UNIQ_KEY": f"U{n}", "KEYS": f"k{n % 3} other"})
+    for value, wanted in ((b"k1 other", [1, 4, 7]), (b"\xff", [])):
+        reader = PushdownReader(options(topic="orders", schema="kafka", indexLookup="true"), KAFKA)
+        list(reader.pushFilters([datasource.EqualTo(("key",), value)]))
+        assert [row["offset"] for row in rows_of(reader)] == wanted
 
 
 SHOPS = StructType().add("queueOffset", LongType()).add("PROP_shop", StringType())

@@ -159,8 +159,8 @@ def has_queues(consumer: PullConsumer, topic: str) -> bool:
 def test_pushed_filters_change_no_row_of_a_query(
     spark: Any, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for n, tag in enumerate(("Aa", "BB", "paid")):
-        publish(cluster, "Pushed", 12, 100 * n, tags=tag, properties={"shop": str(n)})
+    for n, (tag, keys) in enumerate((("Aa", ["k3"]), ("BB", ["k4", "k5"]), ("paid", ["k1", "k2"]))):
+        publish(cluster, "Pushed", 12, 100 * n, tags=tag, keys=keys, properties={"shop": str(n)})
     moment = stored(cluster, "Pushed")[10][0]
     queries = [
         "queueOffset < 3",
@@ -173,6 +173,7 @@ def test_pushed_filters_change_no_row_of_a_query(
     ]
     frame = reader(spark, cluster, "Pushed", propertyColumns="shop").load()
     key = frame.where("queueId = 2 AND queueOffset = 4").collect()[0].uniqKey
+    queries += ["keys = array('k3') AND queueId < 3", "keys IN (array('k1'), array('k4', 'k5'))", "keys = array('k')"]
     # This broker does not filter by properties, so that Spark does.
     queries += ["prop_shop IN ('1', '2') AND queueOffset > 1", f"uniqKey = '{key}'"]
     without = [rows_of(frame.where(query)) for query in queries]

@@ -59,6 +59,17 @@ class BadTls(MQError):
     """Certificates or keys that cannot be used; the text names the file, and no secret."""
 
 
+class BadExtension(MQError):
+    """An extension that cannot be loaded: its name in the setting `extensions`, and why."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name, why)
+        self.name, self.why = name, why
+
+    def __str__(self) -> str:
+        return f"extensions: {self.name}: {self.why}"
+
+
 class BadExpression(MQError):
     """A filter expression that cannot be read, or compares what cannot be compared; the text says where and why."""
 

@@ -110,7 +110,7 @@ def test_a_message_is_sent_if_its_transaction_commits(mq_dev: Cluster) -> None:
 def test_each_program_is_tested() -> None:
     # Others are run with their pages: of the tutorial, the sender to restart under, the table of messages to send.
     others = {"test_receipts.py", "delayed.py", "outbox.py", "request_reply.py", "send_steadily.py", "transaction.py"}
-    others |= {"service_fastapi.py", "worker_pool.py"}
+    others |= {"service_fastapi.py", "worker_pool.py", "topic_names.py"}
     # Spark's programs share a session in tests/spark/test_programs.py; spark_35.py is in test_versions.py.
     others |= {f"{name}.py" for name in SPARK}
     assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED | set(SERVICES) | others

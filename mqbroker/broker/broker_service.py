@@ -49,6 +49,7 @@ from mqbroker.ha.slave import MasterConnection, SlaveService, SlaveSettings
 from mqbroker.ha.slave_check import SlaveCheck, registered_slaves
 from mqbroker.remoting.client import Connector, RemotingClient, tcp_connector
 from mqbroker.remoting.draining import answered
+from mqbroker.remoting.extensions import Extensions, load_extensions
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
@@ -136,6 +137,7 @@ class BrokerService(Service):
         resolve: Callable[[str], str] = resolve,
     ) -> None:
         self.settings = settings
+        self.extensions = Extensions()
         self._resolve = resolve
         #: Tells other shards of the topics that sends create, and creates theirs; None of a broker that is no shard.
         self.siblings: SiblingTopics | None = None
@@ -228,7 +230,7 @@ class BrokerService(Service):
 
     async def _start(self) -> None:
         clock, settings = self._clock, self.settings
-        table = HandlerTable()
+        table = HandlerTable(extensions=self.extensions)
         server = self._listen(table)
         tls, factory, listening = server.tls, server.factory, server.listening
         worker = self._worker or ThreadWorker(deferToThreadPool, self._reactor, self._make_threads(DISK_THREADS))
@@ -491,7 +493,9 @@ class BrokerService(Service):
             return self._server
         server, tls = self.settings.server, ServerTls(self.settings.tls, self._clock)
         limits = Limits.of(server, self._files_max)
-        factory = RemotingServerFactory(table, self._clock, limits, tls=tls, steady=self._steady)
+        factory = RemotingServerFactory(
+            table, self._clock, limits, tls=tls, steady=self._steady, extensions=self.extensions
+        )
         listening = ListeningService(
             self._reactor,
             server.listen_port,
@@ -785,5 +789,9 @@ def make_broker(
         nobody must be able to guess its numbers.
     :param files_max: with this many open files, no connection is accepted.
     :param steady: see `BrokerService`.
+
+    Raises BadExtension if one that the settings name cannot be loaded.
     """
-    return BrokerService(settings, reactor, disk=OsDisk(), rng=rng, files_max=files_max, steady=steady)
+    broker = BrokerService(settings, reactor, disk=OsDisk(), rng=rng, files_max=files_max, steady=steady)
+    broker.extensions = load_extensions(settings.server.extensions, reactor.seconds)
+    return broker

@@ -130,6 +130,14 @@ def parse_optional_address(text: str) -> str:
     return _parse_address(text.strip()) if text.strip() else ""
 
 
+def parse_extensions(text: str) -> tuple[str, ...]:
+    """`name,name`, each once; an empty text gives an empty tuple."""
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if len(set(names)) < len(names):
+        raise ValueError("it names one extension twice")
+    return names
+
+
 def parse_addresses(text: str) -> tuple[str, ...]:
     """`host:port;host:port`; an empty text gives an empty tuple."""
     return tuple(_parse_address(part.strip()) for part in text.split(";") if part.strip())

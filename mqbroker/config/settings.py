@@ -21,6 +21,7 @@ from mqbroker.config.fields import (
     parse_addresses,
     parse_bind_address,
     parse_delays,
+    parse_extensions,
     parse_hours,
     parse_log_path,
     parse_name,
@@ -172,6 +173,8 @@ class NettySettings:
     listen_port: int = whole(8888, 0, 65535, important=True)
     #: The address of this machine to listen on; empty for all of them.
     bind_address: str = text("", parse_bind_address, important=True)
+    #: Extensions to load, separated by commas: names of entry points of the group mqbroker.extensions.
+    extensions: tuple[str, ...] = text((), parse_extensions)
     #: Maximum size of a frame in bytes. A connection that sends a longer one is closed.
     frame_max_length: int = whole(16 * MIB, 1024, 1024 * MIB)
     #: Seconds without a byte from a client after which its connection is closed.

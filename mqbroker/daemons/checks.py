@@ -23,6 +23,7 @@ from mqbroker.daemons.shard_stores import check_shard_stores
 from mqbroker.errors import MQError, StoreLocked
 from mqbroker.ha.etcd_http import check_access
 from mqbroker.ha.link_secret import read_secret
+from mqbroker.remoting.extensions import check_extensions
 from mqbroker.remoting.tcp import try_port
 from mqbroker.remoting.tls import client_context, server_context
 from mqbroker.store.layout import StorePaths, lock_holder, refuse_other
@@ -34,6 +35,7 @@ def check(settings: BrokerSettings | NamesrvSettings, own_files: Mapping[str, st
     faults: list[str] = []
     warnings = advice(settings)
     looks: list[Callable[[], list[str]]] = [lambda: _check_tls(settings), lambda: _check_accounts(settings)]
+    looks.append(lambda: check_extensions(settings.server.extensions))
     looks += [partial(_check_directory, name, path) for name, path in _directories(settings)]
     looks.append(lambda: _check_shards(settings))
     looks.append(lambda: _check_own_address(settings))

@@ -23,6 +23,7 @@ from mqbroker.namesrv.route_table import RouteTable
 from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.cooperative_tasks import CooperativeTasks
+from mqbroker.remoting.extensions import load_extensions
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
@@ -123,15 +124,16 @@ def make_namesrv(
     `files_max` open files no connection is accepted. `steady` returns seconds of a clock that is never set, by default
     the reactor's.
 
-    Raises StoreDamaged if kvConfig.json cannot be read, BadTls if certificates cannot be used. Starting fails with
-    Twisted's CannotListenError.
+    Raises StoreDamaged if kvConfig.json cannot be read, BadTls if certificates cannot be used, BadExtension
+    as `load_extensions`. Starting fails with Twisted's CannotListenError.
     """
     pool = ThreadPool(0, 1, "disk")
     worker = worker or ThreadWorker(deferToThreadPool, reactor, pool)
     kv_file = JsonFile(settings.kv_config_path, worker, disk or OsDisk())
     kv = KvConfig(kv_file.load(KvWrapper.from_json))
     routes: RouteTable[IConnection] = RouteTable()
-    table = HandlerTable()
+    extensions = load_extensions(settings.server.extensions, reactor.seconds)
+    table = HandlerTable(extensions=extensions)
     steady_clock = SteadyClock(reactor, steady)
     table.serve(BrokerRequests(routes, kv, steady_clock))
     elsewhere = _product_environment(settings, reactor, connector, steady)
@@ -159,7 +161,7 @@ def make_namesrv(
                 log.info("the connection of broker {addr} closed: removed", addr=addr)
 
     tls = ServerTls(settings.tls, reactor)
-    factory = RemotingServerFactory(table, reactor, Limits.of(server, files_max), on_event, tls, steady)
+    factory = RemotingServerFactory(table, reactor, Limits.of(server, files_max), on_event, tls, steady, extensions)
     listening = ListeningService(
         reactor,
         server.listen_port,

@@ -14,6 +14,7 @@ from typing import Any, cast
 from typing import Protocol as StructuralType
 
 from twisted.internet.defer import CancelledError, Deferred, fail
+from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.interfaces import (
     IConsumer,
     IHandshakeListener,
@@ -102,6 +103,8 @@ class RemotingProtocol(Peer, Protocol):
         self.remote_host = b""
         self.peer_version = 0
         self.closed = False
+        #: Why it broke or was closed for its peer's fault; empty otherwise.
+        self.failure = ""
         self.last_active = self._noted_active = clock.seconds()
         self._table = table
         self._clock = clock
@@ -170,6 +173,8 @@ class RemotingProtocol(Peer, Protocol):
         cast(IConsumer, self.transport).registerProducer(self, True)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if not self.closed and not isinstance(reason.value, ConnectionDone | ConnectionAborted):
+            self.failure = reason.getErrorMessage()
         self.closed = True
         self._release()
         self.from_address.connections.pop(self, None)
@@ -210,6 +215,8 @@ class RemotingProtocol(Peer, Protocol):
         """Stop reading and writing; the transport calls connectionLost later."""
         if not self.closed:
             self.closed = True
+            if level is LogLevel.warn:
+                self.failure = why
             self._release()
             self._owner.close_log.say(level, "closing {peer}: {why}", peer=self.remote_addr, why=why)
             cast(ITCPTransport, self.transport).abortConnection()

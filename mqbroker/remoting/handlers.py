@@ -145,6 +145,19 @@ PlainHandler = Callable[[Sequence[PlainRead]], Taken | Answered | None]
 PlainGuard = Callable[[IConnection, bytes | None, bytes | None, bytes, tuple[bytes, ...]], bool]
 
 
+class IExtensions(Interface):
+    """Wraps handlers with the hooks of extensions."""
+
+    def wants(code: int) -> bool:
+        """Whether a hook sees the requests of `code`."""
+
+    def around(code: int, handler: Handler) -> Handler:
+        """Return `handler` wrapped in the hooks that want `code`."""
+
+    def around_batch(code: int, handler: BatchHandler) -> BatchHandler:
+        """As `around`, for a batch handler."""
+
+
 class IGuard(Interface):
     """Wraps handlers with a permission check."""
 
@@ -171,6 +184,8 @@ class HandlerTable:
     #: Called when requests of one read were handled, in the time that is counted against who sent them: does what they
     #: have caused, if that is much.
     charge: Callable[[], None] | None = None
+    #: Their hooks are called within the guard's check: they see no request that it refuses.
+    extensions: IExtensions | None = None
 
     def protect(self, guard: IGuard) -> None:
         """Check all requests with `guard`. Raises ValueError if handlers are registered already."""
@@ -183,6 +198,8 @@ class HandlerTable:
         _check_known(code)
         if code in self._handlers:
             raise ValueError(f"code {code} has a handler")
+        if self.extensions is not None:
+            handler = self.extensions.around(code, handler)
         self._handlers[int(code)] = handler if self._guard is None else self._guard.guarded(code, handler)
 
     def serve(self, family: object, bound: Callable[[Any], Handler] | None = None) -> None:
@@ -205,14 +222,17 @@ class HandlerTable:
         _check_known(code)
         if code in self.batch:
             raise ValueError(f"code {code} has a batch handler")
+        if self.extensions is not None:
+            handler = self.extensions.around_batch(code, handler)
         self.batch[int(code)] = handler if self._guard is None else self._guard.guarded_batch(code, handler)
         self._runs_max[int(code)] = run_max
 
     def register_plain(self, code: int, handler: PlainHandler) -> None:
         """Have `handler` take plain requests of `code`, which also has a handler of another kind. It checks them itself
-        by `plain_guard`."""
+        by `plain_guard`. It is not used where an extension wants the requests of `code`."""
         _check_known(code)
-        self.plain[code] = handler
+        if self.extensions is None or not self.extensions.wants(code):
+            self.plain[code] = handler
 
     def plain_guard(self, code: int, *fields: str) -> PlainGuard | None:
         """The guard's check of plain requests; None if every peer may send every request."""
@@ -258,7 +278,8 @@ class HandlerTable:
         for code in map(int, codes):
             self.plain = {each: plain for each, plain in self.plain.items() if each != code}
             self.batch.pop(code, None)
-            self._handlers[code] = handler if self._guard is None else self._guard.guarded(code, handler)
+            hooked = handler if self.extensions is None else self.extensions.around(code, handler)
+            self._handlers[code] = hooked if self._guard is None else self._guard.guarded(code, hooked)
 
     def become(self, other: HandlerTable) -> None:
         """Serve what `other` serves, on the connections that have this table."""

@@ -12,6 +12,7 @@ from twisted.logger import LogLevel
 
 from mqbroker.kernel import compiled
 from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.extensions import Extensions
 from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable, PlainRead
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
@@ -37,11 +38,16 @@ class IdleWatch:
     """Closes overdue connections, on one timer for all; the same timer flushes the counts of `logs`."""
 
     def __init__(
-        self, connections: set[RemotingProtocol], clock: SteadyClock, logs: Sequence[RateLimitedLog] = ()
+        self,
+        connections: set[RemotingProtocol],
+        clock: SteadyClock,
+        logs: Sequence[RateLimitedLog] = (),
+        extensions: Extensions | None = None,
     ) -> None:
         self._connections = connections
         self._clock = clock
         self._logs = logs
+        self._extensions = extensions or Extensions()
         self._loop = RepeatedCall(self._look, clock=clock.timers)
 
     def start(self) -> None:
@@ -56,7 +62,8 @@ class IdleWatch:
         now = self._clock.seconds()
         for connection in list(self._connections):
             why = connection.overdue(now)
-            if why is not None:
+            if why is not None and not connection.closed:
+                self._extensions.tell("idle", connection.remote_addr, why)
                 connection.close(why)
         for limited in self._logs:
             limited.look()
@@ -75,8 +82,11 @@ class RemotingServerFactory(ServerFactory):
         on_event: Callable[[ConnectionEvent, RemotingProtocol], None] | None = None,
         tls: ServerTls | None = None,
         steady: Callable[[], float] | None = None,
+        extensions: Extensions | None = None,
     ) -> None:
-        """`steady` returns seconds of a clock that is never set, by default those of `clock`."""
+        """`steady` returns seconds of a clock that is never set, by default those of `clock`. The listeners among the
+        extensions are told of connections."""
+        self._extensions = extensions or Extensions()
         self.connections: set[RemotingProtocol] = set()
         self._table = table
         self._clock = clock
@@ -88,7 +98,7 @@ class RemotingServerFactory(ServerFactory):
         self.close_log = RateLimitedLog("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
         self._refusals = RateLimitedLog("connections refused", clock.seconds, 1)
         self._steady = SteadyClock(clock, steady)
-        self._watch = IdleWatch(self.connections, self._steady, (self.close_log, self._refusals))
+        self._watch = IdleWatch(self.connections, self._steady, (self.close_log, self._refusals), self._extensions)
 
     def startFactory(self) -> None:
         self._watch.start()
@@ -154,6 +164,7 @@ class RemotingServerFactory(ServerFactory):
                 return False
         self.connections.add(connection)
         self._tell(ConnectionEvent.CONNECT, connection)
+        self._extensions.tell("connected", connection.remote_addr)
         return True
 
     def _is_full(self, connection: RemotingProtocol) -> bool:
@@ -170,6 +181,9 @@ class RemotingServerFactory(ServerFactory):
         if connection in self.connections:
             self.connections.discard(connection)
             self._tell(ConnectionEvent.CLOSE, connection)
+            if connection.failure:
+                self._extensions.tell("failed", connection.remote_addr, connection.failure)
+            self._extensions.tell("closed", connection.remote_addr)
 
     def _tell(self, event: ConnectionEvent, connection: RemotingProtocol) -> None:
         if self.on_event is not None:

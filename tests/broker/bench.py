@@ -146,6 +146,7 @@ class Bench:
         disk: Any = None,
         reads_halves: bool = True,
         save_settings: Any = None,
+        extensions: Any = None,
         **changes: Any,
     ) -> None:
         self.clock = clock or Clock()
@@ -157,7 +158,7 @@ class Bench:
         self.store = open_store(
             settings.store, disk=disk or OsDisk(), clock=self.clock, worker=self.worker, store_host=STORE_HOST
         )
-        self.table = HandlerTable()
+        self.table = HandlerTable(extensions=extensions)
         self.turns = NoTurns()
         places = acl_places(settings.rocketmq_home, settings.acl_plain_file)
         self.acl = AclFiles(places, self.table_worker, self.clock) if settings.acl_enable else None
@@ -176,7 +177,7 @@ class Bench:
         self.topics, self.groups, self.offsets = parts.topics, parts.groups, parts.offsets
         self.consumers, self.producers, self.held = parts.consumers, parts.producers, parts.held
         self.rules, self.send = parts.rules, parts.send
-        self.factory = serve(self.clock, self.table, on_event=parts.connection_event)
+        self.factory = serve(self.clock, self.table, None, parts.connection_event, extensions)
         self.store.start()
         parts.topic_repair.start()
         self.held.start()

@@ -39,7 +39,7 @@ OWN = {
     *("bindAddress", "frameMaxLength", "logLevel", "diskFreeBytesMin"),
     # System properties of the Java broker.
     *("diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
-    *("connectionsMax", "connectionsPerAddressMax", "unsentBytesMax", "vipPortEnable"),
+    *("connectionsMax", "connectionsPerAddressMax", "unsentBytesMax", "vipPortEnable", "extensions"),
     *(
         "haWhiteRemoteAddresses",
         "haSecretFile",

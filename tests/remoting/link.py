@@ -215,10 +215,14 @@ class Peer:
 
 
 def serve(
-    clock: Clock, table: HandlerTable | None = None, limits: Any = None, on_event: Callable[..., Any] | None = None
+    clock: Clock,
+    table: HandlerTable | None = None,
+    limits: Any = None,
+    on_event: Callable[..., Any] | None = None,
+    extensions: Any = None,
 ) -> RemotingServerFactory:
     """A started server factory."""
-    factory = RemotingServerFactory(table or HandlerTable(), clock, limits or Limits(), on_event)
+    factory = RemotingServerFactory(table or HandlerTable(), clock, limits or Limits(), on_event, extensions=extensions)
     factory.doStart()
     return factory
 

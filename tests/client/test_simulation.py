@@ -8,8 +8,12 @@ import pytest
 
 from tests.client.simulation import run_seed
 
+COUNT = int(os.environ.get("MQBROKER_GROUP_SEEDS", "4"))
+#: Those beyond the first lose messages where offsets are committed too early.
+SEEDS = sorted({*range(COUNT), 5, 9})
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("MQBROKER_GROUP_SEEDS", "4"))))
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_group_consumes_everything_whatever_happens(seed: int) -> None:
     counts = run_seed(seed)
     assert counts["consumed"] > 0

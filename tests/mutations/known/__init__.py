@@ -2,6 +2,7 @@
 
 from tests.mutations.known import (
     broker,
+    clients,
     copies,
     etcd,
     failover,
@@ -39,4 +40,5 @@ KNOWN = [
     *switches.MISTAKES,
     *kernel.MISTAKES,
     *spark.MISTAKES,
+    *clients.MISTAKES,
 ]

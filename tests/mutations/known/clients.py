@@ -1,0 +1,43 @@
+"""A member of a group that breaks the group's rules: runs of whole groups notice it."""
+
+from tests.mutations.mutation import Mutation
+
+_GROUPS = ("tests/client/test_simulation.py",)
+
+MISTAKES = [
+    Mutation(
+        "keep queues that are another member's share now",
+        "client/membership.py",
+        " for queue in self.queues if queue.topic == topic and queue not in share.queues])\n        new = ",
+        " for queue in ()])\n        new = ",
+        _GROUPS,
+    ),
+    Mutation(
+        "send the first heartbeats only",
+        "client/heartbeats.py",
+        "            await self._send([addr for addr in self._reached() if self.is_due(addr)])\n",
+        "            self._reached()\n",
+        _GROUPS,
+    ),
+    Mutation(
+        "commit what is pulled, and not what is consumed",
+        "client/process_queue.py",
+        "        return min(self.span[0], self.next_offset) if self._batches else self.next_offset\n",
+        "        return self.next_offset\n",
+        _GROUPS,
+    ),
+    Mutation(
+        "extend a time-out each time the loop is late",
+        "remoting/response_table.py",
+        "            if more_s and request.extensions < _EXTENSIONS_MAX:\n",
+        "            if more_s:\n",
+        ("tests/remoting/test_response_table.py",),
+    ),
+    Mutation(
+        "take a cancellation on Twisted for a failure",
+        "client/deferred_net.py",
+        "        return isinstance(error, CancelledError) and task is not None and task.is_cancelled\n",
+        "        return False\n",
+        ("tests/client/test_closing.py",),
+    ),
+]

@@ -1,6 +1,7 @@
 """Real Spark on our own broker: batches, streams, and streams whose driver or broker is killed."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from mqbroker.client import Message, SendFailed
 from mqbroker.client.blocking import Producer
 from mqbroker.spark.java import JavaMissing, find_java
 from tests.daemons.processes import PATIENCE_SECONDS, Process, wait_for
-from tests.spark.session import session_environment, start_session
+from tests.spark.session import SOURCE, session_environment, start_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.daemons]
 
@@ -186,18 +187,54 @@ def test_several_topics_at_once(spark: Any, cluster: Cluster) -> None:
     assert counts == {"Left": 5, "Right": 7}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"startingOffset": "latest"}, "did you mean startingOffsets"),
-        ({"startingOffsets": "newest"}, "'newest' is not 'earliest' or 'latest'"),
-        ({"topic": "NoSuchTopic"}, "No route info of this topic: NoSuchTopic"),
-    ],
-)
-def test_mistakes_reach_the_user(spark: Any, cluster: Cluster, options: dict[str, str], message: str) -> None:
-    publish(cluster, "Mistakes", 1)
-    with pytest.raises(Exception, match=message):
-        reader(spark, cluster, "Mistakes", **options).load().count()
+#: Options, and a schema, that are wrong, and the sentence that the guide quotes.
+MISTAKES: list[tuple[dict[str, str], str | None, str]] = [
+    ({"nameServer": "127.0.0.1:1"}, None, "No name server answers: 127.0.0.1:1: Unreachable: connect to 127.0.0.1:1"),
+    ({"topic": "order"}, None, "No route info of this topic: order, asked "),
+    (
+        {"startingOffset": "latest"},
+        None,
+        "option startingoffset: there is no such option; did you mean startingOffsets",
+    ),
+    ({"kafka.bootstrap.servers": "h:1"}, None, "option kafka.bootstrap.servers: is an option of Spark's Kafka source"),
+    ({"startingOffsets": "newest"}, None, "option startingOffsets: 'newest' is not 'earliest' or 'latest', or JSON"),
+    (
+        {"startingOffsets": '{"orders":{"broker-a":{"0":99}}}'},
+        None,
+        "option startingOffsets: 99 is beyond the end of queue 0 of topic orders on broker broker-a, which is 1",
+    ),
+    (
+        {"startingOffsets": '{"orders":{"broker-a":{"77":0}}}'},
+        None,
+        "option startingOffsets: queue 77 of topic orders on broker broker-a does not exist; these do: ",
+    ),
+    (
+        {"startingTimestamp": "2026-01-01T00:00:00"},
+        None,
+        "option startingTimestamp: '2026-01-01T00:00:00' has no time zone and is ambiguous; use milliseconds ",
+    ),
+    (
+        {"endingTimestamp": "2100-01-01T00:00:00Z"},
+        None,
+        "option endingTimestamp: '2100-01-01T00:00:00Z' is in the future: no message is stored then yet; leave it out ",
+    ),
+    ({}, "bodi BINARY", "column bodi: messages have no such column; did you mean body? "),
+    ({}, "body STRING", "column body: its type is binary, not string; read it as it is, and cast after that"),
+]
+
+
+def test_spark_prints_the_sentence_of_each_mistake_that_the_guide_has(spark: Any, cluster: Cluster) -> None:
+    publish(cluster, "orders", QUEUES)
+    page = " ".join(Path(SOURCE, "docs/howto/jobs-on-spark.rst").read_text().split())
+    for options, columns, sentence in MISTAKES:
+        assert f"- ``{sentence}".rstrip() in page
+        given = reader(spark, cluster, "orders", **options)
+        with pytest.raises(Exception, match=re.escape(sentence)) as caught:
+            (given if columns is None else given.schema(columns)).load().count()
+        kind, said = str(caught.value).splitlines()[3].split(": ", 1)
+        assert kind.startswith("mqbroker.")
+        assert said.startswith(sentence)
+    assert page.count(" - ``option ") + page.count(" - ``column ") + page.count(" - ``No ") == len(MISTAKES)
 
 
 class Publishing:

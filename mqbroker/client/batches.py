@@ -60,7 +60,7 @@ class Part:
         stored = result.offset_msg_id.split(",")
         offset_ids = stored if len(stored) == len(self.ids) else [""] * len(self.ids)
         return [
-            SendResult(result.status, msg_id, offset_id, result.queue, result.queue_offset + n)
+            attrs.evolve(result, msg_id=msg_id, offset_msg_id=offset_id, queue_offset=result.queue_offset + n)
             for n, (msg_id, offset_id) in enumerate(zip(self.ids, offset_ids, strict=True))
         ]
 

@@ -382,6 +382,8 @@ class SendResult:
     offset_msg_id: str
     queue: MessageQueue
     queue_offset: int
+    #: False if the broker wants no trace of the message (its setting `traceOn`).
+    is_traced: bool = attrs.field(default=True, eq=False, repr=False, kw_only=True)
 
 
 class PullStatus(IntEnum):

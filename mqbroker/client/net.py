@@ -191,13 +191,14 @@ class Ending:
         self._last_s = min(1.0, seconds / 4)
         self._until = net.steady() + seconds - self._last_s
 
-    async def step(self, what: str, coroutine: Coroutine[Any, Any, None], *, left: int = 0) -> None:
-        """Run the coroutine, and leave time for as many more steps as are `left`."""
+    async def step(self, what: str | Callable[[], str], coroutine: Coroutine[Any, Any, None], *, left: int = 0) -> None:
+        """Run the coroutine, and leave time for as many more steps as are `left`. `what` is given up otherwise."""
         seconds = max(0.0, self._until - self._net.steady()) / (left + 1)
         try:
             await self._net.within(seconds, coroutine)
         except TimeoutError:
-            log.warning("closing a client of %s: gave up %s after %.2g s", self._group, what, seconds)
+            text = what if isinstance(what, str) else what()
+            log.warning("closing a client of %s: gave up %s after %.2g s", self._group, text, seconds)
 
     async def close_net(self) -> None:
         await self._net.close(self._last_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from math import inf
@@ -262,7 +262,7 @@ class ProducerOptions(ClientOptions):
     avoid_slow_brokers: bool = attrs.field(default=True, validator=_instance(bool))
     heartbeat_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds(high=_HEARTBEAT_S_MAX))
     #: See each send; with any of them, sends take the general path, which costs about half of the rate.
-    observers: tuple[SendObserver, ...] = _observers(SendObserver)
+    observers: Sequence[SendObserver] = _observers(SendObserver)
 
 
 class MessageModel(Enum):
@@ -343,7 +343,7 @@ class PushOptions(MemberOptions):
     #: How long a message waits that neither the listener consumed nor the broker accepted.
     local_retry_s: float = attrs.field(default=5.0, converter=to_seconds, validator=_seconds())
     #: See each message that the listener gets.
-    observers: tuple[ConsumeObserver, ...] = _observers(ConsumeObserver)
+    observers: Sequence[ConsumeObserver] = _observers(ConsumeObserver)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

@@ -412,7 +412,7 @@ class ProducerCore:
         if self._plain is not None:
             self._plain.flush()
         if self._tracer is not None:
-            await ending.step("traces", self._tracer.flush(), left=1)
+            await ending.step(self._tracer.unsent, self._tracer.flush(), left=1)
         self._attempts.is_closed = True
         self._replies.close()
         tasks, self._tasks = self._tasks, []

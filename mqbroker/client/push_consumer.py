@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import attrs
+
 from mqbroker.client.assigned_queues import AssignedQueue, AssignedQueues
 from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener
 from mqbroker.client.errors import BadArgument, BadListener, ClientClosed
@@ -272,7 +274,7 @@ class PushConsumerCore:
                 self.consuming.still_running(),
             )
         if self._tracer is not None:
-            await ending.step("traces", self._tracer.flush(), left=4)
+            await ending.step(self._tracer.unsent, self._tracer.flush(), left=4)
         if self._started:
             await ending.step("the rebalance listener", self._membership.tell_revoked(), left=3)
             offsets = {} if self._watch.was_away else self._assigned.committable()
@@ -291,7 +293,8 @@ class PushConsumerCore:
 
     def running_info(self) -> ConsumerRunningInfo:
         """This member's state, for administrators."""
-        return running_info(self._about, self._membership.subscriptions.values(), self._assigned, self._stats)
+        about = attrs.evolve(self._about, name_servers=self._routes.name_servers)
+        return running_info(about, self._membership.subscriptions.values(), self._assigned, self._stats)
 
     def positions(self, topic: str) -> dict[MessageQueue, int]:
         """The offsets that would be committed now, of one topic, or of all if `topic` is empty."""

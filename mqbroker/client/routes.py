@@ -147,6 +147,11 @@ class Routes:
         self._first = net.rng.randrange(len(name_servers))
         self._url = name_servers[0] if is_url(name_servers[0]) else None
 
+    @property
+    def name_servers(self) -> tuple[str, ...]:
+        """Those that were given, or that the address server listed last."""
+        return self._name_servers
+
     async def _servers(self) -> list[str]:
         """The name servers, the one that answered last first. Raises NameServerUnreachable."""
         if self._url is not None and self._name_servers != (found := await self._net.name_servers(self._url)):

@@ -151,6 +151,7 @@ def read_send_answer(outgoing: Outgoing, queue: MessageQueue, answer: RemotingCo
         offset_msg_id=header.msg_id,
         queue=MessageQueue(queue.topic, queue.broker_name, header.queue_id),
         queue_offset=header.queue_offset,
+        is_traced=answer.ext_fields.get(Prop.TRACE_SWITCH) != "false",
     )
 
 

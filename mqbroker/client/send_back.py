@@ -88,7 +88,7 @@ class SendBack:
             raise NoBrokerForTopic(retry_topic, "none lets it be written")
         others = [queue for queue in route.publish_queues if queue.broker_name != message.queue.broker_name]
         queue = self._net.rng.choice(others or route.publish_queues)
-        times = message.reconsume_times
+        times = max(0, message.reconsume_times)  # a sender may have set any number
         if delay_level < 0 or times >= self._attempts_max:
             request = retry_request(message, queue, times, times, 3)
         else:

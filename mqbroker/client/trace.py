@@ -48,6 +48,9 @@ class Tracer(SendObserver, ConsumeObserver):
         self._topic = topic
         self._send = send
         self._waiting: deque[_Trace] = deque()
+        #: Held while traces are sent: a flush at the close waits for one that is under way.
+        self._flushing = net.lock()
+        self._under_way = 0
         self._dropped = 0
         self._told = Throttle(net.steady)
 
@@ -55,6 +58,8 @@ class Tracer(SendObserver, ConsumeObserver):
         if isinstance(outcome, BaseException):
             return  # as in Java: nothing is known of it by an id
         for message, result in zip(send.messages, outcome, strict=False):
+            if not result.is_traced:
+                continue
             kind = _HALF if send.kind is SendKind.TRANSACTION else _DELAYED if message.delay_level else _NORMAL
             what = bare(send.group), bare(message.topic), result.msg_id, _text(message.tags), _keys(message)
             how = send.addr, len(message.body), int(send.took_s * 1000), kind, result.offset_msg_id
@@ -84,17 +89,29 @@ class Tracer(SendObserver, ConsumeObserver):
             self._add(message.msg_id, message.keys, *start, _keys(message), *end)
 
     async def flush(self) -> None:
-        """Send what waits. Failures are logged; their traces are lost."""
+        """Send what waits, after what is under way. Failures are logged; their traces are lost."""
+        async with self._flushing:
+            await self._flush()
+
+    def unsent(self) -> str:
+        """What is lost if no flush completes."""
+        count = self._under_way + len(self._waiting)
+        return f"{count} trace{'s'[: count != 1]}, which are lost,"
+
+    async def _flush(self) -> None:
         waiting = self._waiting
         while waiting:
             texts: list[str] = []
+            taken: list[_Trace] = []
             keys: dict[str, None] = {}
             size = 0
             while waiting and len(texts) < _TOGETHER_MAX and size < _KEYS_BYTES_MAX:
                 trace = waiting.popleft()
+                taken.append(trace)
                 texts.append(trace.text)
                 keys.update(dict.fromkeys(trace.keys))
                 size += sum(len(key) + 1 for key in trace.keys)
+            self._under_way = len(taken)
             try:
                 await self._send(Message(self._topic, "".join(texts), keys=tuple(keys)))
             except MQError as error:
@@ -102,6 +119,11 @@ class Tracer(SendObserver, ConsumeObserver):
                 log.debug("%d traces were not sent: %s", len(texts), error)
                 if (more := self._told.more()) is not None:
                     log.warning("%d traces lost so far: %s%s", self._dropped, error, more)
+            except BaseException:  # cancelled, as at a close, which flushes again
+                waiting.extendleft(reversed(taken))
+                raise
+            finally:
+                self._under_way = 0
 
     def _add(self, msg_id: str, keys: Iterable[str], *fields: object) -> None:
         if len(self._waiting) >= _WAITING_MAX:

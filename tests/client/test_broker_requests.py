@@ -86,6 +86,16 @@ def test_a_consumer_tells_of_itself_as_java_reads_it(one_queue: World, name_serv
     }
 
 
+def test_the_name_servers_told_are_those_that_an_address_server_lists_now(
+    one_queue: World, name_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = Member(one_queue, name_server)
+    member.start()
+    monkeypatch.setattr(member.core._routes, "_name_servers", ("10.0.0.8:9876", "10.0.0.9:9876"))
+    told = fastjson.loads(ask(member, INFO).body)
+    assert told["properties"]["PROP_NAMESERVER_ADDR"] == "10.0.0.8:9876;10.0.0.9:9876;"
+
+
 def test_times_and_offsets_of_a_queue_move_on(one_queue: World, name_server: str) -> None:
     held: Deferred[Any] = Deferred()
     member = Member(one_queue, name_server, listener=lambda m: held).start()

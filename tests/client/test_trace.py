@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from queue import SimpleQueue
+from random import Random
 from typing import Any
 
+import attrs
 import pytest
 
 from mqbroker.client import (
@@ -14,9 +17,14 @@ from mqbroker.client import (
     MessageQueue,
     ProducerOptions,
     PushOptions,
+    Send,
+    SendKind,
+    SendResult,
+    SendStatus,
     TransactionState,
 )
 from mqbroker.client.names import bare, within
+from mqbroker.client.trace import Tracer
 from mqbroker.wire.codes import RequestCode
 from tests.client.loopback import Loopback
 
@@ -114,6 +122,59 @@ def test_traces_that_cannot_be_stored_harm_nothing(
         "3 traces lost so far: No route"
     ]
     caplog.clear()
+
+
+def test_messages_that_the_broker_wants_no_trace_of_leave_none(face: Any, traced: Loopback) -> None:
+    traced.parts().live.change({"traceOn": "false"})
+    with face.make("Producer", "pg", options=ProducerOptions(trace_topic=TRACE)) as producer:
+        assert not producer.send(Message("T", b"x"), queue=Q).is_traced
+        producer.send_batch([Message("T", b"4"), Message("T", b"5")])
+    assert traces(traced) == []
+
+
+@attrs.define
+class AsyncioNet:
+    rng: Random = attrs.field(factory=lambda: Random(1))
+    lock: Any = asyncio.Lock
+
+    def steady(self) -> float:
+        return 0.0
+
+
+def sent_trace(tracer: Tracer) -> None:
+    send = Send("g", "c", SendKind.SEND, [Message("T", b"x")], 1)
+    tracer.after_send(send, [SendResult(SendStatus.SEND_OK, "id", "offset", Q, 0)])
+
+
+def test_traces_under_way_at_a_close_are_sent_and_counted_until_then() -> None:
+    async def run(*, cancels: bool) -> list[Message]:
+        sent: list[Message] = []
+        stored = asyncio.Event()
+
+        async def send(message: Message) -> None:
+            await stored.wait()
+            sent.append(message)
+
+        tracer = Tracer(AsyncioNet(), TRACE, send)  # type: ignore[arg-type]
+        sent_trace(tracer)
+        periodic = asyncio.create_task(tracer.flush())
+        await asyncio.sleep(0)
+        sent_trace(tracer)
+        assert tracer.unsent() == "2 traces, which are lost,"
+        if cancels:
+            periodic.cancel()
+            await asyncio.wait([periodic])
+        closing = asyncio.create_task(tracer.flush())
+        await asyncio.sleep(0)
+        assert tracer.unsent() == "2 traces, which are lost,"
+        stored.set()
+        await closing
+        assert tracer.unsent() == "0 traces, which are lost,"
+        return sent
+
+    for cancels in (False, True):
+        sent = asyncio.run(run(cancels=cancels))
+        assert b"".join(message.body for message in sent).count(b"Pub") == 2
 
 
 def test_names_with_a_namespace_are_those_of_java() -> None:

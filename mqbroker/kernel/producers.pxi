@@ -182,6 +182,7 @@ cdef str four_digits(int64_t number):
 
 cdef struct Stored:
     Span msg_id, queue_id, queue_offset
+    bint is_untraced
 
 
 cdef bint read_stored(Header *h, Stored *found) noexcept nogil:
@@ -197,6 +198,8 @@ cdef bint read_stored(Header *h, Stored *found) noexcept nogil:
         elif is_text(h.keys[i], "queueOffset", 11):
             place = &found.queue_offset
         else:
+            if is_text(h.keys[i], "TRACE_ON", 8) and is_text(h.values[i], "false", 5):
+                found.is_untraced = True
             continue
         if place.p != NULL:
             return False
@@ -234,6 +237,7 @@ def take_stored(bytes data not None, dict pending, type kind, object status):
         PyObject_GenericSetAttr(result, "offset_msg_id", span_text(stored.msg_id))
         PyObject_GenericSetAttr(result, "queue", queue)
         PyObject_GenericSetAttr(result, "queue_offset", queue_offset)
+        PyObject_GenericSetAttr(result, "is_traced", not stored.is_untraced)
         found.append((entry, result))
         at += size
     return found, at

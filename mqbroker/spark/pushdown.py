@@ -16,7 +16,6 @@ import attrs
 
 from mqbroker.client.subscription import Sql, subscribe_to
 from mqbroker.errors import MQError
-from mqbroker.spark.decode_plain import split_keys
 from mqbroker.spark.offsets import QueueRange
 from mqbroker.spark.schema import PROPERTY_PREFIX, Column, is_kafka
 from mqbroker.wire.bodies import MessageQueue
@@ -143,7 +142,9 @@ class Pushed:
             )
             if isinstance(text, bytes):
                 text = text.decode(errors="replace")
-            words = [text] if is_unique else split_keys(text) if isinstance(text, str) else []
+            words = [text]
+            if not is_unique:  # as decode_plain.split_keys, which loads Arrow
+                words = [key for key in text.split(KEY_SEPARATOR) if key] if isinstance(text, str) else []
             if not words or not isinstance(words[0], str) or not words[0]:
                 return
             keys.add(words[0])

@@ -283,8 +283,8 @@ LIMITS = {
     "Be reached from another process, or from a fork": _is_unreachable,
     "Encrypt connections": _encrypts_nothing,
     "Check accounts and permissions": _knows_no_accounts,
-    "Stand for several brokers, for a slave or for a group": _is_one,
-    "Be started again with what it had": _ends_for_good,
+    "Act as several brokers, as a slave or as a group": _is_one,
+    "Be restarted with its messages": _ends_for_good,
     "Move the clocks of clients": _leaves_clocks_of_clients,
 }
 

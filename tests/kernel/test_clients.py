@@ -461,3 +461,18 @@ def test_responses_with_a_header_above_its_bound_are_left_to_be_refused(more: in
     pending = {5: (None, None, QUEUE, "id", None)}
     assert compiled is not None
     assert len(compiled.take_stored(frame, pending, SendResult, SendStatus.SEND_OK)[0]) == 1 - more
+
+
+@pytest.mark.parametrize(
+    ("said", "is_traced"), [({}, True), ({"TRACE_ON": "true"}, True), ({"TRACE_ON": "false"}, False)]
+)
+def test_a_result_says_whether_the_broker_wants_a_trace(said: dict[str, str], is_traced: bool) -> None:
+    fields = {"msgId": "0A", "queueId": "3", "queueOffset": "99", **said}
+    text = json.dumps({**PLAIN, "extFields": fields}, separators=(",", ":")).encode()
+    frame = struct.pack(">II", 4 + len(text), len(text)) + text
+    assert compiled is not None
+    [[(_, result)], _] = compiled.take_stored(
+        frame, {5: (None, None, QUEUE, "id", None)}, SendResult, SendStatus.SEND_OK
+    )
+    assert result.is_traced is is_traced
+    assert result == attrs.evolve(result)

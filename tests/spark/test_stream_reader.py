@@ -22,6 +22,7 @@ from mqbroker.client.errors import NameServerUnreachable
 from mqbroker.spark import api, source
 from mqbroker.spark.api import ReadAllAvailable, ReadMaxRows
 from mqbroker.spark.errors import BadOption, BadSchema, DataLoss, NotReadable
+from mqbroker.spark.progress import StreamOffset, plan
 from mqbroker.spark.source import RocketMQDataSource, StreamReader
 from mqbroker.wire.bodies import MessageQueue
 from tests.spark.fake_log import FakeLog
@@ -308,6 +309,11 @@ def test_a_batch_that_skipped_is_repeated_as_it_was(log: FakeLog, make: Make, di
     log.add(A0, 2)
     engine.drain(going_on(make))
     assert engine.rows() == rows(range(3, 12), range(4))
+
+
+def test_a_repeated_batch_begins_behind_what_it_skipped() -> None:
+    end = StreamOffset({A0: 10}, resumed={A0: 3})
+    assert [(each.start, each.end) for each in plan(StreamOffset({A0: 0}), end, None)] == [(3, 10)]
 
 
 def test_messages_deleted_between_the_plan_and_the_read_are_skipped(log: FakeLog, make: Make, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from mqbroker.wire.record import decode_records
 from tests.broker.bench import pull_header, send_command
 from tests.broker.service.group import Group, Replica
-from tests.broker.service.simulation.disks import LOG, copied, set_back
+from tests.broker.service.simulation.disks import LOG, copied, set_back, without
 from tests.remoting.logs import log_kept
 
 STATE = "/mqbroker/DefaultCluster/broker-a/state"
@@ -242,8 +242,12 @@ def test_a_store_that_is_not_whole_and_has_what_the_group_has_not_is_put_aside(
     assert [name for name in again.disk.names("/store") if name.startswith("commitlog.diverged-")]
 
 
-def test_a_log_with_a_gap_is_not_elected_by_an_unclean_election_either(make_group: Callable[..., Group]) -> None:
-    """No replica could follow it, not even with an empty disk."""
+@pytest.mark.parametrize("has_marks", [True, False])
+def test_a_log_with_a_gap_is_not_elected_by_an_unclean_election_either(
+    make_group: Callable[..., Group], has_marks: bool
+) -> None:
+    """No replica could follow it, not even with an empty disk. Where the marks of the log are lost, too, the zeros at
+    its end tell."""
     group = make_group(unclean_election_enable=True)
     send(group, b"one")
     copy = copied(group.replicas[1].disk, group.rng)
@@ -253,6 +257,8 @@ def test_a_log_with_a_gap_is_not_elected_by_an_unclean_election_either(make_grou
         group.cut_power(replica_id)
     replica = group.replicas[1]
     replica.disk = set_back(replica.disk, copy, (LOG,))
+    if not has_marks:
+        replica.disk = without(replica.disk, "segments.json")
     again = group.start(1)
     group.wait(40)
     assert not group.masters

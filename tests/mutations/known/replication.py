@@ -62,15 +62,6 @@ MISTAKES = [
         ("tests/broker/service/test_slave_removals.py",),
     ),
     Mutation(
-        "trust a log that ends with zeros",
-        "store/message_store.py",
-        "return [*self.corrupt_ranges, *(found for found in self._scan_end() if isinstance(found, Damage))]",
-        "return self.corrupt_ranges",
-        (
-            "tests/broker/service/test_group_stores.py::test_a_log_with_a_gap_is_not_elected_by_an_unclean_election_either",
-        ),
-    ),
-    Mutation(
         "go on behind what is no record",
         "ha/divergence.py",
         "            if self._raw.end > self._raw.start:\n",

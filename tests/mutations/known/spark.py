@@ -56,7 +56,7 @@ MISTAKES = [
         "spark/progress.py",
         "plan_stream(start.positions | end.resumed, ",
         "plan_stream(start.positions, ",
-        (f"{_STREAM}::test_a_batch_that_skipped_is_repeated_as_it_was",),
+        (f"{_STREAM}::test_a_repeated_batch_begins_behind_what_it_skipped",),
     ),
     Mutation(
         "take a restart by Spark before 4.2 for a new query",

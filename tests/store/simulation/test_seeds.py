@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,15 @@ from tests.store.simulation.steps import options_of, steps_of
 ALL_SEEDS = 260
 SEEDS = int(os.environ.get("MQBROKER_STORE_SEEDS", ALL_SEEDS))
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections() -> Iterator[None]:
+    """Each run ends with a collection, which need not look at what was there before."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def test_seeds() -> None:

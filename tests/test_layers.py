@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parent.parent / "mqbroker"
 # A module may import what stands below its own level, and its own package; never a sibling.
 LEVELS = {
     "errors": 0,
+    "repeated_call": 0,
     "kernel": 0,
     "wire": 1,
     "config": 2,

@@ -54,13 +54,13 @@ from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.ordered import stop_in_reverse
-from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.remoting.response_table import Opaques
 from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.remoting.tcp import Buffers
 from mqbroker.remoting.tls import WATCH_SECONDS as TLS_WATCH_SECONDS
 from mqbroker.remoting.tls import ServerTls, tls_connector
+from mqbroker.repeated_call import RepeatedCall
 from mqbroker.store.cut_tails import forget_tails
 from mqbroker.store.disk import IDisk
 from mqbroker.store.flush import RUNNING_MAX

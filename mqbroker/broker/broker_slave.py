@@ -20,7 +20,7 @@ from mqbroker.errors import MQError, Refused
 from mqbroker.ha.divergence import LogComparison
 from mqbroker.ha.slave import SlaveService
 from mqbroker.remoting.handlers import HandlerTable
-from mqbroker.remoting.repeated_call import RepeatedCall
+from mqbroker.repeated_call import RepeatedCall
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.requests import codes_where
 

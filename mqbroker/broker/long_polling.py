@@ -18,7 +18,7 @@ from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.remoting.limits import Shares
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
-from mqbroker.remoting.repeated_call import RepeatedCall
+from mqbroker.repeated_call import RepeatedCall
 
 #: The interval at which timed out pulls are looked for.
 SWEEP_SECONDS = 0.5

@@ -22,7 +22,7 @@ from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import ConnectionClosed, MQError
 from mqbroker.remoting.client import RemotingClient, succeeded
 from mqbroker.remoting.cooperative_tasks import StepRunner
-from mqbroker.remoting.repeated_call import RepeatedCall
+from mqbroker.repeated_call import RepeatedCall
 from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import DataVersion, KVTable, RegisterBrokerBody, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import Perm, RequestCode

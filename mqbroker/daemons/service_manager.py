@@ -9,7 +9,7 @@ from collections.abc import MutableMapping
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.remoting.repeated_call import RepeatedCall
+from mqbroker.repeated_call import RepeatedCall
 
 log = Logger()
 

@@ -38,7 +38,7 @@ from mqbroker.ha.candidacy import (
 from mqbroker.ha.etcd import Compare, EtcdError, IEtcd, KeyValue, Put, Snapshot
 from mqbroker.ha.group_keys import GroupError, GroupState, Identity, Member, Remainder
 from mqbroker.ha.member_note import SeenInSync
-from mqbroker.remoting.repeated_call import RepeatedCall
+from mqbroker.repeated_call import RepeatedCall
 
 log = Logger()
 

@@ -27,8 +27,8 @@ from mqbroker.ha.link import START_ANEW, BadPeer, Greeting, MasterLink
 from mqbroker.ha.link_secret import LinkSecret, MasterProof
 from mqbroker.ha.slave_check import NotCompared, SlaveCheck
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
-from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.remoting.tcp import write_parts_at_once
+from mqbroker.repeated_call import RepeatedCall
 from mqbroker.wire.names import join_address
 
 log = Logger()

@@ -26,8 +26,8 @@ from mqbroker.ha.divergence import Diverged
 from mqbroker.ha.link import COMMITTED, GREETING, REPORT, BadPeer, Greeting, SlaveLink, encode_confirmation
 from mqbroker.ha.link_secret import Last, LinkSecret, SlaveProof
 from mqbroker.remoting.client import Connector
-from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.remoting.tcp import write_at_once
+from mqbroker.repeated_call import RepeatedCall
 from mqbroker.wire.names import split_address
 from mqbroker.wire.record import BadRecord
 

@@ -28,11 +28,11 @@ from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.ordered import OrderedService
-from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
 from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.remoting.tcp import Buffers
 from mqbroker.remoting.tls import ServerTls, TlsWatch
+from mqbroker.repeated_call import RepeatedCall
 from mqbroker.store.disk import IDisk
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.os_disk import OsDisk

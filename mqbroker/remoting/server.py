@@ -17,10 +17,10 @@ from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable, PlainRead
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
-from mqbroker.remoting.repeated_call import RepeatedCall
 from mqbroker.remoting.responses import settle, write_left
 from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.remoting.tls import ServerTls
+from mqbroker.repeated_call import RepeatedCall
 
 #: Interval between checks for idle connections and incomplete frames.
 WATCH_SECONDS = 5.0

@@ -27,7 +27,7 @@ from zope.interface import implementer
 from mqbroker.config import ClientAuth, TlsMode, TlsSettings
 from mqbroker.config.system import StampedFiles
 from mqbroker.errors import BadTls
-from mqbroker.remoting.repeated_call import RepeatedCall
+from mqbroker.repeated_call import RepeatedCall
 
 if TYPE_CHECKING:
     from OpenSSL.SSL import Connection, Context

@@ -17,11 +17,11 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, fail, maybeDeferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.errors import FlushTimedOut, StoreUnwritable
+from mqbroker.repeated_call import RepeatedCall
 from mqbroker.store.commitlog import CommitLog, Refusal
 from mqbroker.store.disk import Outage
 from mqbroker.store.segment import SegmentSource
@@ -453,12 +453,6 @@ LOOK_S = 1.0
 LONG_S = 5
 
 
-class _Looks(LoopingCall):
-    def __init__(self, look: Callable[[], object], clock: IReactorTime) -> None:
-        # Not Twisted's, which installs the global reactor.
-        self.f, self.a, self.kw, self.clock = look, (), {}, clock
-
-
 class SyncWatchdog:
     """Watches syncs of the log: logs one that hangs, and refuses messages while the oldest unsynced one is too old.
 
@@ -478,7 +472,7 @@ class SyncWatchdog:
         self._oldest_since = 0
         # (check, the log's end then), from the first that is not synced.
         self._ends: deque[tuple[int, int]] = deque()
-        self._call = _Looks(self._look, clock)
+        self._call = RepeatedCall(self._look, clock=clock)
 
     def start(self) -> None:
         if not self._call.running:

@@ -9,7 +9,7 @@ import pytest
 from twisted.logger import ILogObserver, LogEvent, LogLevel, globalLogPublisher
 
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store.flush import LONG_S
+from mqbroker.store.flush import LONG_S, SyncWatchdog
 from tests.store.harness import Bench, message, now, turns
 from tests.store.test_flush import SlowSyncs
 
@@ -137,3 +137,23 @@ def test_an_interval_of_an_hour_is_no_reason_to_refuse(make: Callable[..., Bench
     assert (told, not store._commit_log.why_refused, store.flushed) == ([], True, 0)
     turns(bench.clock, 200)
     assert store.flushed == store.log_end
+
+
+def test_a_look_that_fails_is_not_the_last_one(
+    make: Callable[..., Bench], told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make(unsynced_age_max_ms=10_000)
+    syncs = SlowSyncs(bench.clock)
+    store = bench.open(syncs)
+    with monkeypatch.context() as patch:
+        patch.setattr(SyncWatchdog, "_look_at_age", lambda self: 1 / 0)
+        store.start()
+        del told[:]
+        turns(bench.clock, 3)
+    [line] = told
+    assert "SyncWatchdog._look failed and is called again every 1 s" in line
+    store.append([message()])
+    turns(bench.clock, 13)
+    assert "unsyncedAgeMax" in store._commit_log.why_refused
+    while syncs.running:
+        syncs.end(syncs.running[0])

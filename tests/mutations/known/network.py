@@ -12,17 +12,17 @@ MISTAKES = [
     ),
     Mutation(
         "have a failure end what is repeated",
-        "remoting/repeated_call.py",
+        "repeated_call.py",
         ".addCallbacks(self._worked, self._not_worked)",
         ".addCallback(self._worked)",
-        ("tests/remoting/test_repeated_call.py",),
+        ("tests/test_repeated_call.py",),
     ),
     Mutation(
         "log each failure of what is repeated",
-        "remoting/repeated_call.py",
+        "repeated_call.py",
         "            self._has_failed = True\n",
         "",
-        ("tests/remoting/test_repeated_call.py",),
+        ("tests/test_repeated_call.py",),
     ),
     Mutation(
         "let the connections that wait behind one that fails wait for good",

@@ -17,15 +17,7 @@ from mqbroker.client.options import check_number, check_timestamp, to_timestamp
 from mqbroker.client.routes import ROUTE_QUEUES_MAX, Routes
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import KVTable, MessageQueue
-from mqbroker.wire.codes import (
-    AUTO_CREATE_TOPIC,
-    KEY_SEPARATOR,
-    UNIQUE_MSG_QUERY_FLAG,
-    Perm,
-    Prop,
-    RequestCode,
-    ResponseCode,
-)
+from mqbroker.wire.codes import AUTO_CREATE_TOPIC, UNIQUE_MSG_QUERY_FLAG, Perm, Prop, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
     CreateTopicRequestHeader,
@@ -37,6 +29,7 @@ from mqbroker.wire.headers import (
 )
 from mqbroker.wire.ids import parse_offset_message_id
 from mqbroker.wire.names import join_address
+from mqbroker.wire.properties import split_keys
 from mqbroker.wire.record import decode_records
 
 #: A response has as many messages at most, as Java's defaultQueryMaxNum says. Keys of other messages may have the same
@@ -123,7 +116,7 @@ class IndexRequests:
                 return None
             for each in records:
                 unique = each.properties.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
-                keys = [unique] if is_unique else each.properties.get(Prop.KEYS, "").split(KEY_SEPARATOR)
+                keys = [unique] if is_unique else split_keys(each.properties.get(Prop.KEYS, ""))
                 if each.topic == topic and key in keys:
                     found.append((MessageQueue(topic, name, each.queue_id), each.queue_offset))
         return found

@@ -13,10 +13,9 @@ from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.names import check_group, check_topic
 from mqbroker.client.options import check_number
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import RETRY_PREFIX
+from mqbroker.wire.codes import RETRY_PREFIX, SCHEDULE_TOPIC, Prop
 
 _PAUSE_S: Final = 0.005
-_SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
 T = TypeVar("T", covariant=True)
 #: A pause between two looks at the broker. Ends with TimeoutError.
@@ -67,7 +66,7 @@ class Waits(Generic[T]):
         retries = RETRY_PREFIX + group
         came_again = self._broker.messages(retries)
         delayed = [
-            each for each in self._broker.messages(_SCHEDULE_TOPIC) if each.properties.get("REAL_TOPIC") == retries
+            each for each in self._broker.messages(SCHEDULE_TOPIC) if each.properties.get(Prop.REAL_TOPIC) == retries
         ]
         left = [f"{len(delayed) - len(came_again)} wait for their retry"] if len(delayed) > len(came_again) else []
         stored = self._broker.messages(topic)

@@ -96,7 +96,7 @@ class Tracer(SendObserver, ConsumeObserver):
     def unsent(self) -> str:
         """What is lost if no flush completes."""
         count = self._under_way + len(self._waiting)
-        return f"{count} trace{'s'[: count != 1]}, which are lost,"
+        return f"{count} trace{'' if count == 1 else 's'}, which are lost,"
 
     async def _flush(self) -> None:
         waiting = self._waiting

@@ -39,12 +39,12 @@ CallLater = Callable[[float, Callable[[], None]], Timer]
 Complete = Callable[[RemotingCommand | MQError], object]
 
 
-def extension_s(due: float, now: float) -> float:
-    """Seconds by which a timeout due at `due` is extended, 0 if it has expired.
+def extension_s(due: float, now: float, made: int = 0) -> float:
+    """Seconds by which a timeout due at `due` is extended, 0 if it has expired. `made`: its extensions so far.
 
     Time in which the loop was blocked is not counted: a response may have arrived that was not read.
     """
-    return max(now - due, _EXTENSION_S) if now - due >= _LATE_S else 0.0
+    return max(now - due, _EXTENSION_S) if now - due >= _LATE_S and made < _EXTENSIONS_MAX else 0.0
 
 
 def left_s(due: float, now: float) -> float:
@@ -53,8 +53,7 @@ def left_s(due: float, now: float) -> float:
 
 
 class Timeout:
-    """Calls `on_timeout` once after `seconds`, unless cancelled. Three times in which the loop was blocked are not
-    counted, more are."""
+    """Calls `on_timeout` once after `seconds`, unless cancelled; see `extension_s` for a loop that was blocked."""
 
     def __init__(self, now: Now, call_later: CallLater, seconds: float, on_timeout: Callable[[], object]) -> None:
         self.is_over = False
@@ -76,8 +75,8 @@ class Timeout:
         if now < self._due - _EARLY_S:  # the timers follow a clock that was set forward, `now` does not
             self._timer = self._call_later(self._due - now, self._expire)
             return
-        more_s = extension_s(self._due, now)
-        if more_s and self._extensions < _EXTENSIONS_MAX:
+        more_s = extension_s(self._due, now, self._extensions)
+        if more_s:
             self._extensions += 1
             self._due = now + more_s
             self._timer = self._call_later(more_s, self._expire)
@@ -231,8 +230,8 @@ class ResponseTable:
         now = self._now()
         is_silent = False
         for request in [each for each in self._pending.values() if each.due <= now + _EARLY_S]:
-            more_s = extension_s(request.due, now)
-            if more_s and request.extensions < _EXTENSIONS_MAX:
+            more_s = extension_s(request.due, now, request.extensions)
+            if more_s:
                 request.extensions += 1
                 request.due = now + more_s
             elif self._pending.pop(request.opaque, None) is not None:

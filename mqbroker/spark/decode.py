@@ -19,20 +19,14 @@ import pyarrow.compute as pc
 from mqbroker.client.messages import RESERVED_PROPERTIES
 from mqbroker.client.names import within
 from mqbroker.kernel import compiled
-from mqbroker.spark.decode_plain import (
-    LOG_APPEND_TIME,
-    TIME_MS_MAX,
-    delay_level,
-    host_text,
-    plain_batch,
-    split_keys,
-)
+from mqbroker.spark.decode_plain import LOG_APPEND_TIME, TIME_MS_MAX, delay_level, host_text, plain_batch
 from mqbroker.spark.errors import DataLoss, Loss
 from mqbroker.spark.reading import Chunk
 from mqbroker.spark.rows import Inflated, Ints, Rows, UndecodableProperties, gather, places_of, slices
 from mqbroker.spark.schema import PROPERTY_PREFIX
 from mqbroker.wire.codes import KEY_SEPARATOR, Prop, SysFlag
 from mqbroker.wire.compression import UnreadableBody, decompress_body
+from mqbroker.wire.properties import split_keys
 from mqbroker.wire.record import (
     OFFSETS,
     RECORD_BYTES_MIN,

@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from mqbroker.client.messages import RESERVED_PROPERTIES
 from mqbroker.spark.schema import PROPERTY_PREFIX
-from mqbroker.wire.codes import KEY_SEPARATOR, Prop
+from mqbroker.wire.codes import Prop
 from mqbroker.wire.compression import UnreadableBody, decompress_body
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.names import join_address
+from mqbroker.wire.properties import split_keys
 from mqbroker.wire.record import Host, Record
 
 #: Times come from producers; larger ones are clamped to this, as microseconds must fit into 64 bits.
@@ -29,11 +30,6 @@ _level = re.compile(r"-?[0-9]{1,9}").fullmatch
 def host_text(host: Host) -> str:
     """A host as "ip:port", an IPv6 address in brackets."""
     return join_address(*host)
-
-
-def split_keys(text: str) -> list[str]:
-    """The keys of a KEYS property."""
-    return [key for key in text.split(KEY_SEPARATOR) if key]
 
 
 def delay_level(text: str) -> int | None:

@@ -20,6 +20,7 @@ from mqbroker.spark.offsets import QueueRange
 from mqbroker.spark.schema import PROPERTY_PREFIX, Column, is_kafka
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, Prop
+from mqbroker.wire.properties import split_keys
 
 #: How far the clock of a broker may have gone back.
 CLOCK_STEP_MS = 60_000
@@ -132,24 +133,10 @@ class Pushed:
         return True
 
     def _take_keys(self, values: Any, *, is_unique: bool) -> None:
-        """Look up a key of each value, which is a text or, of several keys, a list: Spark compares the others."""
-        keys: set[str] = set()
-        for value in values:
-            text = (
-                KEY_SEPARATOR.join(value)
-                if isinstance(value, list) and all(isinstance(each, str) for each in value)
-                else value
-            )
-            if isinstance(text, bytes):
-                text = text.decode(errors="replace")
-            words = [text]
-            if not is_unique:  # as decode_plain.split_keys, which loads Arrow
-                words = [key for key in text.split(KEY_SEPARATOR) if key] if isinstance(text, str) else []
-            if not words or not isinstance(words[0], str) or not words[0]:
-                return
-            keys.add(words[0])
-        if 0 < len(keys) <= _LOOKUPS_MAX:
-            self.lookups.append((frozenset(keys), is_unique))
+        """Look up a key of each value; Spark compares the others."""
+        keys = frozenset(_key_in(value, is_unique=is_unique) for value in values)
+        if keys and "" not in keys and len(keys) <= _LOOKUPS_MAX:
+            self.lookups.append((keys, is_unique))
 
     def _take_property(self, name: str, values: Any) -> None:
         if not all(isinstance(each, str) and _plain_text(each) for each in values):
@@ -201,6 +188,17 @@ class Pushed:
         if self.offsets is not None:
             found = [part for each in found for part in _at(each, self.offsets)]
         return [each for each in found if each.start < each.end]
+
+
+def _key_in(value: Any, *, is_unique: bool) -> str:
+    """The unique key, or the first key, of a filter's value: a text or a list of keys. Empty if it has none."""
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        value = KEY_SEPARATOR.join(value)
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if not isinstance(value, str):
+        return ""
+    return value if is_unique else next(iter(split_keys(value)), "")
 
 
 def at_places(

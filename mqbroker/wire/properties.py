@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mqbroker.errors import MQError
+from mqbroker.wire.codes import KEY_SEPARATOR
 
 NAME_VALUE_SEPARATOR = "\x01"
 PROPERTY_SEPARATOR = "\x02"
@@ -53,6 +54,11 @@ def find_property(properties: bytes, mark: bytes) -> bytes:
             return value
     # The suffix of a longer name, or of a value, or a pair without a value: then an earlier pair may count.
     return decode_properties(properties).get(mark[:-1].decode(), "").encode()
+
+
+def split_keys(text: str) -> list[str]:
+    """The keys of a KEYS property."""
+    return [key for key in text.split(KEY_SEPARATOR) if key]
 
 
 def dispatch_names(properties: bytes) -> list[bytes]:

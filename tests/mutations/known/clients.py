@@ -29,8 +29,8 @@ MISTAKES = [
     Mutation(
         "extend a time-out each time the loop is late",
         "remoting/response_table.py",
-        "            if more_s and request.extensions < _EXTENSIONS_MAX:\n",
-        "            if more_s:\n",
+        " and made < _EXTENSIONS_MAX",
+        "",
         ("tests/remoting/test_response_table.py",),
     ),
     Mutation(

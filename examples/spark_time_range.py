@@ -21,7 +21,7 @@ messages = (
     messages.selectExpr("body", "tags", "keys", "uniqKey AS original")
     .write.format("rocketmq")
     .mode("append")
-    # Run again under this name, it writes what is not there.
+    # A second run with the same writeId sends only the messages that are missing.
     .options(
         **brokers,
         topic="clicks-again",

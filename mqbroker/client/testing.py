@@ -92,7 +92,7 @@ class InMemoryBroker(Waits[None]):
 
     Topics are made by the first send to them, with 4 queues, as by a broker with autoCreateTopicEnable=true; consumers
     may filter by SQL92, as with enablePropertyFilter=true. Methods may be called on any thread; they wait for the
-    broker, not for clients, but for those of `Waits`.
+    broker, and only those of `Waits` for clients.
     """
 
     def __init__(self) -> None:

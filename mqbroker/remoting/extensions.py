@@ -67,7 +67,7 @@ class RequestHook:
 
 
 class ConnectionListener:
-    """Is told of the connections of a server. `addr` is the peer as "host:port". What it raises is logged."""
+    """Is called when connections of a server open and end. `addr` is the peer as "host:port"; exceptions are logged."""
 
     def connected(self, addr: str) -> None:
         """A connection was accepted."""
@@ -79,7 +79,7 @@ class ConnectionListener:
         """A connection will be closed because nothing came, or not what should have, for too long."""
 
     def failed(self, addr: str, why: str) -> None:
-        """A connection broke, or will be closed because its peer sent what is not the protocol."""
+        """A connection broke, or will be closed because its peer violated the protocol."""
 
 
 @implementer(IExtensions)
@@ -254,6 +254,6 @@ def _made(name: str, load: Callable[[], Any]) -> object:
     except (Exception, SystemExit) as error:
         raise BadExtension(name, f"it cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(made, RpcHook | RequestHook | ConnectionListener):
-        why = f"{type(made).__name__} is none of RpcHook, SendHook, PullHook and ConnectionListener"
+        why = f"{type(made).__name__} is not an RpcHook, SendHook, PullHook or ConnectionListener"
         raise BadExtension(name, why)
     return made

@@ -84,8 +84,8 @@ class RemotingServerFactory(ServerFactory):
         steady: Callable[[], float] | None = None,
         extensions: Extensions | None = None,
     ) -> None:
-        """`steady` returns seconds of a clock that is never set, by default those of `clock`. The listeners among the
-        extensions are told of connections."""
+        """`steady` returns seconds of a clock that is never set, by default those of `clock`. The connection
+        listeners among the extensions are called."""
         self._extensions = extensions or Extensions()
         self.connections: set[RemotingProtocol] = set()
         self._table = table

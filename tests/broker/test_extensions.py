@@ -255,7 +255,7 @@ def test_the_example_refuses_topics_of_no_team(tmp_path: Path, monkeypatch: pyte
         ("other = os:getpid", "no entry point of the group mqbroker.extensions has this name: known are other; "),
         ("rules = nowhere:Rules", "it cannot be made: ModuleNotFoundError: No module named 'nowhere'"),
         ("rules = sys:exit", "it cannot be made: SystemExit"),
-        ("rules = builtins:dict", "dict is none of RpcHook, SendHook, PullHook and ConnectionListener"),
+        ("rules = builtins:dict", "dict is not an RpcHook, SendHook, PullHook or ConnectionListener"),
     ],
 )
 def test_an_extension_that_cannot_be_loaded_is_named(

@@ -177,7 +177,7 @@ def test_a_listener_that_does_not_let_itself_be_cancelled_does_not_hold_close(cl
 
 
 def test_what_is_repeated_ends_when_it_is_cancelled_in_the_middle(world: World, caplog: Any) -> None:
-    """On Twisted a cancellation is an Exception: a loop that takes it for a failure goes on for ever."""
+    """On Twisted a cancellation is an Exception: a loop that takes it for a failure never ends."""
     calls: list[Deferred[None]] = []
 
     async def what() -> None:

@@ -75,7 +75,7 @@ EVENTS_PER_SECOND_MAX = 100
 #: How long a slave holds a pull at an offset that it lacks, and a master that may be deposed any: another may be the
 #: master.
 LACKING_MS_MAX = 1000
-#: Why a broker of a group does not go on behind messages that it cannot read.
+#: Why a broker of a group does not skip messages that it cannot read.
 UNREADABLE = (
     "service not available now. A part of this broker's log has just been found to be damaged: another broker of its "
     "group may have the messages"
@@ -207,8 +207,9 @@ class PullRequests:
         return self._answer(result, pull, offset, connection)
 
     def _unless_damaged(self, result: GetMessageResult, damages: int) -> GetMessageResult:
-        """Raises Refused in a group where a read has met the first sign of damage, so that no consumer goes on behind
-        messages that another broker has: it asks again when the group knows of that. `damages`: how many there were."""
+        """Return `result`. Raises Refused in a group if the read found new damage of the log, so that no consumer skips
+        messages that another broker has: the consumer asks again, and the group knows by then. `damages`: the number of
+        damaged ranges before the read."""
         if self._may_serve is not None and self._store.damages_found != damages:
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, UNREADABLE)
         return result

@@ -402,7 +402,7 @@ def test_a_consumer_that_meets_damage_of_the_master_gets_the_messages_of_the_nex
     group.wait_for(lambda: [each for each in group.masters if each is not former])
     group.start(former.replica_id)
     group.wait_for(lambda: group.in_sync() == {1, 2, 3})
-    master = group.master()  # it opened its log anew, which is read with care since
+    master = group.master()  # it has opened its log again: records from before are checked when they are read
     rot(master, 10_000, 10_010)
     offset, read, codes = 0, list[bytes](), set[tuple[int, int]]()
     for _ in range(800):

@@ -6,8 +6,10 @@ from enum import Enum
 
 import attrs
 
-from mqbroker.errors import MQError
+from mqbroker.client.errors import SendFailed, is_about_account
+from mqbroker.errors import MQError, Refused
 from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import ResponseCode
 
 
 @attrs.define
@@ -85,6 +87,45 @@ class NotWritten(MQError):
 
 class NotReadable(MQError):
     """Brokers did not return the requested messages within `retryTimeoutMs`."""
+
+
+@attrs.define
+class NotAllowed(MQError):
+    """A broker refuses the account or the group; `what` names the queue and the offset, or the rows."""
+
+    what: str
+    remark: str
+    todo: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: refused by the broker: {self.remark}. {self.todo}"
+
+
+_ACCOUNT = (
+    "Check accessKey and secretKey, and the account's permissions in the broker's plain_acl.yml: a read needs SUB for "
+    "the topic and for consumerGroup, a write PUB for the topic"
+)
+_FORBIDDEN: dict[int, str] = {
+    ResponseCode.NO_PERMISSION: "Check the permissions of topic and broker, and whether the group is enabled",
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "Create the group, or set consumerGroup to one that exists",
+}
+
+
+def refused_for_good(error: MQError) -> Refused | None:
+    """The refusal that `error` is, or of which all of its attempts ended, if it is one of the account; else None."""
+    causes = [cause for _, _, cause in error.attempts] if isinstance(error, SendFailed) else [error]
+    last = causes[-1] if causes and all(map(is_about_account, causes)) else None
+    return last if isinstance(last, Refused) else None
+
+
+def explained(error: MQError, what: str) -> MQError:
+    """NotAllowed if a broker has refused the account or the group, or else `error` itself."""
+    refused = refused_for_good(error)
+    if refused is not None:
+        return NotAllowed(what, refused.remark, _ACCOUNT)
+    if isinstance(error, Refused) and error.code in _FORBIDDEN:
+        return NotAllowed(what, error.remark, _FORBIDDEN[error.code])
+    return error
 
 
 @attrs.define

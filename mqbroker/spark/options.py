@@ -132,7 +132,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
     is_kafka = lower.get("schema", "").lower() == "kafka"
     headers = lower.pop(_INCLUDE_HEADERS.lower(), "true") if is_kafka else "true"
     for name in lower:
-        _refuse_kafka(name)
+        refuse_kafka(name, _OF_KAFKA, "source")
     options = {known(name, NAMES, WAYS): text.strip() for name, text in given.items() if name.lower() in lower}
     servers = name_servers_of(required(options, "nameServer", f"host:port, or several joined by ';'. {_TABLES}"))
     selection = parse_selection(options)
@@ -198,13 +198,14 @@ _OF_KAFKA = {
 }
 
 
-def _refuse_kafka(name: str) -> None:
-    right = next((each for each in _OF_KAFKA if each.lower() == name.lower()), name)
-    why = _OF_KAFKA.get(right)
+def refuse_kafka(name: str, instead: Mapping[str, str], what: str) -> None:
+    """Raises BadOption if it is an option of Spark's Kafka source or sink, `what`; `instead` has what to write."""
+    right = next((each for each in instead if each.lower() == name.lower()), name)
+    why = instead.get(right)
     if why is None and name.lower().startswith("kafka."):
         why = "a RocketMQ client has no settings of Kafka's client; leave it out"
     if why is not None:
-        raise BadOption(right, f"is an option of Spark's Kafka source; {why}")
+        raise BadOption(right, f"is an option of Spark's Kafka {what}; {why}")
 
 
 #: What Spark puts before the options of CREATE TABLE, which it drops before the table is read.

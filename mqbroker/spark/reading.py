@@ -18,7 +18,7 @@ from mqbroker.client.messages import PullStatus, RawPull
 from mqbroker.client.subscription import ALL, Sql, subscribe_to
 from mqbroker.errors import MQError, Refused
 from mqbroker.spark.choosing import Selection
-from mqbroker.spark.errors import BadOption, DataLoss, Loss, NotReadable
+from mqbroker.spark.errors import BadOption, DataLoss, Loss, NotReadable, explained
 from mqbroker.spark.offsets import Bounds, QueueRange, TopicBounds, describe
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import ResponseCode
@@ -300,9 +300,9 @@ def _nothing(want: Want, answer: RawPull) -> DataLoss:
 
 def _passing(error: MQError, want: Want) -> NotReadable:
     """The error to raise if `error` persists; raises `error` itself if it is permanent."""
-    if not (error.retriable or (isinstance(error, Refused) and error.code in _PASSING)):
-        raise error
     queue, at, _ = want
+    if not (error.retriable or (isinstance(error, Refused) and error.code in _PASSING)):
+        raise explained(error, f"{describe(queue)}, from offset {at} on")
     return NotReadable(f"{describe(queue)} returns nothing from offset {at} on: {type(error).__name__}: {error}")
 
 
@@ -325,8 +325,8 @@ def fetch_bounds(
     """Request the bounds once, waiting only if a topic has no queue at all. Raises TopicNotFound or
     NameServerUnreachable. `selection` chooses among the queues; topics of its pattern may be gone.
 
-    A queue whose broker does not respond, or refuses, has no bounds in the result; if it refuses the account, Refused
-    is raised.
+    A queue whose broker does not respond, or refuses, has no bounds in the result; if it refuses the account,
+    NotAllowed is raised.
     """
     has_pattern = selection is not None and selection.pattern is not None
     listed = [
@@ -341,7 +341,7 @@ def fetch_bounds(
         if not isinstance(found, MQError):
             bounds[queue] = Bounds(*found)
         elif is_about_account(found) or not (found.retriable or isinstance(found, Refused)):
-            raise found
+            raise explained(found, describe(queue))
     return TopicBounds(frozenset(queues), bounds, frozenset(listed))
 
 

@@ -14,7 +14,16 @@ from mqbroker.client.tls import ClientTls
 from mqbroker.errors import Refused
 from mqbroker.spark import options as of_reads
 from mqbroker.spark.errors import BadOption, BadSchema
-from mqbroker.spark.options import credentials_of, known, name_servers_of, number_of, one_of, required, tls_of
+from mqbroker.spark.options import (
+    credentials_of,
+    known,
+    name_servers_of,
+    number_of,
+    one_of,
+    refuse_kafka,
+    required,
+    tls_of,
+)
 from mqbroker.wire.codes import RETRY_PREFIX
 from mqbroker.wire.names import check_group, check_topic
 from mqbroker.wire.signature import Credentials
@@ -108,7 +117,18 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
     )
 
 
+#: Options of Spark's Kafka sink, and what to write here.
+_OF_KAFKA = {
+    "kafka.bootstrap.servers": "the address is nameServer=host:port, of a name server and not of a broker",
+    "kafka.acks": "which results of a broker count is acks",
+    "kafka.batch.size": "the bytes of a batch are batchBytes",
+    "kafka.delivery.timeout.ms": "how long a batch is sent again is retryTimeoutMs",
+    "includeHeaders": "a column headers is written wherever it is there",
+}
+
+
 def _known(name: str) -> str:
+    refuse_kafka(name, _OF_KAFKA, "sink")
     reads = {each.lower(): each for each in of_reads.NAMES}
     if name.lower() in reads and reads[name.lower()] not in NAMES:
         right = ", ".join(NAMES)

@@ -153,7 +153,9 @@ class BatchReader(api.DataSourceReader):
             deadline = _deadline(options)
 
             def find(topic: str, key: str, is_unique: bool) -> Any:
-                return ask_patiently(lambda: client.places(topic, key, is_unique=is_unique), deadline)
+                return ask_patiently(
+                    lambda: client.places(topic, key, is_unique=is_unique), deadline, f"the index of topic {topic}"
+                )
 
             for keys, is_unique in self._pushed.lookups:
                 ranges = at_places(ranges, keys, partial(find, is_unique=is_unique))
@@ -390,7 +392,7 @@ def _topics(client: Any, options: SourceOptions, deadline: RetryDeadline) -> Seq
     """The topics that are read now."""
     if options.selection.pattern is None:
         return options.topics
-    return options.selection.matching(*ask_patiently(client.topics, deadline))
+    return options.selection.matching(*ask_patiently(client.topics, deadline, "the list of topics"))
 
 
 def _find_starts(options: SourceOptions, seen: TopicBounds) -> tuple[Positions, list[DataLoss]]:

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import attrs
 
 from mqbroker.errors import MQError
-from mqbroker.spark.errors import BadOption
+from mqbroker.spark.errors import BadOption, explained
 from mqbroker.spark.offsets import (
     EARLIEST,
     LATEST,
@@ -132,7 +132,7 @@ def settle_committed(
     if not spec.is_committed:
         return spec
     queues = list(bounds)
-    committed = ask_patiently(lambda: source.committed(queues), deadline)
+    committed = ask_patiently(lambda: source.committed(queues), deadline, "the offsets that the group has committed")
     found = {queue: at for queue, at in zip(queues, committed, strict=True) if at is not None}
     return attrs.evolve(spec, given=found, is_committed=False)
 
@@ -147,7 +147,8 @@ def find_positions(
     spec.check_exist(times, bounds)
     positions = spec.resolve(bounds)
     wanted = sorted(times.items())
-    offsets = ask_patiently(lambda: source.at_times(wanted), deadline) if wanted else []
+    what = f"the messages by time, for {spec.option}"
+    offsets = ask_patiently(lambda: source.at_times(wanted), deadline, what) if wanted else []
     for (queue, at), offset in zip(wanted, offsets, strict=True):
         if offset is None and spec.if_no_message is None:
             why = (
@@ -159,12 +160,12 @@ def find_positions(
     return positions
 
 
-def ask_patiently(ask: Callable[[], T], deadline: RetryDeadline) -> T:
-    """What `ask` returns; it is called again after errors that may pass."""
+def ask_patiently(ask: Callable[[], T], deadline: RetryDeadline, what: str) -> T:
+    """What `ask` returns; it is called again after errors that may pass. `what` is asked for, for an error's text."""
     while True:
         try:
             return ask()
         except MQError as error:
             if not error.retriable:
-                raise
+                raise explained(error, what) from None
             deadline.wait(error)

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from mqbroker.client.errors import NameServerUnreachable, NoBrokerForTopic, TopicNotFound, is_about_account
+from mqbroker.client.errors import NameServerUnreachable, NoBrokerForTopic, TopicNotFound
 from mqbroker.client.messages import SendResult
 from mqbroker.client.options import RETRIABLE_CODES
 from mqbroker.client.send import Outgoing
 from mqbroker.errors import MQError, Refused
-from mqbroker.spark.errors import NotWritten
+from mqbroker.spark.errors import NotWritten, explained, refused_for_good
 from mqbroker.spark.packing import Encoded, Packed, Packer
 from mqbroker.spark.sink_options import Acks, Guarantee, SinkOptions
 from mqbroker.wire.bodies import MessageQueue
@@ -164,7 +164,7 @@ class TaskWriter:
         Raises `error` if trying again cannot help, NotWritten after the time for it.
         """
         if not _may_pass(error):
-            raise error
+            raise explained(error, self._describe(send.packed))
         now = self.now()
         send.failed_at = now if send.failed_at is None else send.failed_at
         if now - send.failed_at >= self.options.retry_timeout_ms / 1000:
@@ -243,14 +243,14 @@ class TaskWriter:
         if anew or topic not in self._indexed:
             self._wait_for_index(topic)
             self._indexed.add(topic)
-        found: list[bool] = self._repeat(lambda: self.sender.find(topic, keys))
+        found: list[bool] = self._repeat(lambda: self.sender.find(topic, keys), topic)
         return found
 
     def _wait_for_index(self, topic: str) -> None:
-        goal = {name: end for name, (end, _) in self._repeat(lambda: self.sender.positions(topic)).items()}
+        goal = {name: end for name, (end, _) in self._repeat(lambda: self.sender.positions(topic), topic).items()}
         began = self.now()
         while True:
-            reached = self._repeat(lambda: self.sender.positions(topic))
+            reached = self._repeat(lambda: self.sender.positions(topic), topic)
             behind = [name for name, end in goal.items() if name not in reached or reached[name][1] < end]
             if not behind:
                 return
@@ -261,9 +261,12 @@ class TaskWriter:
                 )
             self.sleep(_PAUSE_S_MIN)
 
-    def _repeat(self, ask: Callable[[], Any]) -> Any:
+    def _repeat(self, ask: Callable[[], Any], topic: str) -> Any:
         """What `ask` returns, after attempts that fail in passing."""
-        return repeat(ask, self.options.retry_timeout_ms / 1000, self.now, self.sleep)
+        try:
+            return repeat(ask, self.options.retry_timeout_ms / 1000, self.now, self.sleep)
+        except MQError as error:
+            raise explained(error, f"the index of topic {topic}") from None
 
 
 def queues_at_start(
@@ -295,7 +298,7 @@ def repeat(ask: Callable[[], Any], timeout_s: float, now: Callable[[], float], s
 
 
 def _may_pass(error: MQError) -> bool:
-    if isinstance(error, TopicNotFound) or is_about_account(error):
+    if isinstance(error, TopicNotFound) or refused_for_good(error) is not None:
         return False
     if isinstance(error, NoBrokerForTopic):
         return error.is_away

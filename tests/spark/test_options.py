@@ -7,7 +7,9 @@ import pytest
 from mqbroker.client import ClientTls, Credentials
 from mqbroker.spark.errors import BadOption
 from mqbroker.spark.offsets import EARLIEST, LATEST
-from mqbroker.spark.options import parse_options
+from mqbroker.spark.options import NAMES, parse_options
+from mqbroker.spark.sink_options import NAMES as SINK_NAMES
+from mqbroker.spark.sink_options import parse_sink_options
 from mqbroker.wire.bodies import MessageQueue
 
 GOOD = {"nameServer": "127.0.0.1:9876", "topic": "orders"}
@@ -153,6 +155,35 @@ def test_offsets_of_queues() -> None:
 def test_a_mistake_is_named(change: dict[str, str], streaming: bool, message: str) -> None:
     with pytest.raises(BadOption, match=message):
         parse_options(GOOD | change, streaming=streaming)
+
+
+#: Options with any text that a broker, a name server or the file system judges, or nobody.
+_ANY_TEXT = {
+    "accessKey",
+    "secretKey",
+    "securityToken",
+    "tlsCa",
+    "tlsServerName",
+    "tlsCert",
+    "tlsKeyPassword",
+    "writeId",
+}
+_ANY_TEXT |= {"sql92", "tags", "subscribePattern", "idColumns", "expectBrokers"}
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES, *SINK_NAMES, "subscribe"} - _ANY_TEXT))
+def test_an_error_spells_an_option_as_the_documentation_does_whatever_spark_made_of_it(name: str) -> None:
+    needed = {"commitOffsetsToBroker": {"consumerGroup": "g"}, "dataLossTo": {"failOnDataLoss": "false"}}
+    needed["maxTriggerDelay"] = {"minOffsetsPerTrigger": "2"}
+    needed["startingOffsetsByTimestampStrategy"] = {"startingTimestamp": "1"}
+    given = GOOD | needed.get(name, {})
+    if name in ("subscribe", "assign"):
+        del given["topic"]
+    given = {key.lower(): text for key, text in given.items()} | {name.lower(): "{no / such}"}
+    is_of_writes = name in SINK_NAMES and name not in NAMES
+    with pytest.raises(BadOption) as caught:
+        parse_sink_options(given) if is_of_writes else parse_options(given, streaming=None)
+    assert str(caught.value).startswith("option tls: {no / such}" if name == "tlsKey" else f"option {name}: ")
 
 
 def test_where_nobody_knows_yet_what_is_read_both_kinds_pass() -> None:

@@ -1,12 +1,14 @@
 """Reading a range by pulls sent ahead: everything once, in order, whatever the answers hold."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mqbroker.client.messages import PullStatus, RawPull
 from mqbroker.errors import MQError, Refused, Unreachable
-from mqbroker.spark.errors import DataLoss, Loss, NotReadable
+from mqbroker.spark.errors import DataLoss, Loss, NotAllowed, NotReadable
 from mqbroker.spark.offsets import QueueRange
 from mqbroker.spark.reading import WINDOW_BYTES, WINDOW_MESSAGES, Chunk, RetryDeadline, read_chunks
 from mqbroker.wire.bodies import MessageQueue
@@ -160,13 +162,26 @@ def test_an_overloaded_broker_is_asked_again(code: int) -> None:
     assert offsets(read(log, 0, 10)) == list(range(10))
 
 
-def test_a_refusal_ends_the_read_at_once() -> None:
+@pytest.mark.parametrize(
+    ("refused", "kind", "said"),
+    [
+        (
+            Refused(ResponseCode.NO_PERMISSION, "the group is not you"),
+            NotAllowed,
+            "queue 1 of topic orders on broker broker-a, from offset 4 on: refused by the broker: the group is",
+        ),
+        (Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "g not exist"), NotAllowed, "or set consumerGroup to one"),
+        (Refused(ResponseCode.SYSTEM_ERROR, "AclException: No perm"), NotAllowed, "No perm. Check accessKey and secr"),
+        (Refused(ResponseCode.MESSAGE_ILLEGAL, "not this"), Refused, "not this"),
+    ],
+)
+def test_a_refusal_ends_the_read_at_once(refused: Refused, kind: type[MQError], said: str) -> None:
     log = FakeLog()
     log.add(QUEUE, 10)
     time = FakeTime()
-    log.faults.append(lambda want: Refused(ResponseCode.NO_PERMISSION, "not you"))
-    with pytest.raises(Refused, match="not you"):
-        read(log, 0, 10, time=time)
+    log.faults.append(lambda want: refused)
+    with pytest.raises(kind, match=re.escape(said)):
+        read(log, 4, 10, time=time)
     assert time.now() == 0
     assert log.flying == 0
 

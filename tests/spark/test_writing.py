@@ -13,10 +13,10 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 
 from mqbroker.client import SendFailed, SendResult, SendStatus, TopicNotFound
-from mqbroker.client.errors import Creates
+from mqbroker.client.errors import Creates, NoBrokerForTopic
 from mqbroker.client.send import Outgoing
 from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
-from mqbroker.spark.errors import BadRow, NotWritten
+from mqbroker.spark.errors import BadRow, NotAllowed, NotWritten
 from mqbroker.spark.packing import FreshIds, Packer, RowIds
 from mqbroker.spark.sink_options import choose_sink_columns, parse_sink_options
 from mqbroker.spark.writing import TaskWriter, Written, queues_at_start
@@ -27,6 +27,7 @@ from mqbroker.wire.ids import UniqIdSource
 from mqbroker.wire.properties import decode_properties
 
 QUEUES = [MessageQueue("T", "broker-a", n) for n in range(4)]
+ACCOUNT = Refused(ResponseCode.SYSTEM_ERROR, "AclException: no")
 TIMED_OUT = SendFailed("T", [("broker-a", "a:1", RequestTimedOut("5 s"))])
 CLOSED = SendFailed("T", [("broker-a", "a:1", ConnectionClosed("a:1"))])
 
@@ -42,7 +43,7 @@ class Clock:
         self.time += seconds
 
 
-@attrs.define
+@attrs.define(slots=False)
 class Broker:
     """Stores what is sent, unless `plan` has another outcome for the next sends: an error, whether the messages were
     stored all the same, and the status. `hidden` keys are in the log, and enter the index after so many looks at its
@@ -158,18 +159,34 @@ def test_a_write_without_a_broker_fails_after_the_time_for_it(broker: Broker) ->
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "kind"),
     [
-        TopicNotFound("T", ["a:1"], "none knows it", Creates.NO),
-        Refused(ResponseCode.MESSAGE_ILLEGAL, "no"),
-        Refused(1, "AclException: no"),
+        (TopicNotFound("T", ["a:1"], "none knows it", Creates.NO), TopicNotFound),
+        (NoBrokerForTopic("T", "none of its masters lets it be written to"), NoBrokerForTopic),
+        (Refused(ResponseCode.MESSAGE_ILLEGAL, "no"), Refused),
+        (ACCOUNT, NotAllowed),
+        # The client repeats the code of this refusal.
+        (SendFailed("T", [("broker-a", "a:1", ACCOUNT)] * 3), NotAllowed),
     ],
 )
-def test_what_cannot_pass_is_raised_at_once(broker: Broker, error: MQError) -> None:
+def test_what_cannot_pass_is_raised_at_once(broker: Broker, error: MQError, kind: type[MQError]) -> None:
     broker.plan = [(error, False, SendStatus.SEND_OK)]
-    with pytest.raises(type(error)):
+    with pytest.raises(kind) as caught:
         write(broker, range(3))
     assert len(broker.sends) == 1
+    if kind is NotAllowed:
+        assert str(caught.value).startswith("topic T, rows 0 to 2 of partition 3: refused by the broker: AclException")
+
+
+def test_an_account_that_may_not_ask_the_index_is_told_at_once(broker: Broker) -> None:
+    def refuse(topic: str, keys: Sequence[str]) -> list[bool]:
+        raise ACCOUNT
+
+    broker.find = refuse
+    with pytest.raises(NotAllowed, match="the index of topic T: refused by the broker: AclException: no"):
+        write(broker, range(3), **ONCE)
+    assert broker.sends == []
+    assert broker.clock.time == 0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,13 @@ _STREAM = "tests/spark/test_stream_reader.py"
 
 MISTAKES = [
     Mutation(
+        "repeat sends of an account that is refused",
+        "spark/writing.py",
+        " or refused_for_good(error) is not None:\n",
+        ":\n",
+        (f"{_WRITING}::test_what_cannot_pass_is_raised_at_once",),
+    ),
+    Mutation(
         "begin a queue that appears later at its end",
         "spark/offsets.py",
         "        found[queue] = bound.end if queue in start else bound.first\n",

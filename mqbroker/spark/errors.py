@@ -27,6 +27,17 @@ class BadSchema(MQError):
     """A schema given by the user that does not fit what a message has."""
 
 
+@attrs.define
+class BadCheckpoint(MQError):
+    """The checkpoint of `mqbroker.spark.stream` cannot be continued."""
+
+    directory: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.directory}: {self.why}"
+
+
 class Loss(Enum):
     """How messages that should be read can be lost."""
 

@@ -3,22 +3,17 @@
 
 `stream` keeps a log of its own in the checkpoint directory, as Spark does: the offsets of a batch are written to
 ``offsets/N`` before it runs, and ``commits/N`` when it is done. After a kill, batch N runs again with the same offsets.
-The directory is one of any file system that Spark's driver reaches.
+`checkpoint` has the rules.
 """
 
 from __future__ import annotations
 
-import json
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mqbroker.spark.errors import BadOption
 from mqbroker.spark.foreach import QUERY_ID, texts_of
 
-#: How many batches the log of a stream keeps.
-_KEPT = 100
 _WRITTEN = "partition int, sent bigint, found bigint"
 
 
@@ -50,41 +45,58 @@ def stream(
     It is as `writeStream.foreachBatch(process)`: a batch whose call did not return, or raised, is repeated by the next
     run with the same `checkpoint`, with the same messages and number. `available_now` returns when all that is there at
     the start is processed; else it waits `trigger_s` seconds where there is nothing new, until it is interrupted.
-    Raises BadOption, BadSchema, DataLoss, errors of the client, and what `process` raises.
+    Raises BadOption, BadSchema, BadCheckpoint, DataLoss, errors of the client, and what `process` raises.
     """
+    from mqbroker.spark.checkpoint import BatchLog, HadoopFiles
     from mqbroker.spark.options import parse_options
     from mqbroker.spark.source import StreamReader
 
     parsed = parse_options(texts_of(options), streaming=True)
     reader = StreamReader(parsed, _schema(columns, parsed))
-    log = _BatchLog(spark, checkpoint)
     context = spark.sparkContext
-    context.setLocalProperty(QUERY_ID, log.query_id())
+    log = BatchLog.open(HadoopFiles(spark, checkpoint), checkpoint)
+    context.setLocalProperty(QUERY_ID, log.query_id)
     try:
-        if available_now:
-            reader.prepareForTriggerAvailableNow()
-        batch = log.last("offsets")
-        is_done = batch <= log.last("commits")
-        here = reader.initialOffset() if batch < 0 else log.read("offsets", batch)
-        while True:
-            if is_done:
-                start, here = here, reader.latestOffset(here, reader.getDefaultReadLimit())
-                if here == start and batch >= 0:
-                    if available_now:
-                        return
-                    time.sleep(trigger_s)
-                    continue
-                batch += 1
-                log.add("offsets", batch, here)
-            else:
-                start = log.read("offsets", batch - 1) if batch else reader.initialOffset()
-            partitions = reader.partitions(start, here)
-            if partitions:
-                process(_frame(spark, reader, partitions), batch)
-            log.add("commits", batch, {})
-            is_done = True
+        drive(
+            reader,
+            log,
+            lambda partitions, batch: process(_frame(spark, reader, partitions), batch),
+            time.sleep,
+            available_now=available_now,
+            trigger_s=trigger_s,
+        )
     finally:
         context.setLocalProperty(QUERY_ID, None)
+
+
+def drive(
+    reader: Any,
+    log: Any,
+    process: Callable[[Sequence[Any], int], None],
+    sleep: Callable[[float], None],
+    *,
+    available_now: bool,
+    trigger_s: float,
+) -> None:
+    """Spark's part of a stream: call `process` with the partitions of each batch, from where `log` is."""
+    if available_now:
+        reader.prepareForTriggerAvailableNow()
+    here = reader.initialOffset() if log.batch < 0 else log.offset(log.batch)
+    while True:
+        if log.is_done:
+            start, here = here, reader.latestOffset(here, reader.getDefaultReadLimit())
+            if here == start and log.batch >= 0:
+                if available_now:
+                    return
+                sleep(trigger_s)
+                continue
+            log.plan(here)
+        else:
+            start = log.offset(log.batch - 1) if log.batch else reader.initialOffset()
+        partitions = reader.partitions(start, here)
+        if partitions:
+            process(partitions, log.batch)
+        log.commit()
 
 
 def write(frame: Any, **options: Any) -> None:
@@ -125,56 +137,3 @@ def _frame(spark: Any, reader: Any, partitions: Sequence[Any]) -> Any:
                 yield from reader.read(partitions[number])
 
     return spark.range(0, len(partitions), 1, len(partitions)).mapInArrow(rows, reader.schema)
-
-
-class _BatchLog:
-    """Small JSON files, by Hadoop's file systems, so that the checkpoint is where Spark's own would be."""
-
-    def __init__(self, spark: Any, directory: str) -> None:
-        jvm = spark.sparkContext._jvm  # noqa: SLF001 - there is no other way to Spark's file systems
-        self._path = jvm.org.apache.hadoop.fs.Path
-        self._to_text = jvm.org.apache.commons.io.IOUtils.toString
-        self._directory = directory.rstrip("/")
-        root = self._path(self._directory)
-        self._files = root.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())  # noqa: SLF001
-        for kind in ("offsets", "commits"):
-            self._files.mkdirs(self._path(f"{self._directory}/{kind}"))
-
-    def last(self, kind: str) -> int:
-        """The number of the last entry; -1 without one."""
-        names = [
-            status.getPath().getName() for status in self._files.listStatus(self._path(f"{self._directory}/{kind}"))
-        ]
-        return max([int(name) for name in names if name.isdigit()], default=-1)
-
-    def read(self, kind: str, number: int) -> Any:
-        return self._load(f"{kind}/{number}")
-
-    def add(self, kind: str, number: int, value: Any) -> None:
-        """Raises BadOption if it is there: another driver runs with this checkpoint."""
-        self._save(f"{kind}/{number}", value)
-        self._files.delete(self._path(f"{self._directory}/{kind}/{number - _KEPT}"), False)
-
-    def query_id(self) -> str:
-        """The id of the query, which stays the same."""
-        if not self._files.exists(self._path(f"{self._directory}/metadata")):
-            self._save("metadata", {"id": str(uuid.uuid4())})
-        return str(self._load("metadata")["id"])
-
-    def _load(self, name: str) -> Any:
-        opened = self._files.open(self._path(f"{self._directory}/{name}"))
-        try:
-            return json.loads(self._to_text(opened, "UTF-8"))
-        finally:
-            opened.close()
-
-    def _save(self, name: str, value: Any) -> None:
-        path, partial = (self._path(f"{self._directory}/{each}") for each in (name, f".{uuid.uuid4()}.tmp"))
-        output = self._files.create(partial, True)
-        try:
-            output.write(bytearray(json.dumps(value).encode()))
-        finally:
-            output.close()
-        if self._files.exists(path) or not self._files.rename(partial, path):
-            self._files.delete(partial, False)
-            raise BadOption("checkpoint", f"{self._directory}/{name} is there already: another driver runs with it")

@@ -7,6 +7,7 @@ _READING = "tests/spark/test_reading.py"
 _PACKING = "tests/spark/test_packing.py"
 _WRITING = "tests/spark/test_writing.py"
 _STREAM = "tests/spark/test_stream_reader.py"
+_CHECKPOINT = "tests/spark/test_checkpoint.py"
 
 MISTAKES = [
     Mutation(
@@ -204,5 +205,26 @@ MISTAKES = [
         "            until = math.ceil(max(times)) + CLOCK_STEP_MS\n",
         "            until = math.ceil(max(times))\n",
         ("tests/spark/test_pushdown.py::test_pushed_filters_change_no_row",),
+    ),
+    Mutation(
+        "record the end of a batch when it has run",
+        "spark/frames.py",
+        "            log.plan(here)\n",
+        "            log.batch += 1\n            log.is_done = False\n",
+        (f"{_CHECKPOINT}::test_a_kill_between_any_two_steps_neither_loses_nor_repeats",),
+    ),
+    Mutation(
+        "let an earlier run commit to a checkpoint that another one continues",
+        "spark/checkpoint.py",
+        'if self.files.read("driver") != self.run.encode() or not self.files.add(',
+        "if not self.files.add(",
+        (f"{_CHECKPOINT}::test_a_second_run_takes_over_and_the_first_ends",),
+    ),
+    Mutation(
+        "take a checkpoint over that cannot be continued",
+        "spark/checkpoint.py",
+        "            self.offset(planned)\n        self.files.replace(",
+        "            pass\n        self.files.replace(",
+        (f"{_CHECKPOINT}::test_damage_is_one_clear_error",),
     ),
 ]

@@ -47,7 +47,7 @@ FAMILIES = (
         "Start, reload and stop",
         r"daemons/(broker|console|daemon|plugin|process|service_manager)\.py",
         "A daemon could not start, or not take over changed settings, or did not stop cleanly.",
-        "The line names the setting, file or port. See the howto on running daemons.",
+        "Correct the setting, file or port that the line names (:doc:`/howto/run`).",
         {
             "not reloaded": "Correct the file and send SIGHUP again. Until then the former settings stay in effect.",
             "connectionsMax=": "Raise the limit of open files of the service, or lower the setting.",
@@ -58,14 +58,16 @@ FAMILIES = (
         "Shards",
         r"daemons/(shard|supervisor)\.py|broker/sibling_topics\.py",
         "A process of a broker with shards ended, or does not have what the others have.",
-        "The supervisor starts a shard again by itself. If it keeps ending, look at the lines before its end.",
+        "The supervisor restarts a shard. If the shard ends again, the lines before its end say why "
+        "(:doc:`/explanation/shards`).",
         {"topic {topic} of another shard": "Create the topic on all shards with mqadmin updateTopic and -c."},
     ),
     Family(
         "Connections and TLS",
         r"remoting/.*",
         "A port, a certificate or a connection does not work as configured.",
-        "Clients connect again by themselves. Correct the certificate or the port that the line names.",
+        "Correct the certificate or the port that the line names (:doc:`/howto/access`). Clients reconnect by "
+        "themselves.",
         {
             "tls.test.mode.enable=true": "Set it to false, and name your own certificate and key.",
             "cannot listen on port {port}": "Free the port, or set vipPortEnable=false.",
@@ -76,17 +78,17 @@ FAMILIES = (
         r"access/.*|broker/requests/acl_requests\.py",
         "A request was refused by access control, or a file of accounts is wrong.",
         "Correct the file; it is read again within five seconds. For a refused request give the account the "
-        "permission, or find out who uses it.",
+        "permission, or find out who uses the account (:doc:`/howto/access`).",
         {"{peer} may not": "Only the first refusal of an account at a host is logged."},
     ),
     Family(
         "The disk",
         r"store/(flush|disk|disk_watch|dispatch|syncs|store_files)\.py",
-        "A disk is full, slow, or fails. Messages may be refused, with SERVICE_NOT_AVAILABLE and the reason.",
-        "Free space, or repair the disk. After a failed sync of the log restart the broker: it accepts no messages "
-        "before. After a full disk it continues by itself.",
+        "A disk is full, slow or failing. Messages may be refused, with SERVICE_NOT_AVAILABLE and the reason.",
+        "Free space (:doc:`/howto/full-disk`): the broker then continues by itself. After a failed sync of the log "
+        "replace the disk if it is failing, and restart the broker: until then it accepts no messages.",
         {
-            "messages are refused": "Producers send to other brokers meanwhile. mq brokers shows the reason.",
+            "messages are refused": "Producers send to other brokers meanwhile. ``mq brokers`` shows the reason.",
             "{path}: a sync to the disk has not ended": "Look at the kernel's log and iostat: the disk may be failing.",
             "the kernel no longer accepts asynchronous "
             "syncs": "Nothing to do: a thread takes over, which costs more CPU time.",
@@ -97,13 +99,15 @@ FAMILIES = (
         r"store/(record_verifier|entry_repair|index_file|jsonfile|checkpoint)\.py"
         r"|broker/(versioned_table|filter_table|members_file)\.py",
         "A file is corrupt. What can be rebuilt from the log is rebuilt; a table is read from its copy (.bak).",
-        "Check the disk, and the store with mq store check. Lost messages can only be restored from a copy or a slave.",
+        "Check the disk, and the store with ``mq store check`` (:doc:`/reference/mq`). Lost messages can only be "
+        "restored from a backup or a slave (:doc:`/howto/back-up`).",
     ),
     Family(
         "What a start rebuilds",
         r"store/(opening|recovery|queue_rebuild|layout|log_scrub|consumequeue_ext|consumequeue_dispatcher)\.py",
         "After a crash, or when files are missing, consume queues or the index are rebuilt from the log.",
-        "Nothing: no message is lost by it, and the start takes longer. After clean stops, check the disk.",
+        "Nothing after a crash: no message is lost, and only the start takes longer. If it happens after a clean stop, "
+        "check the disk.",
     ),
     Family(
         "Memory for the log",
@@ -116,20 +120,22 @@ FAMILIES = (
         "Deletion of old messages",
         r"store/(retention|topic_removal)\.py",
         "Files cannot be deleted, or the disk is filling up and nothing is old enough to delete.",
-        "Free space, or keep messages for a shorter time (fileReservedTime).",
+        "Free space, or keep messages for a shorter time (``fileReservedTime``, :doc:`/howto/keep-messages`).",
     ),
     Family(
         "Delayed messages",
         r"broker/delay\.py",
         "Delayed messages cannot be read or stored now, or one of them is invalid.",
-        "When the disk works again, they are delivered. A message that is dropped was invalid or corrupt.",
+        "Repair the disk: the messages are delivered when it works again. A message that is dropped was invalid or "
+        "corrupt.",
     ),
     Family(
         "Transactions",
         r"broker/transactions/.*|broker/requests/end_transaction\.py",
         "Half messages cannot be checked, or their producers do not respond.",
-        "Start a producer of the group that the line names: only it can say whether to commit.",
-        {"half messages of {group}": "They are in TRANS_CHECK_MAX_TIME_TOPIC, and can be brought back from there."},
+        "Start a producer of the group that the line names: only such a producer knows whether to commit "
+        "(:doc:`/howto/transactions`).",
+        {"half messages of {group}": "``RESUME_CHECK_HALF_MESSAGE`` has one checked again."},
     ),
     Family(
         "Consumer groups and sends",
@@ -150,8 +156,8 @@ FAMILIES = (
     Family(
         "Name servers",
         r"namesrv/.*",
-        "A broker is silent, was drained, or registers invalid data; or a file cannot be written.",
-        "Look at the broker that the line names.",
+        "A broker is silent, is drained, or registers invalid data; or a file cannot be written.",
+        "Look at the log of the broker that the line names (:doc:`/explanation/namesrv`).",
         {
             "broker {addr} did not register": "It is down or cut off; its topics are gone from the routes.",
             "broker {name} {id} is now at": "Two brokers have one name and id: give each its own id.",
@@ -161,33 +167,34 @@ FAMILIES = (
         "Masters and slaves",
         r"ha/(master|slave)\.py|broker/(broker_service|broker_slave|slave_synchronize|replica_store|topic_repair)\.py",
         "A slave does not follow its master, or a file or table that it needs for that cannot be read or written.",
-        "mq ha status shows each broker and its reason; the page on replication is about logs that differ.",
-        {
-            "brokerRole=SYNC_MASTER, and any peer": "Set haSecretFile on all brokers of the name.",
-            "the truncated part of the log": "mq store dump shows the truncated messages.",
-        },
+        "See ``mq ha status``, which shows each broker and its reason. :doc:`/explanation/replication` explains what "
+        "happens when logs differ.",
+        {},
     ),
     Family(
         "Brokers that elect their master",
         r"ha/.*|broker/(broker_group|own_store)\.py",
         "A broker takes no part in its group, or a master steps down.",
-        "The line says why and what to do. A master that steps down is replaced if the others are there.",
+        "The line gives the reason and the remedy. When a master steps down, another broker is elected if enough of "
+        "them run (:doc:`/explanation/elections`, :doc:`/howto/operate-a-group`).",
         {
             "uncleanElectionEnable=true": "Messages are lost by this. Set it to false again.",
-            "group {broker}: this broker is no longer the master": "Nothing, if another was elected: see mq ha status.",
+            "group {broker}: this broker is no longer the master": "If another broker was elected "
+            "(``mq ha status``), nothing.",
         },
     ),
     Family(
         "Clients",
         r"client/.*",
         "A producer or consumer met an error that it handles by itself, or a listener failed.",
-        "A listener's own error has its traceback: correct the listener. Other errors end with their cause.",
+        "If the line has the traceback of a listener, correct the listener. Other lines end with their cause "
+        "(:doc:`/reference/client`).",
     ),
     Family(
         "Spark",
         r"spark/.*",
         "A stream has queues whose brokers do not respond, or a write failed.",
-        "Start the brokers; the next batch reads them.",
+        "Start the brokers. The next batch reads from them (:doc:`/reference/spark`).",
     ),
 )
 
@@ -206,19 +213,28 @@ def events() -> tuple[Event, ...]:
 
 def _of_function(function: ast.AST, module: str) -> Iterator[Event]:
     for call in ast.walk(function):
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
+        if not (isinstance(call, ast.Call) and call.args):
             continue
-        level = LEVELS.get(call.func.attr)
-        if level is None or "log" not in ast.unparse(call.func.value).lower():
-            continue
-        for text in _texts(call.args[0], function):
-            yield Event(module, text, level)
+        if isinstance(call.func, ast.Name) and call.func.id == "Outage":
+            # It logs what fails, and why.
+            for text in _texts(call.args[0], function):
+                yield Event(module, f"{text}: {{why}}", "error")
+        elif isinstance(call.func, ast.Attribute):
+            level = LEVELS.get(call.func.attr)
+            if level is not None and "log" in ast.unparse(call.func.value).lower():
+                for text in _texts(call.args[0], function):
+                    yield Event(module, text, level)
 
 
 def _texts(node: ast.expr, function: ast.AST) -> Iterator[str]:
     """The texts that an expression may have, where it is a constant or a variable that gets one."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(
+            part.value if isinstance(part, ast.Constant) else f"{{{_name(part)}}}"  # type: ignore[misc]
+            for part in node.values
+        )
     elif isinstance(node, ast.IfExp):
         yield from _texts(node.body, function)
         yield from _texts(node.orelse, function)
@@ -226,6 +242,12 @@ def _texts(node: ast.expr, function: ast.AST) -> Iterator[str]:
         for each in ast.walk(function):
             if isinstance(each, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in each.targets):
                 yield from _texts(each.value, function)
+
+
+def _name(part: ast.expr) -> str:
+    """The last name of an expression in an f-string."""
+    assert isinstance(part, ast.FormattedValue)
+    return re.findall(r"[A-Za-z]\w*", ast.unparse(part.value))[-1]
 
 
 def families() -> list[tuple[Family, list[Event]]]:
@@ -247,13 +269,18 @@ def render() -> str:
 def _section(family: Family, ours: list[Event]) -> Iterator[str]:
     yield from (family.title, "-" * len(family.title), "")
     yield from (*_wrap(f"{family.meaning} *What to do:* {family.todo}", ""), "")
+    shown: set[str] = set()
     for event in ours:
-        text = re.sub(r"[`\s]+", " ", event.text).strip()
-        if re.fullmatch(r"\{\w+\}", text):
+        # Without how a value is formatted.
+        text = re.sub(r"\{(\w+)[!:][^}]*\}", r"{\1}", re.sub(r"[`\s]+", " ", event.text).strip())
+        if re.fullmatch(r"\{\w+\}(: \{\w+\})*", text):
             continue  # the text of another error
         note = next((note for start, note in family.notes.items() if event.text.startswith(start)), "")
         # A long literal breaks at blanks.
-        yield from (*_wrap(f"``{event.level}`` ``{text}``{f': {note}' if note else ''}", "- ", "  "), "")
+        item = f"``{event.level}`` ``{text}``{f': {note}' if note else ''}"
+        if item not in shown:
+            shown.add(item)
+            yield from (*_wrap(item, "- ", "  "), "")
 
 
 def _wrap(text: str, first: str, rest: str = "") -> list[str]:

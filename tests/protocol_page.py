@@ -6,6 +6,7 @@ from pathlib import Path
 
 from twisted.internet.testing import MemoryReactorClock
 
+from mqbroker.client import broker_requests, producer, transactions
 from mqbroker.client.broker_requests import MemberRequests
 from mqbroker.config import NamesrvSettings, NettySettings
 from mqbroker.namesrv.namesrv_service import make_namesrv
@@ -16,6 +17,12 @@ from mqbroker.wire.requests import REQUESTS, UNANSWERED, demand_of
 from tests.broker.bench import Bench
 
 Tables = tuple[HandlerTable, HandlerTable]
+#: Which module of our clients answers which of a broker's requests.
+OF_CLIENTS = {
+    **dict.fromkeys(MemberRequests.HANDLERS, broker_requests.__name__),
+    RequestCode.CHECK_TRANSACTION_STATE: transactions.__name__,
+    RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: producer.__name__,
+}
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "requests.rst"
 BEGIN, END = ".. the table begins\n\n", "\n.. the table ends\n"
 
@@ -41,8 +48,7 @@ def who_serves(code: RequestCode, tables: Tables) -> str:
     """The words of the table for `code`: modules, or why there are none."""
     modules = [f"``{table.served_by(code)}``" for table in tables if code in table.codes]
     if code in REQUESTS and REQUESTS[code].to_clients:
-        ours = f" (ours: ``{MemberRequests.__module__}``)" if code in MemberRequests.HANDLERS else ""
-        modules.append(f"asked of clients{ours}")
+        modules.append(f"sent to clients (ours: ``{OF_CLIENTS[code]}``)")
     return ", ".join(modules) or UNANSWERED[code]
 
 
@@ -62,7 +68,7 @@ def render(tables: Tables) -> str:
 
 
 def _block(code: str, name: str, who: str, by: str) -> str:
-    sentences = [who, f"served by {by}" if by.startswith("``") else by]
+    sentences = [who, f"handled by {by}" if by.startswith("``") else by]
     text = " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences if sentence)
     return f"{code} ``{name}``\n" + textwrap.fill(text, 116, initial_indent="    ", subsequent_indent="    ") + "\n"
 

@@ -117,23 +117,23 @@ def is_ours(setting: Setting) -> bool:
     return not any(setting.key in part for part in JAVA.values()) and not setting.key.startswith(("tls.", "rocketmq."))
 
 
-def literal(text: str) -> str:
-    """Text with the names in it as literals: settings, values in capitals, and file names."""
+def literal(text: str, linked: Set[str] = frozenset()) -> str:
+    """Text with the names in it as literals: settings, values in capitals, and file names; those `linked` as links."""
     return re.sub(
         r"(?<![\w`<*])(%\w+%|\*{3}|[a-z]+[A-Z]\w+(?:=\w+)?|[A-Z]+_[A-Z_]+[A-Z]|tls\.[\w.]+\w|conf/[\w.]+\w|04;16)(?![\w`(])",
-        r"``\1``",
+        lambda found: f":confval:`{found[1]}`" if found[1] in linked else f"``{found[1]}``",
         text,
     )
 
 
 def blocks(cls: type, shown: dict[str, str], changeable: Set[str]) -> Iterator[str]:
     """A block of reStructuredText for each setting of a class that has an effect."""
-    effect_of, of_brokers = effects(cls), {each.key for each in settings_of(BrokerSettings)}
+    effect_of, of_brokers, linked = effects(cls), {each.key for each in settings_of(BrokerSettings)}, all_settings()
     for setting in sorted(settings_of(cls), key=lambda setting: setting.key.lower()):
         if setting.key in UNUSED:
             continue
         # What is said there of the default is shown as the default.
-        sentences = [literal(re.sub(r" Default: [^.]*\.", "", effect_of[setting.field]))]
+        sentences = [literal(re.sub(r" Default: [^.]*\.", "", effect_of[setting.field]), linked)]
         if setting.key in changeable:
             sentences.append("*May be changed while the daemon runs.*")
         if (java := java_default(setting, shown)) is not None:
@@ -171,7 +171,12 @@ def render_unused() -> str:
     indent = "\n             "
     return "\n".join(
         f".. confval:: {indent.join(sorted(keys))}\n\n"
-        + textwrap.fill(f"No effect here, because {literal(why)}.", 116, initial_indent="   ", subsequent_indent="   ")
+        + textwrap.fill(
+            f"No effect here, because {literal(why, all_settings())}.",
+            116,
+            initial_indent="   ",
+            subsequent_indent="   ",
+        )
         + "\n"
         for why, keys in by_why.items()
     )

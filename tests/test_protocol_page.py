@@ -40,7 +40,7 @@ def test_each_row_says_who_serves(tables: Tables) -> None:
     assert by_name["REGISTER_BROKER"] == ("everybody", "``mqbroker.namesrv.broker_requests``")
     assert by_name["NOTIFY_CONSUMER_IDS_CHANGED"] == (
         "",
-        "asked of clients (ours: ``mqbroker.client.broker_requests``)",
+        "sent to clients (ours: ``mqbroker.client.broker_requests``)",
     )
-    assert by_name["CHECK_TRANSACTION_STATE"] == ("", "asked of clients")
+    assert by_name["CHECK_TRANSACTION_STATE"] == ("", "sent to clients (ours: ``mqbroker.client.transactions``)")
     assert by_name["SUSPEND_CONSUMER"] == ("", "4.9 neither sends nor answers it")

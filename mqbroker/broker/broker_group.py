@@ -113,7 +113,7 @@ class BrokerGroup:
         #: When a master with a damaged log next tries to let another one be it.
         self._gives_up_at = 0.0
         self._giving_up = Outage(
-            "this master's log is damaged, and it serves on with the rest", "this master's log is damaged no more"
+            "this master's log is damaged, and it continues to serve the rest", "this master's log is intact again"
         )
         #: Of the last role with one.
         self._last_epoch = 0

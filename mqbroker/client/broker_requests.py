@@ -105,7 +105,7 @@ class MemberRequests:
             log.info("%s refused: %s", request.describe(), error)
             return _answer(request, ResponseCode.SYSTEM_ERROR, str(error))
         except Exception:
-            log.exception("%s failed", request.describe())
+            log.exception("a request of a broker failed: %s", request.describe())
             return _answer(request, ResponseCode.SYSTEM_ERROR, "the consumer failed on it; its log says more")
 
     def _member_of(self, group: str) -> PushConsumerCore | LitePullConsumerCore:

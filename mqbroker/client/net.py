@@ -179,7 +179,7 @@ async def every(net: Net, seconds: float, what: Callable[[], Awaitable[None]]) -
         except Exception as error:  # of a user's object
             if net.is_cancelled(error):
                 raise
-            log.exception("trying again in %g s", seconds)
+            log.exception("unexpected error; trying again in %g s", seconds)
 
 
 class Ending:

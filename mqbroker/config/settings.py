@@ -69,20 +69,20 @@ def _hidden(secret: str) -> str:
 class TlsSettings:
     """TLS of servers and of a daemon's own connections; files are PEM."""
 
-    #: Whether the server accepts TLS connections, plain ones, or both (permissive).
+    #: Which connections the server accepts: only plain ones (disabled), only TLS (enforcing), or both (permissive).
     mode: TlsMode = text(TlsMode.PERMISSIVE, one_of(TlsMode, str.lower), key="tls.server.mode")
     #: A file of further TLS settings, which override those given otherwise.
     config_file: str = text(DEFAULT_FILE, parse_optional_path, key="tls.config.file")
     #: Generate a certificate at the start, for tests only: clients cannot verify it. Set it to false to use your own
     #: files.
     test_mode: bool = boolean(True, key="tls.test.mode.enable")
-    #: Whether clients must, may or need not present a certificate.
+    #: Whether clients must present a certificate (require), may (optional), or are not asked for one (none).
     server_need_client_auth: ClientAuth = text(
         ClientAuth.NONE, one_of(ClientAuth, str.lower), key="tls.server.need.client.auth"
     )
     #: The server's private key (PEM).
     server_key_path: str = text("", parse_optional_path, key="tls.server.keyPath")
-    #: The password of that key; shown as ***.
+    #: The password of the server's private key; shown as ***.
     server_key_password: str = text("", shown=_hidden, key="tls.server.keyPassword")
     #: The server's certificate chain (PEM).
     server_cert_path: str = text("", parse_optional_path, key="tls.server.certPath")
@@ -92,15 +92,16 @@ class TlsSettings:
     server_trust_cert_path: str = text("", parse_optional_path, key="tls.server.trustCertPath")
     #: The private key for this daemon's own connections (PEM).
     client_key_path: str = text("", parse_optional_path, key="tls.client.keyPath")
-    #: The password of that key; shown as ***.
+    #: The password of the key in tls.client.keyPath; shown as ***.
     client_key_password: str = text("", shown=_hidden, key="tls.client.keyPassword")
     #: The certificate that this daemon presents on its own connections (PEM).
     client_cert_path: str = text("", parse_optional_path, key="tls.client.certPath")
     #: Verify the certificates of the servers that this daemon connects to.
     client_auth_server: bool = boolean(False, key="tls.client.authServer")
-    #: CA certificates to verify those servers with (PEM); empty for the system's.
+    #: CA certificates to verify with tls.client.authServer (PEM); empty for the system's.
     client_trust_cert_path: str = text("", parse_optional_path, key="tls.client.trustCertPath")
-    #: Encrypt this daemon's own connections. If it is not set, they are encrypted if the server's mode is enforcing.
+    #: Encrypt the connections that this daemon opens itself. If not set, they are encrypted where tls.server.mode is
+    #: enforcing.
     enable: bool = boolean(False, key="tls.enable")
 
     @property
@@ -169,7 +170,7 @@ class LogLevel(StrEnum):
 class NettySettings:
     """Server side of the protocol. Buffer sizes of 0 mean the operating system's default."""
 
-    #: The TCP port for clients; 0 picks a free one. 10911 for a broker, 9876 for a name server.
+    #: The TCP port for clients; 0 picks a free one.
     listen_port: int = whole(8888, 0, 65535, important=True)
     #: The address of this machine to listen on; empty for all of them.
     bind_address: str = text("", parse_bind_address, important=True)
@@ -199,14 +200,14 @@ class NettySettings:
 class ClientSettings:
     """Client side: a broker's connections to its name servers."""
 
-    #: Encrypt the broker's connections to its name servers. Default: as tls.enable, or true with the mode enforcing.
+    #: Encrypt the broker's connections to its name servers.
     use_tls: bool = boolean(False, key="useTLS")
     client_oneway_semaphore_value: int = whole(65535, 1)
     #: Maximum number of requests to a name server that wait for a response.
     client_async_semaphore_value: int = whole(65535, 1)
     #: Timeout of connecting to a name server, in milliseconds.
     connect_timeout_ms: int = whole(3000, 1, key="connectTimeoutMillis")
-    #: Seconds without traffic after which such a connection is closed.
+    #: Seconds without traffic after which a connection to a name server is closed.
     client_channel_max_idle_time_seconds: int = whole(120, 1)
 
 
@@ -214,15 +215,15 @@ class ClientSettings:
 class NamesrvSettings:
     """The name server. `namesrv_addr` is another environment's, see `cluster_test`."""
 
-    #: The file for the keys and values that mqadmin updateKvConfig sets.
+    #: The file with the keys and values that mqadmin updateKvConfig sets.
     kv_config_path: str = text(parse=parse_path, important=True)
-    #: The file that settings changed by a request are written to.
+    #: The file to which settings that a request has changed are written.
     config_store_path: str = text(parse=parse_path)
     #: Include the queues of ordered topics in the routes that clients get.
     order_message_enable: bool = boolean(False)
-    #: For tests: ask other name servers about topics that no broker here has; see the name server's page.
+    #: For tests: forward requests for the routes of unknown topics to the name servers in namesrvAddr.
     cluster_test: bool = boolean(False)
-    #: What the log calls the environment of those other name servers.
+    #: With clusterTest, the name of the other environment in the log.
     product_env_name: str = text("center", parse_name)
     #: Addresses of name servers, separated by semicolons. A broker registers with all of them; a name server uses
     #: them only with clusterTest.
@@ -251,7 +252,7 @@ class StoreSettings:
     mapped_file_size_commit_log: int = whole(1024 * MIB, 4096)
     #: Size of a consume queue file in bytes; rounded up to whole entries of 20 bytes.
     mapped_file_size_consume_queue: int = whole(6_000_000, 20)
-    #: Store tags code, store time and filter bits of each message in consumequeue_ext.
+    #: Store the hash of the tag, the store time and the filter bits of each message in consumequeue_ext.
     enable_consume_queue_ext: bool = boolean(False)
     #: Size of a file of consumequeue_ext in bytes.
     mapped_file_size_consume_queue_ext: int = whole(48 * MIB, 1024)
@@ -278,15 +279,16 @@ class StoreSettings:
     #: Append to a pool of buffers in memory first, and write to the log's files later. A killed broker loses what was
     #: not written yet. Only for a master with ASYNC_FLUSH.
     transient_store_pool_enable: bool = boolean(False, important=True)
-    #: Number of buffers in that pool, each of the size of a commit log file.
+    #: Number of buffers of the transient store pool (transientStorePoolEnable), each of the size of a commit log file.
     transient_store_pool_size: int = whole(5, 1, 1000)
-    #: Refuse messages while no buffer is free, instead of appending to the file.
+    #: With transientStorePoolEnable: refuse messages while no buffer is free, instead of appending to the file.
     fast_fail_if_no_buffer_in_store_pool: bool = boolean(False)
-    #: How often the pool's buffers are written to the log's files.
+    #: With transientStorePoolEnable: how often the buffers are written to the log's files.
     commit_interval_commit_log_ms: int = whole(200, 1, unit="ms", important=True)
-    #: Write earlier than that once this many pages of 4 KiB are waiting.
+    #: With transientStorePoolEnable: write before commitIntervalCommitLog has passed once this many pages of 4 KiB are
+    #: waiting.
     commit_commit_log_least_pages: int = whole(4)
-    #: The time after which even fewer pages are written.
+    #: With transientStorePoolEnable: the time after which fewer pages than commitCommitLogLeastPages are written, too.
     commit_commit_log_thorough_interval_ms: int = whole(200, unit="ms")
     #: Lock the newest file of the log in memory, if the limit (ulimit -l) allows it.
     warm_maped_file_enable: bool = boolean(False)
@@ -309,13 +311,15 @@ class StoreSettings:
     max_msgs_num_batch: int = whole(64, 1)
     #: Number of messages that a query by key returns if the client does not set a maximum.
     default_query_max_num: int = whole(32, 1)
-    #: Maximum bytes of messages that a pull returns from memory.
+    #: Maximum bytes of messages that a pull returns, of messages in memory.
     max_transfer_bytes_on_message_in_memory: int = whole(256 * 1024, 1, important=True)
-    #: Maximum number of messages that a pull returns from memory.
+    #: Maximum number of messages that a pull returns, of messages in memory.
     max_transfer_count_on_message_in_memory: int = whole(32, 1, important=True)
-    #: Maximum bytes of messages that a pull returns from disk.
+    #: Maximum bytes of messages that a pull returns, of messages that count as on disk
+    #: (accessMessageInMemoryMaxRatio).
     max_transfer_bytes_on_message_in_disk: int = whole(64 * 1024, 1, important=True)
-    #: Maximum number of messages that a pull returns from disk.
+    #: Maximum number of messages that a pull returns, of messages that count as on disk
+    #: (accessMessageInMemoryMaxRatio).
     max_transfer_count_on_message_in_disk: int = whole(8, 1, important=True)
     #: Percentage of the machine's memory. Messages further than that from the end of the log count as on disk.
     access_message_in_memory_max_ratio: int = whole(40, 0, 100, important=True)
@@ -329,7 +333,7 @@ class StoreSettings:
     disk_space_clean_forcibly_ratio: int = whole(85, 1, 100)
     #: Percentage of disk use above which messages are refused as well. 100 turns it off.
     disk_space_warning_level_ratio: int = whole(90, 1, 100)
-    #: Free disk space in bytes below which messages are refused and the oldest files are deleted; 0 turns it off.
+    #: Free disk space in bytes below which messages are refused and the oldest files are deleted. 0 turns it off.
     disk_free_bytes_min: int = long(64 * MIB)
     #: How often disks and expired files are checked.
     clean_resource_interval_ms: int = whole(10_000, 1, unit="ms")
@@ -337,9 +341,9 @@ class StoreSettings:
     delete_commit_log_files_interval_ms: int = whole(100, unit="ms")
     #: Pause between deletions of consume queue files.
     delete_consume_queue_files_interval_ms: int = whole(100, unit="ms")
-    #: How long to wait before retrying to delete a file.
+    #: How long to wait before trying again to delete a file.
     redelete_hanged_file_interval_ms: int = whole(120_000, unit="ms")
-    #: Whether files that have not expired are deleted when a disk is full.
+    #: Delete files that have not expired, too, when disk use is above diskSpaceCleanForciblyRatio.
     clean_file_forcibly_enable: bool = boolean(True, important=True)
     #: The delays of the levels, starting with level 1.
     message_delay_level: str = text("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", parse_delays)
@@ -347,9 +351,10 @@ class StoreSettings:
     flush_delay_offset_interval_ms: int = long(1000, 1, unit="ms")
     #: Include delayed messages in the statistics of queues.
     enable_schedule_message_stats: bool = boolean(True)
-    #: ASYNC_MASTER; SYNC_MASTER, where sends wait until a slave has the message; or SLAVE.
+    #: ASYNC_MASTER; SYNC_MASTER, where sends wait until a slave has the message; or SLAVE. It is changed together with
+    #: brokerId.
     broker_role: BrokerRole = choice(BrokerRole.ASYNC_MASTER)
-    #: Refused if true, because consumers would wait for messages that a slave has.
+    #: Must be false. With true the Java broker gives consumers no new messages.
     duplication_enable: bool = boolean(False)
     #: How many stores have the machine's memory in common.
     memory_shares: int = 1
@@ -376,11 +381,12 @@ class BrokerSettings:
     namesrv_addr: tuple[str, ...] = text((), parse_addresses, important=True)
     #: The cluster that the broker belongs to.
     broker_cluster_name: str = text("DefaultCluster", parse_name, important=True)
-    #: 0 for a master. Slaves, and all brokers of a group that elects its master, each have a different id above 0.
+    #: 0 for a master. Slaves, and all brokers of a group that elects its master, each have a different id above 0. It
+    #: is changed together with brokerRole.
     broker_id: int = long(0, important=True)
     #: Number of processes that the broker consists of, usually one per core. Each has its own name, ports and store.
     shards: int = whole(1, 1, 64, important=True)
-    #: Start even if the store has messages of more shards, which are then not served.
+    #: Start even if the store has messages of more shards than there are now. These are not served.
     unserved_shards_enable: bool = boolean(False)
     #: The sum of 4 (read) and 2 (write). 4 drains the broker: it accepts no more sends.
     broker_permission: int = whole(6, 0, 7)
@@ -416,28 +422,29 @@ class BrokerSettings:
     etcd_endpoints: tuple[str, ...] = text((), parse_urls, important=True)
     #: Seconds without contact to etcd after which a master is replaced.
     etcd_lease_ttl_seconds: int = whole(3, 2, 60)
-    #: The user name at etcd.
+    #: The user name at etcd, where etcd has accounts.
     etcd_username: str = text("")
-    #: The file whose first line is that user's password.
+    #: The file whose first line is the password of etcdUsername.
     etcd_password_file: str = text("", parse_optional_path)
-    #: CA certificates to verify etcd with (PEM).
+    #: CA certificates to verify etcd with (PEM); empty for the system's.
     etcd_ca_file: str = text("", parse_optional_path)
     #: The certificate that the broker presents to etcd (PEM).
     etcd_cert_file: str = text("", parse_optional_path)
-    #: The private key of that certificate (PEM).
+    #: The private key of the certificate in etcdCertFile (PEM, without a password).
     etcd_key_file: str = text("", parse_optional_path)
-    #: In a group, the minimum number of brokers in sync. With fewer, messages are refused and not stored.
+    #: In a group, the minimum number of brokers in sync, including the master. With fewer, messages are refused and not
+    #: stored.
     min_in_sync_replicas: int = whole(2, 1, 64)
     #: What to do with messages while too few brokers are in sync: REFUSE them, or APPEND them and respond with
     #: SLAVE_NOT_AVAILABLE. AUTO refuses in a group that elects its master, and appends otherwise.
     sends_below_in_sync: BelowInSync = text(BelowInSync.AUTO, one_of(BelowInSync))
     #: Return to consumers only messages that enough brokers have. A group's master always does so.
     confirmed_reads_enable: bool = boolean(False)
-    #: Number of brokers in a group that elects its master.
+    #: In a group, the maximum number of brokers in sync.
     replication_factor: int = whole(3, 1, 64)
     #: How long a replica may be behind before it is removed from the in-sync set.
     ha_max_time_slave_not_catchup_ms: int = long(2000, 500, unit="ms")
-    #: In a group, how many bytes of the log are read each second to notice what the disk has damaged. 0: none.
+    #: In a group, how many bytes of the log are read each second to find what the disk has damaged. 0 turns it off.
     scrub_bytes_per_second: int = long(4 * 1024 * 1024, 0)
     #: After 10 seconds without a master, elect a replica that is not in sync or whose store is incomplete. The messages
     #: that it lacks are lost.
@@ -466,9 +473,9 @@ class BrokerSettings:
     auto_create_subscription_group: bool = boolean(True, important=True)
     #: The topic for message traces.
     msg_trace_topic_name: str = text("RMQ_SYS_TRACE_TOPIC", parse_name, important=True)
-    #: Create that topic at the start.
+    #: Create the topic of msgTraceTopicName at the start.
     trace_topic_enable: bool = boolean(False, important=True)
-    #: Whether clients may trace messages, as send responses tell them.
+    #: Allow clients to trace their messages; each response to a send says whether they may.
     trace_on: bool = boolean(True)
     #: The region that is stored with each message, for message traces.
     region_id: str = text("DefaultRegion")
@@ -482,40 +489,43 @@ class BrokerSettings:
     transaction_check_max: int = whole(15, important=True)
     #: How often half messages are checked.
     transaction_check_interval_ms: int = long(60_000, 1, unit="ms", important=True)
-    #: Refuse requests that waited for longer than the waitTimeMillsIn... settings allow.
+    #: Refuse requests that waited for longer than waitTimeMillsInSendQueue, waitTimeMillsInPullQueue,
+    #: waitTimeMillsInHeartbeatQueue or waitTimeMillsInTransactionQueue.
     broker_fast_failure_enable: bool = boolean(True)
-    #: Milliseconds that a send may wait before it is handled; after that it is refused with SYSTEM_BUSY.
+    #: Milliseconds that a send may wait before it is handled. After that it is refused with SYSTEM_BUSY.
     wait_time_ms_in_send_queue: int = long(200, 1, key="waitTimeMillsInSendQueue")
-    #: The same for pulls.
+    #: Milliseconds that a pull may wait before it is handled. After that it is refused with SYSTEM_BUSY.
     wait_time_ms_in_pull_queue: int = long(5000, 1, key="waitTimeMillsInPullQueue")
-    #: The same for heartbeats.
+    #: Milliseconds that a heartbeat may wait before it is handled. After that it is refused with SYSTEM_BUSY.
     wait_time_ms_in_heartbeat_queue: int = long(31_000, 1, key="waitTimeMillsInHeartbeatQueue")
-    #: The same for ends of transactions.
+    #: Milliseconds that the end of a transaction may wait before it is handled. After that it is refused with
+    #: SYSTEM_BUSY.
     wait_time_ms_in_transaction_queue: int = long(3000, 1, key="waitTimeMillsInTransactionQueue")
     #: Milliseconds that an append may take before sends are refused with SYSTEM_BUSY.
     os_page_cache_busy_time_out_ms: int = long(1000, 1, key="osPageCacheBusyTimeOutMills")
-    #: Disable consumption for groups that are too far behind.
+    #: Disable consumption for groups that are further behind than consumerFallbehindThreshold.
     disable_consume_if_consumer_read_slowly: bool = boolean(False)
-    #: Bytes of the log by which a group is too far behind.
+    #: Bytes of the log that a group may be behind with disableConsumeIfConsumerReadSlowly.
     consumer_fallbehind_threshold: int = long(16 * 1024 * MIB)
     #: Hold pulls that find no message for as long as the consumer asks for. If false, they are held for
     #: shortPollingTimeMills.
     long_polling_enable: bool = boolean(True)
-    #: Milliseconds that a pull is held without long polling.
+    #: Milliseconds that a pull that finds no message is held with longPollingEnable=false.
     short_polling_time_ms: int = long(1000, 1, key="shortPollingTimeMills")
     #: Tell consumers that are far behind to pull from a slave.
     slave_read_enable: bool = boolean(False)
     #: Allow consumers to filter by SQL92 expressions on properties.
     enable_property_filter: bool = boolean(False)
-    #: Filter retries again, by the group's subscription to their original topic.
+    #: Filter retries again, by the group's expression for their original topic.
     filter_support_retry: bool = boolean(False)
-    #: Compute which groups' expressions match when a message is stored. Needs enableConsumeQueueExt.
+    #: Compute which groups' SQL92 expressions match when a message is stored. Needs enableConsumeQueueExt.
     enable_calc_filter_bit_map: bool = boolean(False)
-    #: How long a group's expressions are kept after its last consumer has left.
+    #: How long a group's SQL92 expressions are kept after its last consumer has left.
     filter_data_clean_time_span_ms: int = long(24 * 3600 * 1000, unit="ms")
-    #: Expected number of groups with an expression per topic; it determines the size of bit maps.
+    #: With enableCalcFilterBitMap: the expected number of groups with an expression per topic. It determines the size
+    #: of bit maps.
     expect_consumer_num_use_filter: int = whole(32, 1, 10_000)
-    #: Maximum percentage of false positives of such a bit map.
+    #: With enableCalcFilterBitMap: the maximum percentage of false positives of a bit map.
     max_error_rate_of_bloom_filter: int = whole(20, 1, 99)
     #: Tell the members of a group when one joins or leaves, so that they rebalance at once.
     notify_consumer_ids_changed_enable: bool = boolean(True)
@@ -533,7 +543,7 @@ class BrokerSettings:
     register_broker_timeout_ms: int = whole(6000, 1, key="registerBrokerTimeoutMills")
     #: Compress registrations at name servers.
     compressed_register: bool = boolean(False)
-    #: Register every period. If false, ask the name server first whether it is needed.
+    #: Register every registerNameServerPeriod. If false, ask the name server first whether it is needed.
     force_register: bool = boolean(True)
     #: The minimum level of log lines.
     log_level: LogLevel = text(LogLevel.INFO, one_of(LogLevel, str.lower))

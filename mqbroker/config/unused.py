@@ -68,11 +68,11 @@ UNUSED: dict[str, UnusedKey] = (
     )
     | _unused("a send waits for slaves for syncFlushTimeout", "slaveTimeout=3000")
     | _unused(
-        "filter servers, and address servers that know the name servers, are not supported by this version",
+        "filter servers, and address servers that tell the addresses of name servers, are not supported",
         "filterServerNums=0 fetchNamesrvAddrByAddressServer=false rmqAddressServerDomain rmqAddressServerSubGroup",
     )
     | _unused(
-        "a daemon sends few such requests of its own",
+        "it bounds requests that a daemon sends itself, of a kind of which there are few",
         "serverOnewaySemaphoreValue=256 serverAsyncSemaphoreValue=64 clientOnewaySemaphoreValue=65535",
     )
     | _unused(
@@ -91,8 +91,8 @@ REFUSED = {
         "brokerId=1 (2 and 3 on the others) and etcdEndpoints=http://HOST:2379"
     ),
     ("duplicationEnable", "true"): (
-        "consumers would wait for messages that a slave has; leave it out (with it the Java broker gives consumers no "
-        "new message at all)"
+        "with it the Java broker gives consumers no new messages; leave it out, and set brokerRole=SYNC_MASTER if "
+        "sends must wait for a slave"
     ),
 }
 

@@ -88,7 +88,7 @@ class DiskWatch:
         self._paths = paths
         self.limits = limits
         self._looking = Outage(
-            "how full the disk is cannot be found out", "how full the disk is can be found out again"
+            "the free space of the disk cannot be read", "the free space of the disk can be read again"
         )
         self.room = Room.ENOUGH
         #: By path, as last checked.

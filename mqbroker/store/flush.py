@@ -93,7 +93,7 @@ class LogFlusher:
         self._noted = flushed
         self._is_noting = False
         self._noting = Outage(
-            "messages are synced, but not acknowledged, since the checkpoint cannot be written, which is tried again",
+            "synced messages are not acknowledged, because the checkpoint cannot be written (trying again)",
             "the checkpoint is written again, and messages are acknowledged",
         )
         # (end, deadline, waiter), in order of `end`, and so of time.
@@ -492,7 +492,7 @@ class SyncWatchdog:
         oldest, looks = self._flusher.oldest_sync, self._looks - self._oldest_since
         if oldest is not self._oldest:
             if self._oldest is not None and looks > LONG_S:
-                self.log.warn("a sync of the commit log to the disk took {looks} s", looks=looks)
+                self.log.warn("a sync of the commit log to the disk took {seconds} s", seconds=looks)
             self._oldest, self._oldest_since = oldest, self._looks
         elif oldest is not None and looks == LONG_S:
             self.log.error(

@@ -77,7 +77,9 @@ class LogScrub:
         #: Where a record begins, or will; where one began before; up to where there are marks.
         self._begins_at = self._began_at = self._marked_to = commit_log.readable_end
         self._next_pass_at = clock.seconds()
-        self._reading = Outage("the log is not read through, which is tried again", "the log is read through again")
+        self._reading = Outage(
+            "the log is not scanned for damage (trying again)", "the log is scanned for damage again"
+        )
         self._next: IDelayedCall | None = None
         self._working: Deferred[None] | None = None
 

@@ -273,9 +273,7 @@ class Retention:
         self._turns_on_demand = 0
         self._is_helpless = False
         self._is_stopped = False
-        self._deleting = Outage(
-            "old messages cannot be deleted, which is tried again", "old messages are deleted again"
-        )
+        self._deleting = Outage("old messages cannot be deleted (trying again)", "old messages are deleted again")
         self._calls: dict[Callable[[], None], IDelayedCall] = {}
         self._pausing: tuple[IDelayedCall, Deferred[None]] | None = None
         self._running: Deferred[None] = succeed(None)

@@ -164,7 +164,7 @@ class SegmentSource:
         self._filled: set[str] = set()
         self._fill = SegmentFill(worker)
         self._preparing = Outage(
-            f"the next segment cannot be prepared in {directory}, which is tried again", "segments are prepared again"
+            f"the next segment cannot be prepared in {directory} (trying again)", "segments are prepared again"
         )
         self._pinning: Deferred[None] = succeed(None)
 

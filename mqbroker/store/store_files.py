@@ -72,11 +72,11 @@ class StoreFiles:
         #: Whether a sync of the log failed: then they cannot be trusted for the rest of the process.
         self.is_log_failed = False
         self._syncing = Outage(
-            "consume queues or index cannot be synced to the disk, which is tried again: messages are taken as before, "
-            "the checkpoint does not advance, and nothing beyond it is deleted",
+            "consume queues or index cannot be synced to the disk (trying again): messages are accepted as before, but "
+            "the checkpoint does not advance, and no message above it is deleted",
             "consume queues and index are synced to the disk again",
         )
-        self._writing = Outage("the checkpoint cannot be written and is tried again", "the checkpoint is written again")
+        self._writing = Outage("the checkpoint cannot be written (trying again)", "the checkpoint is written again")
         # Truncations of the opening must be synced even if no message came.
         self._is_saved = False
         self.corrupt_ranges = corrupt_ranges

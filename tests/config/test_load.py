@@ -242,7 +242,7 @@ def test_a_home_directory_is_spelt_out(broker: Loader, monkeypatch: pytest.Monke
         ),
         (
             "duplicationEnable=true",
-            "consumers would wait for messages that a slave has; leave it out",
+            "with it the Java broker gives consumers no new messages; leave it out",
         ),
         ("aclEnable=TRUE", "set rocketmqHome too: the accounts are in its conf/plain_acl.yml"),
         ("tls.server.mode=on", "'on' is not one of disabled, permissive, enforcing"),

@@ -174,7 +174,7 @@ def test_failing_sync_of_the_checkpoint(
     wait_for(is_synced(store), "a checkpoint of all")
     failing.begin(process, "fsync", store / "checkpoint")
     acked += send_some(port, 4, 4)
-    process.wait_for_line("the checkpoint cannot be written and is tried again: ")
+    process.wait_for_line("the checkpoint cannot be written (trying again): ")
     assert failing.hits >= 1
     failing.end()
     acked += send_some(port, 8, 4)

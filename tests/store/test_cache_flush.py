@@ -52,7 +52,7 @@ def test_consume_queues_that_could_not_be_synced_are_when_the_disk_works_again(b
     assert (bench.root / "abort").read_bytes() == boot
     told = [line for line in map(formatEvent, events) if line and "consume queues" in line]
     assert len(told) == 2
-    assert "cannot be synced to the disk, which is tried again" in told[0]
+    assert "cannot be synced to the disk (trying again)" in told[0]
     assert "are synced to the disk again" in told[1]
     stop(store)
     assert not (bench.root / "abort").exists()

@@ -100,8 +100,8 @@ def test_disks_and_files_that_fail_again_are_reported_again(
         a_turn(bench)
         monkeypatch.setattr(FaultyDisk, "space", room)
         a_turn(bench)
-        assert count(logged, "how full the disk is cannot be found out") == number
-        assert count(logged, "can be found out again") == number
+        assert count(logged, "the free space of the disk cannot be read") == number
+        assert count(logged, "the free space of the disk can be read again") == number
         age(bench, 2 * HOUR_MS, int(left[0]))
         first = f"{int(left[0]) * 131072:020d}"
         bench.disk.faults.unremovable = {first}

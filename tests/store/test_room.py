@@ -155,7 +155,7 @@ def test_a_disk_that_does_not_tell_changes_nothing(make: Callable[..., Bench], m
     with capturedLogs() as events:
         a_turn(bench)
         a_turn(bench)
-    assert len([event for event in events if "cannot be found out" in formatEvent(event)]) == 1
+    assert len([event for event in events if "the free space of the disk cannot be read" in formatEvent(event)]) == 1
     assert not store._commit_log.why_refused
     assert names(bench) == ["0", "1"]
 

@@ -382,7 +382,7 @@ def test_a_master_whose_log_rots_serves_on_while_no_other_broker_can(make_group:
     with log_kept() as logged:
         group.wait_for(lambda: info(group, master)["groupHasGaps"] == "true", 70)
         group.wait(1)
-    assert "this master's log is damaged, and it serves on with the rest" in "\n".join(logged.lines)
+    assert "this master's log is damaged, and it continues to serve the rest" in "\n".join(logged.lines)
     assert group.master() is master
     send(group, b"goes on")
     for other in others:

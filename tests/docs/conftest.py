@@ -1,5 +1,6 @@
 """The documentation, built once for the tests of its pages."""
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,7 +13,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built pages. A warning of Sphinx fails the tests."""
+    """The built pages, where ``MQBROKER_SITE`` names their directory those. A warning of Sphinx fails the tests."""
+    if built_before := os.environ.get("MQBROKER_SITE"):
+        return Path(built_before)
     missing = [name for name in ("sphinx", "furo", "sphinx_design", "sphinx_copybutton") if find_spec(name) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed: pip install '.[docs]'")

@@ -25,8 +25,15 @@ class RepeatedCall(LoopingCall):
         self._function, self._args = function, args
         self._has_failed = False
 
-    def _call_once(self) -> Deferred[None]:
-        return maybeDeferred(self._function, *self._args).addCallbacks(self._worked, self._not_worked)
+    def _call_once(self) -> Deferred[None] | None:
+        try:
+            result = self._function(*self._args)
+        except BaseException:  # as maybeDeferred does
+            result = Failure()  # type: ignore[no-untyped-call]
+        if result is None:  # most calls: no Deferred is needed
+            self._worked(None)
+            return None
+        return maybeDeferred(lambda: result).addCallbacks(self._worked, self._not_worked)
 
     def _worked(self, _: object) -> None:
         if self._has_failed:

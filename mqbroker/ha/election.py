@@ -111,9 +111,11 @@ class GroupSettings:
     ttl_s: int
     min_in_sync: int = 1
     is_unclean_allowed: bool = False
+    #: Of the group's keys.
+    prefix: str = attrs.field(init=False)
 
-    @property
-    def prefix(self) -> str:
+    @prefix.default
+    def _make_prefix(self) -> str:
         return f"/mqbroker/{quote(self.cluster, safe='')}/{quote(self.broker, safe='')}/"
 
 

@@ -340,8 +340,8 @@ class Group:
         #: The brokers that have ended their processes themselves.
         self.ended: list[int] = []
         self._images = 0
-        #: Of the state that etcd has: its text, and the in-sync set in that.
-        self._in_sync: tuple[bytes, frozenset[int]] = (_NO_STATE, frozenset())
+        #: The in-sync set at a revision of etcd's keys.
+        self._in_sync: tuple[object, int, frozenset[int]] = (None, 0, frozenset())
         self.namesrvs = {host: self._make_namesrv(host) for host in NAMESRVS}
 
     def _make_namesrv(self, host: str) -> tuple[HostReactor, Namesrv]:
@@ -484,10 +484,12 @@ class Group:
 
     def in_sync(self) -> set[int]:
         """The in-sync set as etcd has it."""
-        found = next((item.value for key, item in self.etcd.items.items() if key.endswith("/state")), _NO_STATE)
-        if self._in_sync[0] != found:
-            self._in_sync = (found, frozenset(json.loads(found)["in_sync"]))
-        return set(self._in_sync[1])
+        items, revision, in_sync = self._in_sync
+        if items is not self.etcd.items or revision != self.etcd.revision:
+            found = next((item.value for key, item in self.etcd.items.items() if key.endswith("/state")), _NO_STATE)
+            in_sync = frozenset(json.loads(found)["in_sync"])
+            self._in_sync = self.etcd.items, self.etcd.revision, in_sync
+        return set(in_sync)
 
     def kill(self, replica_id: int) -> None:
         """End a broker as SIGKILL does."""

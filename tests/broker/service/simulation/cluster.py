@@ -6,7 +6,7 @@ Must never know of seeds: what happens is given.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
@@ -87,7 +87,7 @@ class Cluster:
         #: Replicas that may lack what was acknowledged, since their machines lost power.
         self.lacking: set[int] = set()
         self.power_cuts = 0
-        self.offsets: dict[int, Offsets] = {}
+        self.offsets: defaultdict[int, Offsets] = defaultdict(Offsets)
         #: The replicas whose disks were destroyed or set back, until they are again as their master is; since when.
         self.touched: dict[int, float | None] = {}
         #: Of those that refused to start since, how often they have.
@@ -155,7 +155,7 @@ class Cluster:
                 self.look_at_touched(master, in_sync)
         for replica in self.running():
             if replica.is_running:
-                self.offsets.setdefault(replica.replica_id, Offsets()).look(replica, self.group.now, self.queue_end)
+                self.offsets[replica.replica_id].look(replica, self.group.now, self.queue_end)
 
     def look_at_master(self, master: Replica) -> None:
         """Whoever becomes master has all that was acknowledged.
@@ -528,7 +528,7 @@ class Cluster:
 
     def end(self, victim: Replica, *, has_power: bool = True) -> bool:
         if not victim.is_dead:
-            self.offsets.setdefault(victim.replica_id, Offsets()).ended(self.group.now)
+            self.offsets[victim.replica_id].ended(self.group.now)
         if victim.is_frozen:
             self.group.thaw(victim.replica_id)
         if has_power:

@@ -33,6 +33,8 @@ def start_session(scratch: object, master: str = "local[2]") -> Any:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.streaming.pollingDelay": "20ms",
+        # A busy machine starts Python slowly.
+        "spark.python.authenticate.socketTimeout": "60s",
     }
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -19,6 +19,7 @@ pytest.importorskip("pyarrow")
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
 from mqbroker.client.errors import NameServerUnreachable
+from mqbroker.errors import MQError, Refused, Unreachable
 from mqbroker.spark import api, source
 from mqbroker.spark.api import ReadAllAvailable, ReadMaxRows
 from mqbroker.spark.errors import BadOption, BadSchema, DataLoss, NotReadable
@@ -364,6 +365,21 @@ def test_a_topic_made_again_between_the_plan_and_the_read_is_noticed(log: FakeLo
     log.make_again(A0, 10)
     with pytest.raises(DataLoss, match="RECREATED"):
         engine.run(make(startingoffsets="earliest"))
+
+
+@pytest.mark.parametrize("answer", [Unreachable("restarting"), Refused(1, "AclException: no")])
+def test_a_batch_that_was_planned_without_the_marks_of_its_last_messages_is_no_loss(
+    log: FakeLog, make: Make, answer: MQError
+) -> None:
+    engine, reader = Engine(), make(startingoffsets="earliest", maxoffsetspertrigger="4")
+    engine.run(reader)
+    engine.run(reader)
+    # Planning a batch pulls its last messages; reading it answers again.
+    log.faults.append(lambda want: answer if want[2] == 1 else None)
+    engine.run(reader, die_before="read")
+    log.faults.clear()
+    engine.drain(make(startingoffsets="earliest"))
+    assert engine.rows() == rows(range(10), range(4))
 
 
 def test_a_checkpoint_of_an_earlier_version_goes_on(log: FakeLog, make: Make) -> None:

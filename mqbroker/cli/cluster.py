@@ -54,6 +54,7 @@ async def broker_sets(net: Net, name_servers: Iterable[str]) -> dict[str, Broker
     """The brokers that the first name server knows which answers. Raises NameServerUnreachable, Refused."""
     from mqbroker.client.errors import NameServerUnreachable
     from mqbroker.wire.bodies import ClusterInfo
+    from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX
 
     causes = []
     for address in name_servers:
@@ -62,7 +63,7 @@ async def broker_sets(net: Net, name_servers: Iterable[str]) -> dict[str, Broker
         except Unreachable as error:
             causes.append((address, str(error)))
             continue
-        return dict(ClusterInfo.from_json(answer.body).broker_addr_table)
+        return dict(ClusterInfo.from_json(answer.body, ANSWERED_DIALECT_BYTES_MAX).broker_addr_table)
     raise NameServerUnreachable(causes)
 
 

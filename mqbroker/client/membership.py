@@ -26,6 +26,7 @@ from mqbroker.wire.bodies import ConsumerData, GetConsumerListByGroupResponseBod
 from mqbroker.wire.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import GetConsumerListByGroupRequestHeader
+from mqbroker.wire.long_bodies import parse_long_body
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +238,8 @@ class Membership:
             request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
             try:
                 answer = checked(await self._net.invoke(addr, request, self._timeout_ms))
-                members.update(GetConsumerListByGroupResponseBody.from_json(answer.body).consumer_id_list)
+                listed = parse_long_body(answer.body, GetConsumerListByGroupResponseBody)
+                members.update(GetConsumerListByGroupResponseBody.from_value(listed).consumer_id_list)
                 answered += 1
             except MQError as error:
                 last = error

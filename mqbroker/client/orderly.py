@@ -32,6 +32,8 @@ LOCK_S = 30.0
 _LAPSED_S = 25.0
 #: The pause before another attempt to lock a queue.
 LOCK_PAUSE_S = 1.0
+#: Queues of one request: the response, which lists them, has half a MiB at most.
+QUEUES_TOGETHER_MAX = 1000
 
 
 class QueueLocks:
@@ -84,15 +86,17 @@ class QueueLocks:
         for queue in queues:
             by_broker.setdefault(queue.broker_name, []).append(queue)
         asked, requests = [], []
-        for ours in by_broker.values():
-            body = LockBatchRequestBody(self._group, self._identity.client_id, frozenset(ours))
+        for of_broker in by_broker.values():
             try:
-                addr = await self._routes.address(ours[0], master_only=True)
+                addr = await self._routes.address(of_broker[0], master_only=True)
             except MQError as error:
-                log.info("queues of broker %s are not locked now: %s", ours[0].broker_name, error)
+                log.info("queues of broker %s are not locked now: %s", of_broker[0].broker_name, error)
                 continue
-            asked.append(ours)
-            requests.append((addr, RemotingCommand.request(code, body=body.to_json())))
+            for at in range(0, len(of_broker), QUEUES_TOGETHER_MAX):
+                ours = of_broker[at : at + QUEUES_TOGETHER_MAX]
+                body = LockBatchRequestBody(self._group, self._identity.client_id, frozenset(ours))
+                asked.append(ours)
+                requests.append((addr, RemotingCommand.request(code, body=body.to_json())))
         found = []
         for ours, answer in zip(asked, await self._net.invoke_many(requests, self._timeout_ms), strict=True):
             try:

@@ -27,6 +27,7 @@ from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX, BadBody
 from mqbroker.wire.codes import AUTO_CREATE_TOPIC, MASTER_ID, Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import GetRouteInfoRequestHeader
+from mqbroker.wire.long_bodies import parse_long_body
 
 log = logging.getLogger(__name__)
 
@@ -317,7 +318,7 @@ class Routes:
                 answer = await self._net.invoke(addr, RemotingCommand.request(code), self._timeout_ms)
                 if answer.code != ResponseCode.SUCCESS:
                     raise Refused(answer.code, answer.remark or "")
-                return TopicList.from_json(answer.body, ANSWERED_DIALECT_BYTES_MAX).topic_list
+                return TopicList.from_value(parse_long_body(answer.body, TopicList)).topic_list
             except MQError as error:
                 errors[addr] = error
         raise _none_answers(errors)

@@ -1,4 +1,5 @@
-"""Heartbeats and lists of queues to lock, which may have tens of thousands of entries: decoded in steps.
+"""Heartbeats and lists of queues to lock, which may have tens of thousands of entries: decoded in steps. Lists of names
+in responses, of topics and of members, which may have more.
 
 The text is parsed at once, some 10 ms a MB; what would take longer, such as a million empty lists, is refused unread.
 """

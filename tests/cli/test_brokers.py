@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from mqbroker.cli import cli
 from mqbroker.cli.brokers import BrokerRow, lines, merged_rows, rows_of
-from mqbroker.cli.cluster import shard_number
+from mqbroker.cli.cluster import broker_sets, shard_number
 from mqbroker.wire.bodies import BrokerData
 from tests.cli.net import Net
 
@@ -50,6 +50,12 @@ def test_a_broker_alone() -> None:
     assert row == BrokerRow("c", "a", 0, "10.0.0.1:1", "V4_9_7", 2.5, 1.5, 10, 7)
     assert merged_rows([row]) == [row]
     assert row.state == ""
+
+
+def test_a_cluster_of_thousands_of_brokers_is_read() -> None:
+    """In the dialect of Java's name servers, which have numbers for keys."""
+    sets = {f"broker-{n}": BrokerData(f"broker-{n}", "c", {0: f"10.0.0.1:{n}"}) for n in range(5000)}
+    assert run(broker_sets(cast(Any, Net(sets, {})), ["ns:1"])) == sets
 
 
 def test_shards_are_one_broker() -> None:

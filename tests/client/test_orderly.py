@@ -18,11 +18,13 @@ from mqbroker.client import (
     RetryLater,
     SuspendQueue,
 )
+from mqbroker.client.orderly import QueueLocks
+from mqbroker.client.routes import Routes
 from mqbroker.wire.bodies import LockBatchRequestBody
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from tests.client.member import A, Member, Q
-from tests.client.world import World
+from tests.client.world import FixedIdentity, World
 
 LOCK, UNLOCK = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ
 
@@ -152,6 +154,33 @@ def test_a_queue_is_locked_before_it_is_pulled_and_unlocked_at_the_end(one_queue
     store(one_queue, "1")
     one_queue.cluster.settle()
     assert other.bodies == [b"1"]
+
+
+def test_all_queues_of_a_topic_of_10000_are_locked_and_unlocked(world: World, name_server: str) -> None:
+    topic = "T" * 127
+    world.cluster.add_topic(topic, queues=10_000, brokers=["a"])
+    queues = [MessageQueue(topic, "a", n) for n in range(10_000)]
+
+    def locks(me: str) -> QueueLocks:
+        net = world.net()
+        routes = Routes(net, (name_server,), age_s=30.0)
+        return QueueLocks(net, routes, FixedIdentity(me), "g", 3000)
+
+    def done(asking: Any) -> Any:
+        found: list[Any] = []
+        world.run(asking).addBoth(found.append)
+        for _ in range(1000):
+            if found:
+                return found[0]
+            world.clock.advance(0.001)
+        raise AssertionError("it is not answered")
+
+    first, second = locks("c1"), locks("c2")
+    assert done(first.lock(queues)) == set()
+    assert all(map(first.holds, queues))
+    assert done(second.lock(queues)) == set(queues)
+    done(first.unlock(queues))
+    assert done(second.lock(queues)) == set()
 
 
 def test_a_queue_that_another_member_has_locked_is_waited_for(one_queue: World, name_server: str) -> None:

@@ -93,3 +93,10 @@ def test_of_many_brokers_a_few_are_asked() -> None:
     brokers = Brokers({f"b{n}:1": ["A"] for n in range(20)})
     assert len(share(brokers).queues) == 40
     assert len(brokers.asked) == BROKERS_ASKED_MAX
+
+
+def test_a_group_of_as_many_members_as_a_broker_has_clients() -> None:
+    members = [f"10.0.0.1@{n:06}#{'x' * 40}" for n in range(100_000)]
+    assert len(GetConsumerListByGroupResponseBody(members).to_json()) > 5_000_000
+    # There are two queues: the first members have them.
+    assert [len(share(Brokers({"a:1": members}), me).queues) for me in members[:3]] == [1, 1, 0]

@@ -7,9 +7,9 @@ from mqbroker.client import NameServerUnreachable, NoBrokerForTopic, TopicNotFou
 from mqbroker.client.errors import TlsFailed
 from mqbroker.client.routes import Routes, route_of
 from mqbroker.errors import Unreachable
-from mqbroker.wire.bodies import BrokerData, MessageQueue, QueueData, TopicConfig, TopicRouteData
+from mqbroker.wire.bodies import BrokerData, MessageQueue, QueueData, TopicConfig, TopicList, TopicRouteData
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.command import FRAME_BYTES_MAX, RemotingCommand
 from tests.client.world import World
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
@@ -246,6 +246,29 @@ def test_a_route_as_long_as_two_brokers_may_have_is_taken() -> None:
         MessageQueue("T", "b", 0),
         MessageQueue("T", "b", 65534),
     ]
+
+
+LIST = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+
+
+def listing(world: World, body: bytes) -> None:
+    world.faults.refuse[None, LIST] = lambda passage: passage.answer(
+        RemotingCommand.response(passage.request, body=body)
+    )
+
+
+def test_as_many_topics_are_listed_as_a_broker_may_have(world: World, name_server: str) -> None:
+    names = frozenset(f"{'t' * 70}{n:06}" for n in range(200_000))
+    body = TopicList(names).to_json()
+    assert 15_000_000 < len(body) < FRAME_BYTES_MAX
+    listing(world, body)
+    assert world.result(make(world, name_server).topics()) == names
+
+
+def test_a_list_of_topics_that_takes_long_to_read_is_refused(world: World, name_server: str) -> None:
+    listing(world, b'{"topicList":[' + b"[]," * 100_000 + b"[]]}")
+    with pytest.raises(NameServerUnreachable, match=r"TopicList: 10000\d objects and lists, 69632 at most"):
+        world.result(make(world, name_server).topics())
 
 
 def test_a_body_that_takes_long_to_read_is_refused(world: World, name_server: str) -> None:

@@ -120,6 +120,7 @@ OWN: Final = {
     "client/observers.py: Send.context": "an entry an observer, for one send",
     "client/observers.py: Consumption.context": "an entry an observer, for one call of a listener",
     "client/assigned_queues.py: PullFailures._failing": "assigned queues",
+    "client/counters.py: Counters._lags": "consumers that are open",
     "client/assigned_queues.py: PullFailures._told": "brokers of routes",
     "client/listeners.py: ListenerFailures._kinds": "_KINDS_MAX",
     "client/membership.py: Membership.subscriptions": "topics that the program subscribes to",

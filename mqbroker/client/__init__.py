@@ -25,6 +25,7 @@ from mqbroker.client.errors import (
     ClientClosed,
     ClientError,
     Forbidden,
+    HookFailed,
     NameServerUnreachable,
     NoBrokerForTopic,
     NoSubscription,
@@ -37,10 +38,12 @@ from mqbroker.client.errors import (
     UnexpectedResponse,
     WouldDeadlock,
 )
+from mqbroker.client.hooks import MessageFilter
 from mqbroker.client.identity import CredentialsFile
 from mqbroker.client.iteration import Delivery, by_iteration
+from mqbroker.client.lag import Lag
 from mqbroker.client.listeners import ConsumeResult, FirstConsumed, OrderlyResult
-from mqbroker.client.lite_pull import Lag, Place
+from mqbroker.client.lite_pull import Place
 from mqbroker.client.messages import (
     Message,
     PullResult,
@@ -67,7 +70,9 @@ from mqbroker.client.tls import ClientTls
 from mqbroker.client.transactions import TransactionResult, TransactionState
 from mqbroker.client.typed import Json, Serializer, Topic
 from mqbroker.errors import BadTls, ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
+from mqbroker.remoting.hooks import ConnectionListener, RpcHook
 from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.signature import Credentials
 
 __all__ = [
@@ -86,6 +91,7 @@ __all__ = [
     "ClientError",
     "ClientTls",
     "ConnectionClosed",
+    "ConnectionListener",
     "ConsumeFrom",
     "ConsumeObserver",
     "ConsumeResult",
@@ -96,6 +102,7 @@ __all__ = [
     "Delivery",
     "FirstConsumed",
     "Forbidden",
+    "HookFailed",
     "Json",
     "Lag",
     "Listener",
@@ -104,6 +111,7 @@ __all__ = [
     "MQError",
     "MemoryOffsets",
     "Message",
+    "MessageFilter",
     "MessageModel",
     "MessageQueue",
     "NameServerUnreachable",
@@ -122,8 +130,10 @@ __all__ = [
     "RebalanceListener",
     "ReceivedMessage",
     "Refused",
+    "RemotingCommand",
     "RequestTimedOut",
     "RetryLater",
+    "RpcHook",
     "Selector",
     "Send",
     "SendFailed",

@@ -217,6 +217,7 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
         self._net.check_loop()
         await self._core.start()
 
+    lag = call(PushConsumerCore.lag, core)
     create_topic = call(Queries.create_topic, queries)
     message = call(Queries.message, queries)
     messages_by_key = call(Queries.messages_by_key, queries)

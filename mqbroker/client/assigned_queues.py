@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from mqbroker.client.hooks import Filters
 from mqbroker.client.listeners import TELL_EVERY_S
 from mqbroker.client.messages import PullStatus, RawPull
 from mqbroker.client.net import Net
@@ -125,6 +126,7 @@ class AssignedQueue:
         self._limits = options.queue_messages_max, options.queue_bytes_max
         #: A pull of it, from which the others differ by the offset.
         self.first_pull: RemotingCommand | None = None
+        self.filters: Filters | None = None
         self._is_paused = False
         #: When it last did something, by the clock that is never set; None while it waits.
         self._active_at: float | None = None
@@ -281,6 +283,8 @@ class AssignedQueue:
                 pulled.max_offset,
                 pulled.next_offset,
             )
+        if self.filters is not None:
+            messages = self.filters.accepted(messages)
         batch = held.add(messages, pulled.next_offset, unreadable)
         self._broker_id = pulled.broker_id
         self._answered = True
@@ -318,6 +322,8 @@ class AssignedQueues(dict[MessageQueue, AssignedQueue]):
         self._suspend_ms = milliseconds("suspend_s", options.suspend_s, 0)
         self._timestamp_ms = options.consume_from_time or int(net.now() * 1000) - _HALF_AN_HOUR_MS
         self._failures = PullFailures()
+        #: Of what is pulled.
+        self.filters: Filters | None = None
 
     def begin(
         self,
@@ -341,6 +347,7 @@ class AssignedQueues(dict[MessageQueue, AssignedQueue]):
             failures=self._failures,
             promised=promised,
         )
+        begun.filters = self.filters
         return begun
 
     async def find_start(self, queue: MessageQueue) -> int:

@@ -325,6 +325,7 @@ class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
             raise ClientClosed("a push consumer is asked after its start")
         return self._thread, self
 
+    lag = call(PushConsumerCore.lag, core)
     create_topic = call(Queries.create_topic, queries)
     message = call(Queries.message, queries)
     messages_by_key = call(Queries.messages_by_key, queries)

@@ -75,6 +75,12 @@ class WhyLost(Protocol):
     ) -> MQError: ...
 
 
+class Tell(Protocol):
+    """Is called with an event of a connection, one of the methods of ConnectionListener, and its arguments."""
+
+    def __call__(self, event: str, /, *args: str) -> object: ...
+
+
 class Transport(Protocol):
     """As asyncio's transports: what is written and not sent yet is kept."""
 
@@ -105,6 +111,7 @@ class Connection:
         line: Line,
         answer: Callable[[RemotingCommand, Connection], None],
         why_lost: WhyLost,
+        tell: Tell = lambda event, *args: None,
     ) -> None:
         """`answer` is called with each request of the peer."""
         self.addr = addr
@@ -112,13 +119,14 @@ class Connection:
         self._line = line
         self._answer = answer
         self._why_lost = why_lost
+        self._tell_listeners = tell
         self._sent: dict[int, Sent] = {}
         #: Those that have sent plain ones.
         self._owners: dict[Owner, None] = {}
         #: Number of the peer's requests whose responses are not ready, or do not fit into the socket's buffer.
         self.unanswered = 0
         self._decoder = FrameDecoder()
-        self._responses = ResponseTable(addr, loop.time, loop.call_later, self.close)
+        self._responses = ResponseTable(addr, loop.time, loop.call_later, self._close_silent)
         self._transport: Transport | None = None
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
@@ -136,6 +144,7 @@ class Connection:
     def opened(self, transport: Transport) -> None:
         self._transport = transport
         self.is_open = True
+        self._tell_listeners("connected", self.addr)
 
     def pause_writing(self) -> None:
         self._is_paused = True
@@ -148,14 +157,20 @@ class Connection:
 
     def lost(self, error: BaseException | None) -> None:
         """It has ended, with an error unless the peer has closed it."""
-        self.is_open, self.is_lost = False, True
+        was_open, self.is_open, self.is_lost = self.is_open, False, True
         self.resume_writing()
         for end in self._ends:
             wake(end)
         has_answered = self._responses.has_heard
-        self._responses.lost(
-            lambda largest: self._why_lost(self.addr, error=error, has_answered=has_answered, request_bytes=largest)
-        )
+
+        def why(largest: int) -> MQError:
+            return self._why_lost(self.addr, error=error, has_answered=has_answered, request_bytes=largest)
+
+        if error is not None and was_open:
+            self._tell_listeners("failed", self.addr, str(why(0)))
+        if self._transport is not None:
+            self._tell_listeners("closed", self.addr)
+        self._responses.lost(why)
 
     def data_received(self, data: bytes) -> None:
         now = self._loop.time()
@@ -167,6 +182,7 @@ class Connection:
             commands = [decode_command(*frame) for frame in self._decoder.feed(data)]
         except BadFrame as error:
             log.warning("closing the connection to %s: %s", self.addr, error)
+            self._tell_listeners("failed", self.addr, str(error))
             self.close()
             return
         self._handle(commands, now)
@@ -358,9 +374,15 @@ class Connection:
             timeout.cancel()
 
     def _close_unread(self) -> None:
-        log.warning("closing the connection to %s: it has read nothing for %g s", self.addr, _UNREAD_S_MAX)
+        why = f"it has read nothing for {_UNREAD_S_MAX:g} s"
+        log.warning("closing the connection to %s: %s", self.addr, why)
+        self._tell_listeners("idle", self.addr, why)
         self.is_open = False
         self._abort()
+
+    def _close_silent(self) -> None:
+        self._tell_listeners("idle", self.addr, "nothing came since a request was sent whose time is over")
+        self.close()
 
     def _abort(self) -> None:
         if self._transport is not None:

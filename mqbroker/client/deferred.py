@@ -285,6 +285,7 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
         check_listener(self._listener, may_await=True)
         await self._core.start()
 
+    lag = call(PushConsumerCore.lag, core)
     create_topic = call(Queries.create_topic, queries)
     message = call(Queries.message, queries)
     messages_by_key = call(Queries.messages_by_key, queries)

@@ -236,13 +236,24 @@ def short(value: object) -> str:
 
 
 class Forbidden(ClientError):
-    """An observer of this program refused a send: raise it in `before_send`. `why` is the observer's reason."""
+    """An observer of this program refused a send, or an RPC hook a request: raise it in `before_send`, or
+    `before_request`. `why` is its reason."""
 
-    hint = "Nothing was sent: check the observers in the producer's options"
+    hint = "Nothing was sent: check the observers in the client's options"
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
+
+
+class HookFailed(ClientError):
+    """An RPC hook of this program failed, and with it the request. `hook` is its method."""
+
+    hint = "The log has what it raised. After `before_request` nothing was sent; after `after_response` it was done"
+
+    def __init__(self, hook: str, why: str) -> None:
+        super().__init__(f"the RPC hook {hook} failed: {why}")
+        self.hook = hook
 
 
 class BadOffsetFile(ClientError):

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from mqbroker.client.broker_requests import MemberRequests, PullConsumerRequests
+from mqbroker.client.hooks import Hooks
 from mqbroker.client.identity import Identity
 from mqbroker.client.instance import Asked, share
 from mqbroker.client.loop_net import LoopNet
@@ -86,7 +87,8 @@ class OnLoop(Named):
         """Have `net` use the connections of other clients with the same name servers and `key`. Returns the addresses
         of the name servers, and the client's identity. Raises MQError."""
         servers, self._group = parse_name_servers(name_servers), check_group(group)
-        is_member = isinstance(self, Member)
+        net.hooks, is_member = Hooks(options.observers, net.steady), isinstance(self, Member)
+        key = *key, net.hooks.key
         return servers, share(net, self._asked, servers, group, options.unit_name, *key, is_member=is_member)
 
     def _asked(self) -> Asked:
@@ -95,7 +97,7 @@ class OnLoop(Named):
         if isinstance(found, ProducerCore):
             return found
         if isinstance(found, PullConsumerCore):
-            return PullConsumerRequests(self._group)
+            return PullConsumerRequests(found.group)
         return MemberRequests(lambda: found, thread_stacks)
 
 

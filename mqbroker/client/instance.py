@@ -47,6 +47,7 @@ class Instance:
         self.net.identity = Identity(name_servers, first.rng, first.now, unit_name)
         self.net.identity.take()
         self.net.unit_name = unit_name
+        self.net.hooks = first.hooks
         self._ended = ended
         self._clients: list[_Client] = []
 

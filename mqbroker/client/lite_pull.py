@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
@@ -19,9 +19,12 @@ from mqbroker.client.assigned_queues import AssignedQueue, AssignedQueues
 from mqbroker.client.errors import BadArgument, ClientClosed
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
+from mqbroker.client.lag import Lag, lag_of
+from mqbroker.client.listeners import ConsumeResult
+from mqbroker.client.member_observers import MemberObservers
 from mqbroker.client.membership import LoopWatch, Membership
 from mqbroker.client.messages import ReceivedMessage
-from mqbroker.client.names import check_group, check_queue, check_topic
+from mqbroker.client.names import bare_message, bare_queue, check_group, check_topic, queue_within, within
 from mqbroker.client.net import Ending, Net, Signal, Task, every
 from mqbroker.client.offset_stores import LocalOffsets
 from mqbroker.client.options import LitePullOptions, MessageModel, check_number, milliseconds
@@ -30,7 +33,7 @@ from mqbroker.client.queue_requests import Offsets, Reads
 from mqbroker.client.routes import Routes
 from mqbroker.client.running_info import positions
 from mqbroker.client.subscription import ALL, Sql, subscribe_to
-from mqbroker.errors import MQError, Refused
+from mqbroker.errors import Refused
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import ResponseCode
@@ -49,14 +52,13 @@ class Place(Enum):
 
 
 @attrs.frozen
-class Lag:
-    """Messages of each assigned queue that were not polled yet, and of all; -1 where the broker does not say."""
+class _Returned:
+    """A message that a poll has returned."""
 
-    queues: Mapping[MessageQueue, int]
-
-    @property
-    def total(self) -> int:
-        return sum(max(0, lag) for lag in self.queues.values())
+    batch: PulledBatch
+    index: int
+    #: Tells observers what becomes of it.
+    end: Callable[[ConsumeResult], None] | None
 
 
 class LitePullConsumerCore:
@@ -65,18 +67,17 @@ class LitePullConsumerCore:
     def __init__(
         self, net: Net, name_servers: tuple[str, ...], group: str, options: LitePullOptions, identity: Identity
     ) -> None:
-        if options.namespace:
-            raise BadArgument("LitePullOptions.namespace", "left out: write it into the names", options.namespace)
         self._net = net
         self._name_servers = name_servers
-        self.group = check_group(group)
+        self._namespace = options.namespace
+        self.group = group = within(self._namespace, check_group(group))
         self._options = options
         self._identity = identity
         self._timeout_ms = milliseconds("request_timeout_s", options.request_timeout_s)
         timeout_ms = milliseconds("pull_timeout_s", options.pull_timeout_s)
         self._routes = Routes(net, name_servers, age_s=options.route_age_s, timeout_ms=self._timeout_ms)
-        self.offsets = Offsets(net, self._routes, group, self._timeout_ms)
-        self.queries = Queries(net, self._routes, self._timeout_ms)
+        self.offsets = Offsets(net, self._routes, group, self._timeout_ms, namespace=self._namespace)
+        self.queries = Queries(net, self._routes, self._timeout_ms, self._namespace)
         self._reads = Reads(net, self._routes, group, self.offsets, timeout_ms)
         is_broadcasting = options.model is MessageModel.BROADCASTING
         self._store = options.offset_store or (LocalOffsets() if is_broadcasting else self.offsets)
@@ -85,10 +86,15 @@ class LitePullConsumerCore:
         )
         self._watch = LoopWatch(net, group, "that polls", options.heartbeat_s, self._come_back)
         self._assigned = AssignedQueues(net, self._routes, group, options, self._store, self.offsets, self._deliver)
+        self._observers = MemberObservers(net, name_servers, group, options, identity)
+        self._observe = self._observers.handing_out(group, lambda: identity.client_id)
+        self._assigned.filters = self._observers.filters
+        #: Of the queues that were assigned by hand.
+        self._expression: str | Sql = ALL
         self._paused: set[MessageQueue] = set()
         self._waiting: deque[Portion] = deque()
         #: What the last poll has returned.
-        self._returned: list[tuple[PulledBatch, int]] = []
+        self._returned: list[_Returned] = []
         self._asking: list[Signal] = []
         self._by_hand = self._joined = self._started = self._closed = False
         self._loops: list[Task] = []
@@ -103,7 +109,7 @@ class LitePullConsumerCore:
     @property
     def assigned(self) -> frozenset[MessageQueue]:
         """The queues that it reads now."""
-        return frozenset(self._assigned)
+        return frozenset(bare_queue(self._namespace, queue) for queue in self._assigned)
 
     async def start(self) -> None:
         """Connect, and join the group if there are subscriptions. Raises NameServerUnreachable, BadOffsetFile, Refused
@@ -118,6 +124,7 @@ class LitePullConsumerCore:
         loops = [every(self._net, options.route_age_s, self._routes.refresh_all)]
         if options.auto_commit:
             loops.append(every(self._net, options.commit_s, self._commit_oneway))
+        loops += self._observers.loops(self.lag)
         self._loops = [self._net.spawn(loop) for loop in loops]
         if self._by_hand:
             self._take([*self._membership.queues])
@@ -131,7 +138,8 @@ class LitePullConsumerCore:
         `Sql("...")` picks. Raises BadArgument on a bad name, or after `assign`, and MQError on a bad expression."""
         if self._by_hand:
             raise BadArgument("subscribe", "left out after assign(): queues are shared, or named", topic)
-        self._membership.subscribe(check_topic(topic), expression)
+        topic = within(self._namespace, check_topic(topic))
+        self._membership.subscribe(topic, expression)
         if self._started and not self._joined:
             await self._join()
         elif self._started:
@@ -139,21 +147,25 @@ class LitePullConsumerCore:
 
     async def unsubscribe(self, topic: str) -> None:
         """Read `topic` no more. Nothing happens if it was not subscribed to."""
-        if self._membership.subscriptions.pop(check_topic(topic), None) is not None and self._joined:
+        topic = within(self._namespace, check_topic(topic))
+        if self._membership.subscriptions.pop(topic, None) is not None and self._joined:
             await self._membership.apply(topic)
 
-    async def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Read exactly these queues, and leave the group out: others may read them too. Raises BadArgument, also after
-        `subscribe`."""
-        wanted = set(queues)
-        for queue in wanted:
-            check_queue(queue)
+    async def assign(self, queues: Iterable[MessageQueue], expression: str | Sql = ALL) -> None:
+        """Read exactly these queues, and leave the group out: others may read them too. Of their messages come those
+        that `expression` picks, as of `subscribe`. Raises BadArgument, also after `subscribe`, and MQError on a bad
+        expression."""
+        wanted = {self._within(queue) for queue in queues}
+        subscribe_to("", expression, 0)
         if self._membership.subscriptions:
             raise BadArgument("assign", "left out after subscribe(): queues are shared, or named", sorted(wanted))
         self._by_hand = True
         self._membership.queues = wanted
+        is_other, self._expression = expression != self._expression, expression
         if self._started:
             await self._give_up([queue for queue in self._assigned if queue not in wanted])
+            for queue in [*self._assigned] if is_other else ():
+                self._restart(queue, self._assigned[queue].committable)
             self._take([queue for queue in wanted if queue not in self._assigned])
 
     async def _join(self) -> None:
@@ -182,7 +194,7 @@ class LitePullConsumerCore:
         for queue in sorted(queues):
             begun = self._assigned.begin(
                 queue,
-                self._membership.subscriptions.get(queue.topic) or subscribe_to(queue.topic, ALL, 0),
+                self._membership.subscriptions.get(queue.topic) or subscribe_to(queue.topic, self._expression, 0),
                 pause_s=pause_s,
                 promised=promised,
                 find_start=None if promised is None else there,
@@ -240,8 +252,10 @@ class LitePullConsumerCore:
                 self._waiting.append(portion)
                 continue
             indexes, messages = portion.take(count - len(found))
-            found += messages
-            self._returned += [(portion.batch, index) for index in indexes]
+            for index, message in zip(indexes, messages, strict=True):
+                shown, end = (message, None) if self._observe is None else self._observe(message)
+                found.append(shown)
+                self._returned.append(_Returned(portion.batch, index, end))
             if portion.next < portion.end:
                 self._waiting.appendleft(portion)
             if len(found) == count:
@@ -251,9 +265,15 @@ class LitePullConsumerCore:
     def _settle(self) -> None:
         """Count what the last poll has returned as consumed."""
         now = self._net.now()
-        for batch, index in self._returned:
-            batch.done(index, now)
-        self._returned.clear()
+        for each in self._returned:
+            each.batch.done(each.index, now)
+        self._forget_returned(ConsumeResult.SUCCESS)
+
+    def _forget_returned(self, result: ConsumeResult) -> None:
+        returned, self._returned = self._returned, []
+        for each in returned:
+            if each.end is not None:
+                each.end(result)
 
     def _forget_dropped(self) -> None:
         self._waiting = deque(portion for portion in self._waiting if not portion.owner.dropped)
@@ -272,22 +292,24 @@ class LitePullConsumerCore:
         self._wake()
 
     def _checked(self, queues: Iterable[MessageQueue] | None) -> list[MessageQueue]:
-        found = list(self._assigned if queues is None else queues)
-        for queue in found:
-            self._check_assigned(queue)
-        return found
+        return [self._assigned_one(queue) for queue in (list(self._assigned) if queues is None else queues)]
 
-    def _check_assigned(self, queue: MessageQueue) -> None:
-        check_queue(queue)
+    def _assigned_one(self, queue: MessageQueue) -> MessageQueue:
+        """The queue as brokers know it. Raises BadArgument if it is not assigned."""
+        queue = self._within(queue)
         if queue not in self._assigned:
             raise BadArgument("queue", "one of those that are assigned", queue)
+        return queue
+
+    def _within(self, queue: MessageQueue) -> MessageQueue:
+        return queue_within(self._namespace, queue)
 
     # offsets
 
     async def seek(self, queue: MessageQueue, to: int | Place | datetime) -> None:
         """Go on at an offset of an assigned queue, at its begin or end, or at its first message stored at a time or
         later. Raises BadArgument, and MQError where the broker does not say where that is."""
-        self._check_assigned(queue)
+        queue = self._assigned_one(queue)
         if isinstance(to, Place):
             offset = await (self.offsets.min(queue) if to is Place.BEGIN else self.offsets.max(queue))
         elif isinstance(to, datetime):
@@ -296,10 +318,10 @@ class LitePullConsumerCore:
         else:
             check_number("offset", to, 0, 2**63 - 1)
             offset = to
-        self._check_assigned(queue)  # it may be revoked meanwhile
+        self._assigned_one(queue)  # it may be revoked meanwhile
         self._restart(queue, offset)
 
-    def _restart(self, queue: MessageQueue, offset: int) -> None:
+    def _restart(self, queue: MessageQueue, offset: int | None) -> None:
         former = self._assigned[queue]
         former.drop()
         self._forget_dropped()
@@ -308,42 +330,28 @@ class LitePullConsumerCore:
     async def message_by_time(self, queue: MessageQueue, time: datetime | int) -> ReceivedMessage | None:
         """The first message of a queue that was stored at `time` or later, whatever the broker's search says; None if
         there is none. `time` is a datetime with a time zone, or milliseconds since the epoch."""
-        return await self._reads.message_by_time(queue, time)
+        found = await self._reads.message_by_time(self._within(queue), time)
+        return None if found is None else bare_message(self._namespace, found)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Commit all that polls have returned, or these offsets. Raises the first error of a broker."""
         if offsets is None:
             self._settle()
             offsets = self._assigned.committable()
-        for queue, offset in offsets.items():
-            check_queue(queue)
+        named = {self._within(queue): offset for queue, offset in offsets.items()}
+        for offset in named.values():
             check_number("offset", offset, 0, 2**63 - 1)
-        for queue, offset in offsets.items():
+        for queue, offset in named.items():
             await self._store.commit(queue, offset)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The committed offset of a queue, or None if it has none."""
-        check_queue(queue)
-        return await self._store.committed(queue)
+        return await self._store.committed(self._within(queue))
 
     async def lag(self) -> Lag:
         """How far the polls are behind the ends of the assigned queues."""
-        queues = sorted(self._assigned)
-        found: dict[MessageQueue, int] = {}
-        for queue, bounds in zip(queues, await self.offsets.bounds(queues), strict=True):
-            assigned = self._assigned.get(queue)
-            if assigned is None:
-                continue
-            returned = sum(batch.queue == queue for batch, _ in self._returned)
-            position = assigned.committable
-            if isinstance(bounds, MQError):
-                found[queue] = -1
-            elif position is None:
-                committed = await self._store.committed(queue)
-                found[queue] = max(0, bounds[1] - (bounds[0] if committed is None else committed))
-            else:
-                found[queue] = max(0, bounds[1] - position - returned)
-        return Lag(found)
+        returned = Counter(each.batch.queue for each in self._returned)
+        return await lag_of(self._assigned, self.offsets, self._store, self._namespace, returned)
 
     async def _commit_oneway(self) -> None:
         if not self._watch.was_away:
@@ -351,7 +359,8 @@ class LitePullConsumerCore:
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of `topic` that can be read. Raises TopicNotFound and NameServerUnreachable."""
-        return list((await self._routes.get(check_topic(topic))).subscribe_queues)
+        route = await self._routes.get(within(self._namespace, check_topic(topic)))
+        return [bare_queue(self._namespace, queue) for queue in route.subscribe_queues]
 
     async def watch_queues(self, topic: str, changed: QueuesChanged) -> None:
         """Have `changed` called with the queues of `topic` whenever they are others than before, looked at every
@@ -381,6 +390,8 @@ class LitePullConsumerCore:
         for assigned in self._assigned.values():
             assigned.stop()
         ending = Ending(self._net, self._options.close_timeout_s, self.group)
+        self._forget_returned(ConsumeResult.RETRY)
+        await self._observers.end(ending, left=3)
         if self._joined:
             await ending.step("the rebalance listener", self._membership.tell_revoked(), left=2)
         if self._started and self._options.auto_commit and not self._watch.was_away:
@@ -393,7 +404,7 @@ class LitePullConsumerCore:
     async def _come_back(self) -> None:
         self._assigned.drop()
         self._assigned.clear()
-        self._returned.clear()
+        self._forget_returned(ConsumeResult.RETRY)
         self._forget_dropped()
         await self._membership.lose()
 

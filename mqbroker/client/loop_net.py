@@ -15,12 +15,14 @@ import attrs
 
 from mqbroker.client.address_server import AddressServer
 from mqbroker.client.connection import Connection, Line, SendsEnded, WhyLost
+from mqbroker.client.hooks import Hooks
 from mqbroker.client.identity import Identity
 from mqbroker.client.loop import FifoLock, Future, Loop, LoopSignal, complete
 from mqbroker.client.net import Account, Lock, Net, Puller, RequestHandler, Signal, Task, signed
 from mqbroker.client.pull_run import PullRun
-from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut
+from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut
 from mqbroker.remoting.response_table import Timeout
+from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
 
 log = logging.getLogger(__name__)
@@ -90,6 +92,8 @@ class LoopNet(ABC):
         self._unsent: dict[Future, None] = {}
         #: Called with plain sends that have ended, and how.
         self.sends_ended: SendsEnded = len
+        #: The same for all with the same connections.
+        self.hooks = Hooks()
 
     # what depends on the loop
 
@@ -165,9 +169,11 @@ class LoopNet(ABC):
         return self._lines.heartbeats_of
 
     def free_connection(self, addr: str) -> Connection | None:
-        """The connection to `addr`, if it can take requests at once, and they need no signature."""
+        """The connection to `addr`, if it can take requests at once, and they need no signature, nor pass any hook."""
         connection = self._lines.connections.get(addr)
-        return connection if connection is not None and connection.is_free and self._credentials is None else None
+        if connection is None or self._credentials is not None or self.hooks.rpc or not connection.is_free:
+            return None
+        return connection
 
     async def name_servers(self, url: str) -> tuple[str, ...]:
         lines = self.lines
@@ -187,9 +193,13 @@ class LoopNet(ABC):
                 await self._writable(connection, command, began + timeout_ms / 1000 - self.loop.time())
             timeout_ms -= int((self.loop.time() - began) * 1000)
             _ = self.lines  # it may be closed by now
-        if self._credentials is not None:
-            command = signed(command, self._credentials)
-        return await connection.request(command, timeout_ms, self)
+        if not self.hooks.rpc:
+            return await connection.request(signed(command, self._credentials), timeout_ms, self)
+        send = partial(self._request, connection, timeout_ms)
+        return cast(RemotingCommand, await self.hooks.around(addr, command, send))
+
+    async def _request(self, connection: Connection, timeout_ms: int, command: RemotingCommand) -> RemotingCommand:
+        return await connection.request(signed(command, self._credentials), timeout_ms, self)
 
     async def pull_on(self, addr: str, command: RemotingCommand, timeout_ms: int, puller: Puller) -> RemotingCommand:
         connection = self.free_connection(addr)
@@ -217,7 +227,12 @@ class LoopNet(ABC):
             connection = await self.lines.connection_to(addr, command, int(CONNECT_TIMEOUT_S * 1000), self._unsent)
         if not await connection.writable():
             raise ConnectionClosed(f"the connection to {addr} is closed")
-        connection.send(attrs.evolve(signed(command, self._credentials), flag=command.flag | ONEWAY_FLAG))
+
+        async def send(command: RemotingCommand) -> None:
+            connection.send(signed(command, self._credentials))
+
+        command = attrs.evolve(command, flag=command.flag | ONEWAY_FLAG)
+        await (self.hooks.around(addr, command, send) if self.hooks.rpc else send(command))
 
     def when_closed(self, call: Callable[[], object]) -> None:
         """Have it called when this is closed; at once, if that has happened. May be called on any thread."""
@@ -261,11 +276,21 @@ class LoopNet(ABC):
     async def _answer_later(self, request: RemotingCommand, connection: Connection) -> None:
         try:
             self.asked_by = connection.addr
-            answer = await self._on_request(request)
+            answer = await self._answered(request, connection.addr)
             if answer is not None and not request.is_oneway and await connection.writable():
                 connection.send(answer)
         finally:
             connection.unanswered -= 1
+
+    async def _answered(self, request: RemotingCommand, addr: str) -> RemotingCommand | None:
+        if not self.hooks.rpc:
+            return await self._on_request(request)
+        try:
+            return await self.hooks.around(addr, request, self._on_request)
+        except MQError as error:
+            code = error.code if isinstance(error, Refused) else ResponseCode.SYSTEM_ERROR
+            remark = error.remark if isinstance(error, Refused) else str(error)
+            return RemotingCommand.response(request, code, remark)
 
     async def connection_to(
         self, addr: str, command: RemotingCommand, timeout_ms: int, unsent: dict[Future, None]
@@ -323,8 +348,9 @@ class LoopNet(ABC):
         except MQError as error:
             if not self._closed:
                 outcome = error
+                self.hooks.tell("failed", addr, str(error))
         finally:
             waiting.end(outcome)
 
     def _new_connection(self, addr: str) -> Connection:
-        return Connection(addr, self.loop, self._waiting[addr], self._answer, self._why_lost)
+        return Connection(addr, self.loop, self._waiting[addr], self._answer, self._why_lost, self.hooks.tell)

@@ -17,6 +17,7 @@ from mqbroker.client.allocation import allocated
 from mqbroker.client.errors import BadArgument, NoSubscription, TopicNotFound
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
+from mqbroker.client.names import bare_queue
 from mqbroker.client.net import Net, checked
 from mqbroker.client.options import MemberOptions, MessageModel, milliseconds
 from mqbroker.client.routes import Route, Routes, java_order, sorted_queues
@@ -189,8 +190,9 @@ class Membership:
         listener = self._options.rebalance_listener
         if listener is None or not queues:
             return
+        namespace = self._options.namespace
         try:
-            told = getattr(listener, what)(frozenset(queues))
+            told = getattr(listener, what)(frozenset(bare_queue(namespace, queue) for queue in queues))
             if inspect.isawaitable(told):
                 await self._net.within(_LISTENER_S, _awaited(told))
         except TimeoutError:

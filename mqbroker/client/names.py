@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+import attrs
 
 from mqbroker.client.errors import BadArgument
 from mqbroker.errors import Refused
@@ -18,6 +21,9 @@ from mqbroker.wire.codes import (
     is_system_topic,
 )
 from mqbroker.wire.names import LMQ_PREFIX
+
+if TYPE_CHECKING:
+    from mqbroker.client.messages import ReceivedMessage
 
 
 def check_group(group: str) -> str:
@@ -71,6 +77,26 @@ def bare(name: str, namespace: str | None = None) -> str:
     if not separator or not found or _is_system(name) or (namespace is not None and found != namespace):
         return name
     return prefix + inside
+
+
+def queue_within(namespace: str, queue: MessageQueue) -> MessageQueue:
+    """The queue as brokers know it. Raises BadArgument if it is none."""
+    check_queue(queue)
+    return _renamed(queue, within(namespace, queue.topic)) if namespace else queue
+
+
+def bare_queue(namespace: str, queue: MessageQueue) -> MessageQueue:
+    """The queue as the user knows it."""
+    return _renamed(queue, bare(queue.topic, namespace)) if namespace else queue
+
+
+def bare_message(namespace: str, message: ReceivedMessage) -> ReceivedMessage:
+    """The message as the user knows it."""
+    return attrs.evolve(message, topic=bare(message.topic, namespace)) if namespace else message
+
+
+def _renamed(queue: MessageQueue, topic: str) -> MessageQueue:
+    return MessageQueue(topic, queue.broker_name, queue.queue_id)
 
 
 def _parts(name: str) -> tuple[str, str]:

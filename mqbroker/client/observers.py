@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 import attrs
 
-from mqbroker.client.errors import Forbidden, RetryLater
+from mqbroker.client.errors import Forbidden, RetryLater, short
+from mqbroker.client.lag import Lag
 from mqbroker.client.listeners import ConsumeResult, Throttle
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult
-from mqbroker.client.names import bare
+from mqbroker.client.names import bare_message
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,10 @@ class ConsumeObserver:
     def after_consume(self, consumption: Consumption, outcome: ConsumeResult | BaseException) -> None:
         """Called with the result of the listener, or what it raised; RetryLater is ConsumeResult.RETRY."""
 
+    def lagging(self, group: str, client_id: str, lag: Lag) -> None:
+        """Called every `lag_s` with what this member has not consumed yet, and without queues when it is closed.
+        Brokers are asked for it where an observer has this method."""
+
 
 #: See `Observers.handing_out`.
 HandingOut = Callable[[ReceivedMessage], tuple[ReceivedMessage, Callable[[ConsumeResult], None]]]
@@ -102,9 +107,51 @@ class InNamespace(ConsumeObserver):
         self._namespace = namespace
 
     def before_consume(self, consumption: Consumption) -> None:
-        consumption.messages = [
-            attrs.evolve(each, topic=bare(each.topic, self._namespace)) for each in consumption.messages
-        ]
+        consumption.messages = [bare_message(self._namespace, each) for each in consumption.messages]
+
+
+#: What `Guard.call` returns for a call that has failed.
+FAILED = object()
+
+
+class Guard:
+    """Calls methods of an application's objects, each a `kind`; `end` says in the log what an exception of theirs
+    means. At most one is logged in a minute."""
+
+    def __init__(self, kind: str, end: str, steady: Callable[[], float]) -> None:
+        self._kind, self._end = kind, end
+        self._failures = Throttle(steady)
+
+    def call(
+        self,
+        call: Callable[..., object],
+        *args: object,
+        may_raise: tuple[type[Exception], ...] = (),
+        returns: type = object,
+    ) -> object:
+        """What it returns, or FAILED if that is nothing it `returns`. Raises those exceptions that it `may_raise`, and
+        KeyboardInterrupt."""
+        try:
+            result = call(*args)
+            if inspect.iscoroutine(result):
+                result.close()
+                raise TypeError("it is a coroutine function, and must be a plain one: nobody awaits it")
+            if not isinstance(result, returns):
+                raise TypeError(f"it must return a {returns.__name__}, not {short(result)}")
+            return result
+        except (
+            BaseException
+        ) as error:  # SystemExit, and a CancelledError that is nobody's, would end what has called it
+            if isinstance(error, (*may_raise, KeyboardInterrupt)):
+                raise
+            if (more := self._failures.more()) is not None:
+                log.exception("the %s %s failed%s; the %s", self._kind, self.name_of(call), more, self._end)
+            return FAILED
+
+    @staticmethod
+    def name_of(call: Callable[..., object]) -> str:
+        """How errors name the call."""
+        return str(getattr(call, "__qualname__", call))
 
 
 class Observers:
@@ -114,7 +161,7 @@ class Observers:
     def __init__(self, members: Sequence[Any], steady: Callable[[], float]) -> None:
         self._members = tuple(members)
         self._steady = steady
-        self._failures = Throttle(steady)
+        self._call = Guard("observer", "operation continues", steady).call
 
     async def sending(
         self, send: Send, run: Callable[[list[Message]], Awaitable[T]], addr_of: Callable[[object], str]
@@ -127,7 +174,7 @@ class Observers:
         try:
             for each in self._members:
                 if isinstance(each, SendObserver):
-                    self._call(each.before_send, send, may_forbid=True)
+                    self._call(each.before_send, send, may_raise=(Forbidden,))
                     seen.append(each)
             result = await run(send.messages)
             outcome = [result] if isinstance(result, SendResult) else result or []
@@ -140,12 +187,13 @@ class Observers:
             for each in reversed(seen):
                 self._call(each.after_send, send, outcome)
 
-    def _consumers(self) -> list[ConsumeObserver]:
+    def consumers(self) -> list[ConsumeObserver]:
+        """Those of consumption."""
         return [each for each in self._members if isinstance(each, ConsumeObserver)]
 
     def _begin(self, consumption: Consumption) -> Callable[[Any], None]:
         """Tell the observers that messages are handed out; returns what to call with what comes of it."""
-        members = self._consumers()
+        members = self.consumers()
         for each in members:
             self._call(each.before_consume, consumption)
         began = self._steady()
@@ -164,7 +212,7 @@ class Observers:
 
     def consuming(self, listener: Any, group: str, client_id: Callable[[], str]) -> Any:
         """The listener, called between `before_consume` and `after_consume`: itself if nobody observes."""
-        if not self._consumers() or not callable(listener):
+        if not self.consumers() or not callable(listener):
             return listener
 
         async def awaited(result: Awaitable[Any], end: Callable[[Any], None]) -> Any:
@@ -202,14 +250,4 @@ class Observers:
             end = self._begin(consumption)
             return consumption.messages[0], end
 
-        return begin if self._consumers() else None
-
-    def _call(self, call: Callable[..., object], *args: object, may_forbid: bool = False) -> None:
-        try:
-            call(*args)
-        except Exception as error:
-            if may_forbid and isinstance(error, Forbidden):
-                raise
-            if (more := self._failures.more()) is not None:
-                name = getattr(call, "__qualname__", call)
-                log.exception("the observer %s failed%s; the operation continues", name, more)
+        return begin if self.consumers() else None

@@ -14,12 +14,14 @@ import attrs
 from mqbroker.client.address_server import address_of, is_url
 from mqbroker.client.allocation import Allocation, RebalanceListener, allocate_averagely, check_allocation
 from mqbroker.client.errors import BadArgument
+from mqbroker.client.hooks import MessageFilter
 from mqbroker.client.identity import CredentialsFile
 from mqbroker.client.names import check_namespace, check_topic
 from mqbroker.client.observers import ConsumeObserver, SendObserver
 from mqbroker.client.offset_stores import OffsetStore
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import MQError
+from mqbroker.remoting.hooks import ConnectionListener, RpcHook
 from mqbroker.wire.codes import AUTO_CREATE_TOPIC, ResponseCode
 from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
@@ -136,10 +138,13 @@ def _codes(options: object, field: attrs.Attribute[Any], value: object) -> None:
         raise BadArgument(f"{type(options).__name__}.{field.name}", "several response codes", value)
 
 
-def _observers(kind: type) -> Any:
+def _observers(*kinds: type) -> Any:
+    kinds = *kinds, RpcHook, ConnectionListener
+
     def check(options: object, field: attrs.Attribute[Any], value: object) -> None:
-        if not isinstance(value, tuple) or not all(isinstance(each, kind) for each in value):
-            raise BadArgument(f"{type(options).__name__}.observers", f"several of {kind.__name__}", value)
+        if not isinstance(value, tuple) or not all(isinstance(each, kinds) for each in value):
+            right = f"several of {', '.join(kind.__name__ for kind in kinds)}"
+            raise BadArgument(f"{type(options).__name__}.observers", right, value)
 
     def convert(value: Any) -> Any:
         return tuple(value) if isinstance(value, Iterable) else value
@@ -204,13 +209,14 @@ class ClientOptions:
     unit_name: str = attrs.field(default="", validator=_unit_name)
     #: A prefix of topics and groups, so that several systems may share brokers; as with Java's clients.
     namespace: str = attrs.field(default="", validator=_namespace)
-    #: The topic that gets the trace of sends and of consumption, as RMQ_SYS_TRACE_TOPIC; None for no trace.
-    trace_topic: str | None = attrs.field(default=None, validator=_topic)
     #: How long a route is used before it is requested again.
     route_age_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds())
     #: close() ends within this, whatever brokers and name servers do. Listeners may run until 3 s before its end, or
     #: for half of it if it is shorter than 6 s; the rest is for requests to brokers.
     close_timeout_s: float = attrs.field(default=10.0, converter=to_seconds, validator=_seconds(0.0))
+    #: RpcHooks see each request of the client, which then takes the general path, and ConnectionListeners what becomes
+    #: of its connections. Clients with different ones share no connections.
+    observers: Sequence[object] = _observers()
 
 
 @attrs.frozen(kw_only=True)
@@ -222,6 +228,8 @@ class ProducerOptions(ClientOptions):
     sent three times at most, unless the broker is busy or not in service.
     """
 
+    #: The topic that gets the trace of sends, as RMQ_SYS_TRACE_TOPIC; None for no trace.
+    trace_topic: str | None = attrs.field(default=None, validator=_topic)
     send_timeout_s: float = attrs.field(default=3.0, converter=to_seconds, validator=_seconds())
     retries: int | None = attrs.field(default=None, validator=_number(0, may_be_none=True))
     #: Maximum number, and bytes, of sends in flight; more wait in order.
@@ -261,8 +269,9 @@ class ProducerOptions(ClientOptions):
     #: Send past brokers that have failed, or took half a second and more, for a while, where the topic has others.
     avoid_slow_brokers: bool = attrs.field(default=True, validator=_instance(bool))
     heartbeat_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds(high=_HEARTBEAT_S_MAX))
-    #: See each send; with any of them, sends take the general path, which costs about half of the rate.
-    observers: Sequence[SendObserver] = _observers(SendObserver)
+    #: SendObservers see each send; with any of them, sends take the general path, which costs about half of the rate.
+    #: RpcHooks and ConnectionListeners: as of all clients.
+    observers: Sequence[SendObserver | RpcHook | ConnectionListener] = _observers(SendObserver)
 
 
 class MessageModel(Enum):
@@ -280,6 +289,8 @@ class MemberOptions(ClientOptions):
     epoch; None is half an hour before the start.
     """
 
+    #: The topic that gets the trace of consumption, as RMQ_SYS_TRACE_TOPIC; None for no trace.
+    trace_topic: str | None = attrs.field(default=None, validator=_topic)
     model: MessageModel = attrs.field(default=MessageModel.CLUSTERING, validator=_instance(MessageModel))
     #: Where offsets are kept; None is the broker, and a local file where each member gets all messages.
     offset_store: OffsetStore | None = attrs.field(default=None, validator=_instance(OffsetStore, may_be_none=True))
@@ -312,6 +323,13 @@ class MemberOptions(ClientOptions):
     takeover_pause_s: float = attrs.field(default=0.3, converter=to_seconds, validator=_seconds(0.0))
     #: How long the pull of a queue pauses after an error.
     pull_error_pause_s: float = attrs.field(default=1.0, converter=to_seconds, validator=_seconds())
+    #: How often observers that count it are told the lag.
+    lag_s: float = attrs.field(default=10.0, converter=to_seconds, validator=_seconds())
+    #: ConsumeObservers see each message that the consumer gets, and MessageFilters each that was pulled. RpcHooks and
+    #: ConnectionListeners: as of all clients.
+    observers: Sequence[ConsumeObserver | MessageFilter | RpcHook | ConnectionListener] = _observers(
+        ConsumeObserver, MessageFilter
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.suspend_s >= self.pull_timeout_s:
@@ -342,8 +360,6 @@ class PushOptions(MemberOptions):
     consume_timeout_s: float = attrs.field(default=900.0, converter=to_seconds, validator=_seconds())
     #: How long a message waits that neither the listener consumed nor the broker accepted.
     local_retry_s: float = attrs.field(default=5.0, converter=to_seconds, validator=_seconds())
-    #: See each message that the listener gets.
-    observers: Sequence[ConsumeObserver] = _observers(ConsumeObserver)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -366,3 +382,5 @@ class PullOptions(ClientOptions):
     request_timeout_s: float = attrs.field(default=3.0, converter=to_seconds, validator=_seconds())
     pull_timeout_s: float = attrs.field(default=10.0, converter=to_seconds, validator=_seconds())
     read_from: int = attrs.field(default=0, validator=_number(0, 63))
+    #: MessageFilters see each message of `pull`. RpcHooks and ConnectionListeners: as of all clients.
+    observers: Sequence[MessageFilter | RpcHook | ConnectionListener] = _observers(MessageFilter)

@@ -18,9 +18,9 @@ from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import IndexRequests, Queries
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult
-from mqbroker.client.names import bare, check_group, within
+from mqbroker.client.names import bare_queue, check_group, within
 from mqbroker.client.net import Ending, Net, Task, decline, every
-from mqbroker.client.observers import Observers, Send, SendKind
+from mqbroker.client.observers import Observers, Send, SendKind, SendObserver
 from mqbroker.client.options import ProducerOptions, milliseconds
 from mqbroker.client.replies import Replies
 from mqbroker.client.routes import Routes
@@ -80,7 +80,7 @@ class ProducerCore:
         self._attempts = Attempts(net, self._routes, self.heartbeats, self._group, options)
         self._in_flight = SendsInFlight(net, options.sends_in_flight_max, options.sends_in_flight_bytes_max)
         self._tracer = Tracer(net, options.trace_topic, self.send_unseen) if options.trace_topic else None
-        observers = (*options.observers, *filter(None, [self._tracer]))
+        observers = [each for each in (*options.observers, self._tracer) if isinstance(each, SendObserver)]
         self._observers = Observers(observers, net.steady) if observers else None
         self._plain: PlainSends | None = None
         if plain_sends and not (self._observers or self._namespace or options.retry_unstored or options.vip_channel):
@@ -99,7 +99,7 @@ class ProducerCore:
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of `topic` go to. Raises TopicNotFound, NameServerUnreachable, NoBrokerForTopic."""
         route = await self._attempts.writable(within(self._namespace, topic), self._allowed_s)
-        return [self._bare(queue) for queue in route.publish_queues]
+        return [bare_queue(self._namespace, queue) for queue in route.publish_queues]
 
     async def send(
         self,
@@ -220,13 +220,8 @@ class ProducerCore:
         """What `run` returns, with queues of topics as the user knows them."""
         found: Any = await run(messages)
         results = [found] if isinstance(found, SendResult) else found
-        bared = results and [attrs.evolve(each, queue=self._bare(each.queue)) for each in results]
+        bared = results and [attrs.evolve(each, queue=bare_queue(self._namespace, each.queue)) for each in results]
         return cast(T, bared[0] if isinstance(found, SendResult) else bared)
-
-    def _bare(self, queue: MessageQueue) -> MessageQueue:
-        if not self._namespace:
-            return queue
-        return MessageQueue(bare(queue.topic, self._namespace), queue.broker_name, queue.queue_id)
 
     async def send_unseen(self, message: Message) -> SendResult:
         """Send a message that no observer sees."""

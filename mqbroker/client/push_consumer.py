@@ -17,28 +17,27 @@ from mqbroker.client.errors import BadArgument, BadListener, ClientClosed
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
 from mqbroker.client.iteration import Delivery, IterationService, by_iteration
+from mqbroker.client.lag import Lag, lag_of
 from mqbroker.client.listener_calls import LoopConsumeService
 from mqbroker.client.listeners import Throttle
+from mqbroker.client.member_observers import MemberObservers
 from mqbroker.client.membership import LoopWatch, Membership
 from mqbroker.client.messages import ReceivedMessage
-from mqbroker.client.names import bare, check_group, check_topic, within
+from mqbroker.client.names import bare_queue, check_group, check_topic, within
 from mqbroker.client.net import Ending, Net, Task, every
-from mqbroker.client.observers import InNamespace, Observers
 from mqbroker.client.offset_stores import LocalOffsets
-from mqbroker.client.options import MessageModel, ProducerOptions, PushOptions, milliseconds
+from mqbroker.client.options import MessageModel, PushOptions, milliseconds
 from mqbroker.client.orderly import LOCK_EVERY_S, LOCK_PAUSE_S, Order, QueueLocks
 from mqbroker.client.process_queue import PulledBatch
-from mqbroker.client.producer import ProducerCore
 from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.routes import Routes
 from mqbroker.client.running_info import About, ConsumerStats, positions, running_info
 from mqbroker.client.send_back import SendBack
 from mqbroker.client.subscription import ALL, Sql
-from mqbroker.client.trace import FLUSH_S, Tracer
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import INNER_TRACE_PRODUCER_PREFIX, RETRY_PREFIX, ResponseCode
+from mqbroker.wire.codes import RETRY_PREFIX, ResponseCode
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ class PushConsumerCore:
         self._store = options.offset_store or (LocalOffsets() if self._is_broadcasting else self._offsets)
         self._membership = Membership(net, self._routes, identity, group, options, self._take, self._give_up)
         self._locks, self._order = self._make_order()
-        observers = self._make_observers(name_servers)
+        observers = self._observers = MemberObservers(net, name_servers, group, options, identity)
         most = options.concurrency
         if listener is by_iteration:
             consume, most = IterationService, options.unacked_max
@@ -101,6 +100,7 @@ class PushConsumerCore:
         self._assigned = AssignedQueues(
             net, self._routes, group, options, self._store, self._offsets, self._deliver, heartbeat
         )
+        self._assigned.filters = observers.filters
         #: Those that the listener still has a message of, where order is kept.
         self._releasing: dict[MessageQueue, AssignedQueue] = {}
         #: When the pulls were last looked at.
@@ -128,16 +128,6 @@ class PushConsumerCore:
         )
         return locks, order
 
-    def _make_observers(self, name_servers: tuple[str, ...]) -> Observers:
-        net, options = self._net, self._options
-        self._tracer: Tracer | None = None
-        if options.trace_topic:
-            group = f"{INNER_TRACE_PRODUCER_PREFIX}-{bare(self.group)}"
-            traces = ProducerCore(net, name_servers, group, ProducerOptions(), self._identity)
-            self._tracer = Tracer(net, options.trace_topic, traces.send_unseen)
-        doors = [InNamespace(self._namespace)] if self._namespace else []
-        return Observers([*doors, *options.observers, *filter(None, [self._tracer])], net.steady)
-
     @property
     def client_id(self) -> str:
         """The id of this member, as brokers know it; empty before the start."""
@@ -146,12 +136,11 @@ class PushConsumerCore:
     @property
     def assigned(self) -> frozenset[MessageQueue]:
         """The queues this member consumes now, its retry queues included."""
-        if not self._namespace:
-            return frozenset(self._assigned)
-        return frozenset(
-            MessageQueue(bare(queue.topic, self._namespace), queue.broker_name, queue.queue_id)
-            for queue in self._assigned
-        )
+        return frozenset(bare_queue(self._namespace, queue) for queue in self._assigned)
+
+    async def lag(self) -> Lag:
+        """How many messages of its queues, its retry queues included, this member has not consumed yet."""
+        return await lag_of(self._assigned, self._offsets, self._store, self._namespace)
 
     async def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
         """Consume `topic`: messages with one of the tags in "a || b", or all with "*", or those that `Sql("...")`
@@ -230,8 +219,7 @@ class PushConsumerCore:
             self._net.spawn(every(self._net, options.route_age_s, self._routes.refresh_all)),
             self._net.spawn(every(self._net, options.rebalance_s, self._renew_stuck)),
         ]
-        if self._tracer is not None:
-            self._loops.append(self._net.spawn(every(self._net, FLUSH_S, self._tracer.flush)))
+        self._loops += [self._net.spawn(loop) for loop in self._observers.loops(self.lag)]
         if self._locks is not None:
             self._loops.append(self._net.spawn(every(self._net, LOCK_EVERY_S, self._lock_all)))
 
@@ -273,8 +261,7 @@ class PushConsumerCore:
                 listeners_s,
                 self.consuming.still_running(),
             )
-        if self._tracer is not None:
-            await ending.step(self._tracer.unsent, self._tracer.flush(), left=4)
+        await self._observers.end(ending, left=4)
         if self._started:
             await ending.step("the rebalance listener", self._membership.tell_revoked(), left=3)
             offsets = {} if self._watch.was_away else self._assigned.committable()

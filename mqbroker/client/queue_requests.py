@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from mqbroker.client.errors import UnexpectedResponse
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
+from mqbroker.client.names import queue_within
 from mqbroker.client.net import Net, checked
 from mqbroker.client.offset_stores import OffsetStore
 from mqbroker.client.options import ConsumeFrom, check_number, check_timestamp, to_timestamp
@@ -134,8 +135,12 @@ class Offsets(OffsetStore):
     The ends of queues are asked of masters, or of `read_from` if that is another broker of the set.
     """
 
-    def __init__(self, net: Net, routes: Routes, group: str, timeout_ms: int, read_from: int = MASTER_ID) -> None:
+    def __init__(
+        self, net: Net, routes: Routes, group: str, timeout_ms: int, read_from: int = MASTER_ID, namespace: str = ""
+    ) -> None:
+        """Queues may be given as the user knows them, without `namespace`."""
         self._read_from = read_from
+        self._namespace = namespace
         self._net = net
         self._routes = routes
         self._group = group
@@ -143,6 +148,7 @@ class Offsets(OffsetStore):
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's offset, or None if it has none."""
+        queue = queue_within(self._namespace, queue)
         code, kind = RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffsetRequestHeader
         request = _request(code, kind, queue, consumer_group=self._group)
         answer = await self._net.invoke(await self._routes.address(queue), request, self._timeout_ms)
@@ -154,6 +160,7 @@ class Offsets(OffsetStore):
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Commit `offset` as the next one that the group consumes."""
         check_number("offset", offset, 0, 2**63 - 1)
+        queue = queue_within(self._namespace, queue)
         request = self._commit_request(queue, offset)
         checked(await self._net.invoke(await self._routes.address(queue), request, self._timeout_ms))
 
@@ -193,10 +200,12 @@ class Offsets(OffsetStore):
 
     async def min(self, queue: MessageQueue) -> int:
         """The first offset that is still stored."""
+        queue = queue_within(self._namespace, queue)
         return (await self._ask(queue, _min_request(queue), GetMinOffsetResponseHeader)).offset
 
     async def max(self, queue: MessageQueue) -> int:
         """One beyond the last offset that is stored."""
+        queue = queue_within(self._namespace, queue)
         return (await self._ask(queue, _max_request(queue), GetMaxOffsetResponseHeader)).offset
 
     async def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
@@ -204,6 +213,7 @@ class Offsets(OffsetStore):
         found: dict[MessageQueue, tuple[int, int] | MQError] = {}
         asked: list[MessageQueue] = []
         requests: list[tuple[str, RemotingCommand]] = []
+        queues = [queue_within(self._namespace, queue) for queue in queues]
         for queue in queues:
             try:
                 addr = await self._routes.address(queue, self._read_from, master_only=self._read_from == MASTER_ID)
@@ -231,6 +241,7 @@ class Offsets(OffsetStore):
         """
         timestamp_ms = to_timestamp(time)
         check_timestamp("time", timestamp_ms)
+        queue = queue_within(self._namespace, queue)
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
         request = _request(code, SearchOffsetRequestHeader, queue, timestamp=timestamp_ms)
         return (await self._ask(queue, request, SearchOffsetResponseHeader)).offset
@@ -253,7 +264,8 @@ class Offsets(OffsetStore):
 
 
 class Reads:
-    """Single pulls of queues for `group`, which need no membership, from `read_from` of each set of brokers."""
+    """Single pulls of queues for `group`, which need no membership, from `read_from` of each set of brokers. Queues and
+    messages are as brokers know them."""
 
     def __init__(
         self, net: Net, routes: Routes, group: str, offsets: Offsets, timeout_ms: int, read_from: int = MASTER_ID

@@ -28,6 +28,8 @@ from mqbroker.remoting.handlers import (
     RawRequest,
     failure_response,
 )
+from mqbroker.remoting.hooks import ConnectionListener as ConnectionListener
+from mqbroker.remoting.hooks import RpcHook as RpcHook
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import FrameDecoder, RemotingCommand, decode_command, encode_batch_answer
@@ -41,18 +43,6 @@ FAILURES_LOGGED_PER_MINUTE = 5
 _FAILED = "an extension of this server failed: see the log of the server"
 
 
-class RpcHook:
-    """Sees each request that peers send and that its account may send. `addr` is the peer as "host:port". Both methods
-    run on the reactor's thread and must not block. Refused of `mqbroker.errors`, raised by either, is the response."""
-
-    def before_request(self, addr: str, request: RemotingCommand) -> None:
-        """Called before the request is handled; may change its `ext_fields`. What it raises fails the request."""
-
-    def after_response(self, addr: str, request: RemotingCommand, response: RemotingCommand | None) -> None:
-        """Called with the response before it is sent; may change it. None: it has none, or comes later, as that of a
-        held pull. What it raises is the response, although the request was handled."""
-
-
 class RequestHook:
     """Sees the requests of `codes`, and cannot change what comes of them: what it raises is logged, and the request
     continues. It runs on the reactor's thread and must not block."""
@@ -64,22 +54,6 @@ class RequestHook:
 
     def after(self, seen: Any, response: RemotingCommand | None) -> None:
         """Called with the response, or None as for `RpcHook.after_response`."""
-
-
-class ConnectionListener:
-    """Is called when connections of a server open and end. `addr` is the peer as "host:port"; exceptions are logged."""
-
-    def connected(self, addr: str) -> None:
-        """A connection was accepted."""
-
-    def closed(self, addr: str) -> None:
-        """A connection is closed; `idle` or `failed` came before where that is why."""
-
-    def idle(self, addr: str, why: str) -> None:
-        """A connection will be closed because nothing came, or not what should have, for too long."""
-
-    def failed(self, addr: str, why: str) -> None:
-        """A connection broke, or will be closed because its peer violated the protocol."""
 
 
 @implementer(IExtensions)

@@ -27,7 +27,9 @@ def foreach_batch(**options: Any) -> Callable[[Any, int], None]:
     given = next((texts.pop(name) for name in list(texts) if name.lower() == "writeid"), None)
 
     def write(frame: Any, batch_id: int) -> None:
-        query = given or frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
+        # A session of Spark Connect has no context.
+        context = getattr(frame.sparkSession, "sparkContext", None)
+        query = given or (context is not None and context.getLocalProperty(QUERY_ID))
         if not query:
             raise BadOption(
                 "writeId", "is required: Spark does not tell the id of the query here; use a name of your own"

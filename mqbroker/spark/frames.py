@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from mqbroker.spark.errors import BadOption
 from mqbroker.spark.foreach import QUERY_ID, texts_of
 
 _WRITTEN = "partition int, sent bigint, found bigint"
@@ -51,9 +52,15 @@ def stream(
     from mqbroker.spark.options import parse_options
     from mqbroker.spark.source import StreamReader
 
+    context = getattr(spark, "sparkContext", None)
+    if context is None:
+        raise BadOption(
+            "checkpoint",
+            "mqbroker.spark.stream keeps it through the JVM of the driver, which Spark Connect does not reach; use "
+            'readStream.format("rocketmq") and writeStream.foreachBatch',
+        )
     parsed = parse_options(texts_of(options), streaming=True)
     reader = StreamReader(parsed, _schema(columns, parsed))
-    context = spark.sparkContext
     log = BatchLog.open(HadoopFiles(spark, checkpoint), checkpoint)
     context.setLocalProperty(QUERY_ID, log.query_id)
     try:

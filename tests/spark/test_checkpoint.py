@@ -14,9 +14,10 @@ pytest.importorskip("pyarrow")
 
 from pyspark.sql.types import IntegerType, LongType, StructType
 
+import mqbroker.spark
 from mqbroker.spark import api, source
 from mqbroker.spark.checkpoint import VERSION, BatchLog
-from mqbroker.spark.errors import BadCheckpoint
+from mqbroker.spark.errors import BadCheckpoint, BadOption
 from mqbroker.spark.frames import drive
 from mqbroker.spark.options import parse_options
 from mqbroker.spark.source import StreamReader
@@ -306,6 +307,22 @@ def test_what_does_no_harm_does_not_end_a_query(
     messages.add(A1, 2)
     run(files, sink)
     assert sink == {4: [(1, 4), (1, 5)]}
+
+
+def test_a_session_of_spark_connect_is_refused() -> None:
+    class Session:
+        @property
+        def sparkContext(self) -> None:  # noqa: N802 - Spark's
+            raise AttributeError("[JVM_ATTRIBUTE_NOT_SUPPORTED] Attribute `sparkContext` is not supported")
+
+    class Frame:
+        sparkSession = Session()  # noqa: N815 - Spark's
+
+    given = {"nameServer": "here:1", "topic": "orders"}
+    with pytest.raises(BadOption, match=r"option checkpoint: .* keeps it through the JVM of"):
+        mqbroker.spark.stream(Session(), lambda *_: None, checkpoint="/checkpoint", **given)
+    with pytest.raises(BadOption, match="option writeId: is required"):
+        mqbroker.spark.foreach_batch(**given)(Frame(), 0)
 
 
 def test_old_entries_are_deleted(messages: FakeLog) -> None:

@@ -21,7 +21,9 @@ pytest.importorskip("pyarrow")
 
 import mqbroker.spark
 from mqbroker.client.blocking import PullConsumer
+from mqbroker.client.send import queue_for_key
 from mqbroker.spark import api
+from mqbroker.spark.errors import BadCheckpoint
 from mqbroker.spark.schema import COLUMNS
 from mqbroker.wire.bodies import MessageQueue
 from tests.daemons.processes import PATIENCE_SECONDS, wait_for
@@ -95,6 +97,23 @@ class Query:
             mqbroker.spark.stream(self.spark, keep, checkpoint=str(self.checkpoint), available_now=True, **given)
         return counts
 
+    def run_until_it_fails(self, topic: str, process: Callable[[Any, int], None], **options: str) -> None:
+        """Process what comes. Raises what `process` raises, within an error of Spark."""
+        if api.HAS_SOURCES:
+            writer = self.stream(topic, **options).load().writeStream.foreachBatch(process)
+            writer = writer.option("checkpointLocation", str(self.checkpoint)).trigger(processingTime="50 milliseconds")
+            writer.start().awaitTermination(PATIENCE_SECONDS)
+        else:
+            given: dict[str, Any] = {"nameServer": self.cluster.name_server, "topic": topic, **options}
+            mqbroker.spark.stream(self.spark, process, checkpoint=str(self.checkpoint), trigger_s=0.05, **given)
+
+    def write(self, frame: Any, topic: str, **options: str) -> None:
+        given = {"nameServer": self.cluster.name_server, "topic": topic} | options
+        if api.HAS_SOURCES:
+            frame.write.format("rocketmq").mode("append").options(**given).save()
+        else:
+            mqbroker.spark.write(frame, **given)
+
     def rows(self) -> list[Any]:
         return rows_of(self.spark.read.parquet(str(self.sink)))
 
@@ -141,6 +160,72 @@ def test_a_limit_is_one_of_each_batch(query: Query) -> None:
     runs = [query.run("VLimit", startingOffsets="earliest", maxOffsetsPerTrigger="20") for _ in range(3)]
     assert runs == ([[20], [20], [10]] if ONE_BATCH_A_RUN else [[20, 20, 10], [], []])
     assert query.rows() == sorted(sent)
+
+
+def test_a_limit_in_bytes_is_one_of_each_batch(query: Query) -> None:
+    sent = publish(query.cluster, "VBytes", 2 * QUEUES)
+    options = {"startingOffsets": "earliest", "maxBytesPerTrigger": "1"}
+    runs = [query.run("VBytes", **options) for _ in range(3)]
+    # Each queue gets a message at least.
+    assert runs == ([[QUEUES], [QUEUES], []] if ONE_BATCH_A_RUN else [[QUEUES, QUEUES], [], []])
+    assert query.rows() == sorted(sent)
+
+
+def test_a_batch_that_fails_ends_the_stream_and_is_repeated(query: Query) -> None:
+    sent = publish(query.cluster, "VFails", 20)
+    seen: list[tuple[int, Any]] = []
+
+    def process(frame: Any, batch: int) -> None:
+        if not (rows := rows_of(frame)):
+            return
+        seen.append((batch, rows))
+        if len(seen) == 1:
+            # The stream still runs, and takes what comes.
+            sent.extend(publish(query.cluster, "VFails", 10, 20))
+        elif len(seen) == 2:
+            raise RuntimeError("the second batch fails")
+
+    with pytest.raises(Exception, match="the second batch fails"):
+        query.run_until_it_fails("VFails", process, startingOffsets="earliest", maxOffsetsPerTrigger="20")
+    query.run("VFails", process, startingOffsets="earliest", maxOffsetsPerTrigger="20")
+    assert len(seen) == 3
+    assert seen[1] == seen[2]
+    assert sorted(seen[0][1] + seen[1][1]) == sorted(sent)
+
+
+def test_what_is_written_is_read_back(query: Query) -> None:
+    frame = query.spark.sql(
+        "SELECT concat('row ', id) AS body, IF(id % 2 = 0, 'even', NULL) AS tags, array(concat('k', id)) AS keys,"
+        " map('n', CAST(id AS STRING)) AS properties, CAST(id % 7 AS STRING) AS shardingKey FROM range(200)"
+    )
+    for _ in range(2):
+        query.write(frame, "VWritten", guarantee="effectively-once", writeId="once")
+    rows = query.batch("VWritten").collect()
+    found = sorted((int(row.properties["n"]), bytes(row.body).decode(), row.tags, *row["keys"]) for row in rows)
+    assert found == [(n, f"row {n}", None if n % 2 else "even", f"k{n}") for n in range(200)]
+    queues = [MessageQueue("VWritten", "broker-a", n) for n in range(QUEUES)]
+    for row in rows:
+        assert row.queueId == queue_for_key(queues, str(int(row.properties["n"]) % 7)).queue_id
+    with pytest.raises(Exception, match="column bodi: messages have no such column; did you mean body"):
+        query.write(frame.selectExpr("body AS bodi"), "VWritten")
+
+
+def test_what_chooses_messages(query: Query) -> None:
+    sent = publish(query.cluster, "VChosen", 40, tags="paid", properties={"shop": "7"})
+    sent += publish(query.cluster, "VChosen", 40, 40, tags="open", properties={"shop": "8"})
+    assert rows_of(query.batch("VChosen", tags="open")) == sorted(sent[40:])
+    rows = query.batch("VChosen").orderBy("storeTimestamp").collect()
+    middle = rows[50].storeTimestamp.timestamp() * 1000
+    late = {(row.queueId, row.queueOffset) for row in rows if row.storeTimestamp.timestamp() * 1000 >= middle}
+    found = query.batch("VChosen", startingTimestamp=str(round(middle))).collect()
+    assert {(row.queueId, row.queueOffset) for row in found} == late
+    ends = json.dumps({"VChosen": {"broker-a": {"0": 3, "1": 0, "2": 0, "3": 0}}})
+    assert query.batch("VChosen", endingOffsets=ends, maxRecordsPerPartition="2").rdd.getNumPartitions() == 2
+    shops = query.batch("VChosen", propertyColumns="shop").groupBy("prop_shop").count().collect()
+    assert sorted(map(tuple, shops)) == [("7", 40), ("8", 40)]
+    kafka = query.batch("VChosen", schema="kafka")
+    assert kafka.columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
+    assert kafka.filter("headers[0].key = 'shop'").count() == 80
 
 
 def test_a_stream_from_the_end_begins_where_its_first_run_was(query: Query) -> None:
@@ -199,6 +284,49 @@ def test_a_stream_is_written_to_a_topic_by_the_format(query: Query) -> None:
     copies = query.batch("VCopy").collect()
     assert sorted(bytes(row.body).decode() for row in copies) == sorted(f"message {n}" for n in range(100))
     assert {(row.tags, tuple(row["keys"]), row.properties["n"]) for row in copies} == {("a", ("k",), "1")}
+
+
+def damage(path: Path, data: bytes | None, *, checksum: bool = False) -> None:
+    """Replace a file, or delete it, with Hadoop's checksum of it unless that is to be noticed."""
+    if not checksum:
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    if data is None:
+        path.unlink()
+    else:
+        path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_is_told_in_a_sentence(query: Query) -> None:
+    publish(query.cluster, "VDamage", 1)
+
+    def run(checkpoint: Path = query.checkpoint) -> None:
+        given: dict[str, Any] = {"nameServer": query.cluster.name_server, "topic": "VDamage"}
+        mqbroker.spark.stream(query.spark, lambda *_: None, checkpoint=str(checkpoint), available_now=True, **given)
+
+    run()
+    first, metadata = (query.checkpoint / "offsets" / "0"), query.checkpoint / "metadata"
+    whole = {path: path.read_bytes() for path in (first, metadata)}
+    later = json.dumps(json.loads(whole[metadata]) | {"version": 2}).encode()
+    for path, data, checksum, said in (
+        (first, whole[first][:-9], True, "offsets/0 cannot be read: ChecksumException: "),
+        (first, whole[first][:-9], False, "offsets/0 is damaged: its "),
+        (first, None, False, "offsets/0 is missing, although batch 0 is done; "),
+        (metadata, later, False, "it has version 2, of a later mqbroker, "),
+        (metadata, None, False, "metadata is missing, "),
+    ):
+        damage(path, data, checksum=checksum)
+        with pytest.raises(BadCheckpoint, match=f"^checkpoint {query.checkpoint}: {said}"):
+            run()
+        damage(path, whole[path])
+        run()
+    with pytest.raises(BadCheckpoint, match=r"metadata cannot be used|cannot be used: \w+: "):
+        run(first)
+    if api.HAS_SOURCES:
+        query.stream("VDamage").load().writeStream.format("noop").trigger(availableNow=True).option(
+            "checkpointLocation", str(query.folder / "other")
+        ).start().awaitTermination(PATIENCE_SECONDS)
+        with pytest.raises(BadCheckpoint, match="it is one of a query that Spark drives, with writeStream"):
+            run(query.folder / "other")
 
 
 @pytest.mark.skipif(find_spec("pandas") is None, reason="functions on data frames need pandas")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from mqbroker.client.hooks import Filters
 from mqbroker.client.listeners import TELL_EVERY_S
@@ -190,6 +190,7 @@ class AssignedQueue:
         if self._process_queue is not None:
             self._process_queue.clear()
             self._process_queue = None
+        self._promised = None
         self.stop()
 
     def _is_stopped(self) -> bool:
@@ -257,7 +258,7 @@ class AssignedQueue:
     def goes_on(self, pulled: RawPull) -> bool:
         """Whether the next pull may follow one that has found messages, before `take` has them."""
         held = self._process_queue
-        if held is None or pulled.broker_id != self._broker_id or self._is_paused:
+        if held is None or pulled.broker_id != self._broker_id or self._is_paused or self._stopped:
             return False
         self._active_at = self._net.steady()
         if held.would_be_full(self._options.pull_batch, len(pulled.body)):
@@ -268,7 +269,7 @@ class AssignedQueue:
 
     def take(self, pulled: RawPull) -> None:
         """Take what a pull has found. Raises BadRecord and UnexpectedResponse."""
-        if self._process_queue is not None:
+        if self._process_queue is not None and not self._stopped:
             self._add_pulled(self._process_queue, pulled)
 
     def _add_pulled(self, held: ProcessQueue, pulled: RawPull) -> None:
@@ -290,6 +291,12 @@ class AssignedQueue:
         self._answered = True
         if pulled.status is PullStatus.FOUND:
             self._deliver(self, batch, self._took_s)
+
+
+def committable(queues: Mapping[MessageQueue, AssignedQueue]) -> dict[MessageQueue, int]:
+    """The offsets to commit, of those queues that have begun."""
+    offsets = {queue: assigned.committable for queue, assigned in queues.items()}
+    return {queue: offset for queue, offset in offsets.items() if offset is not None}
 
 
 class AssignedQueues(dict[MessageQueue, AssignedQueue]):
@@ -401,11 +408,6 @@ class AssignedQueues(dict[MessageQueue, AssignedQueue]):
         """Stop with all, and ignore what comes of them."""
         for assigned in self.values():
             assigned.drop()
-
-    def committable(self) -> dict[MessageQueue, int]:
-        """The offsets to commit, of those queues that have begun."""
-        offsets = {queue: assigned.committable for queue, assigned in self.items()}
-        return {queue: offset for queue, offset in offsets.items() if offset is not None}
 
     async def commit_oneway(self) -> None:
         for queue in list(self):

@@ -142,13 +142,15 @@ class ConsumeService(ABC):
             waiting.popleft()
 
     def finish(self, owner: Owner) -> None:
-        """Hand out nothing more of a queue, where order is kept; what the listener has still counts."""
-        if self._order is None:
-            return
+        """Hand out nothing more of a queue; what the listener has still counts."""
         with self._gate:
             waited = [portion for portion in self._waiting if portion.owner is owner]
             for portion in waited:
                 self._waiting.remove(portion)
+                if self._order is None:  # a call of the listener may be in the middle of it
+                    portion.end = portion.next
+        if self._order is None:
+            return
         self._order.finish(owner)
         for portion in waited:
             self._order.give_back(portion)

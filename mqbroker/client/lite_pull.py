@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from mqbroker.client.assigned_queues import AssignedQueue, AssignedQueues
+from mqbroker.client.assigned_queues import AssignedQueue, AssignedQueues, committable
 from mqbroker.client.errors import BadArgument, ClientClosed
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import Queries
@@ -337,7 +337,7 @@ class LitePullConsumerCore:
         """Commit all that polls have returned, or these offsets. Raises the first error of a broker."""
         if offsets is None:
             self._settle()
-            offsets = self._assigned.committable()
+            offsets = committable(self._assigned)
         named = {self._within(queue): offset for queue, offset in offsets.items()}
         for offset in named.values():
             check_number("offset", offset, 0, 2**63 - 1)
@@ -395,7 +395,7 @@ class LitePullConsumerCore:
         if self._joined:
             await ending.step("the rebalance listener", self._membership.tell_revoked(), left=2)
         if self._started and self._options.auto_commit and not self._watch.was_away:
-            await ending.step("committing", self._store.commit_many(self._assigned.committable()), left=1)
+            await ending.step("committing", self._store.commit_many(committable(self._assigned)), left=1)
         if self._joined:
             await ending.step("leaving the group", self._membership.heartbeats.unregister())
         self._assigned.drop()

@@ -319,7 +319,8 @@ class MemberOptions(ClientOptions):
     rebalance_s: float = attrs.field(default=20.0, converter=to_seconds, validator=_seconds())
     heartbeat_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds(high=_HEARTBEAT_S_MAX))
     commit_s: float = attrs.field(default=5.0, converter=to_seconds, validator=_seconds())
-    #: How long a new queue waits while the group has other members, so that its former owner can commit.
+    #: How long a new queue waits while the group has other members, so that its former owner can commit. That one waits
+    #: for two thirds of it for its listener to end with the queue's messages.
     takeover_pause_s: float = attrs.field(default=0.3, converter=to_seconds, validator=_seconds(0.0))
     #: How long the pull of a queue pauses after an error.
     pull_error_pause_s: float = attrs.field(default=1.0, converter=to_seconds, validator=_seconds())

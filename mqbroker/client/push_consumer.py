@@ -11,7 +11,7 @@ from functools import partial
 
 import attrs
 
-from mqbroker.client.assigned_queues import AssignedQueue, AssignedQueues
+from mqbroker.client.assigned_queues import AssignedQueue, AssignedQueues, committable
 from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener
 from mqbroker.client.errors import BadArgument, BadListener, ClientClosed
 from mqbroker.client.identity import Identity
@@ -43,6 +43,11 @@ log = logging.getLogger(__name__)
 
 #: How long a queue whose offset is reset waits for listeners that hold its messages, as in Java.
 RESET_WAIT_S = 10.0
+
+#: The part of `takeover_pause_s` for which a revoked queue waits for its listeners: the next member reads the offset
+#: when the whole pause is over.
+_RELEASE_PART = 2 / 3
+_RELEASE_CHECK_S = 0.05
 
 
 class PushConsumerCore:
@@ -101,7 +106,7 @@ class PushConsumerCore:
             net, self._routes, group, options, self._store, self._offsets, self._deliver, heartbeat
         )
         self._assigned.filters = observers.filters
-        #: Those that the listener still has a message of, where order is kept.
+        #: Revoked ones that the listener still has a message of.
         self._releasing: dict[MessageQueue, AssignedQueue] = {}
         #: When the pulls were last looked at.
         self._looked_at = 0.0
@@ -264,7 +269,7 @@ class PushConsumerCore:
         await self._observers.end(ending, left=4)
         if self._started:
             await ending.step("the rebalance listener", self._membership.tell_revoked(), left=3)
-            offsets = {} if self._watch.was_away else self._assigned.committable()
+            offsets = {} if self._watch.was_away else committable({**self._releasing, **self._assigned})
             await ending.step("committing", self._store.commit_many(offsets), left=2)
             await ending.step("leaving the group", self._membership.heartbeats.unregister(), left=1)
             if self._locks is not None:
@@ -314,13 +319,11 @@ class PushConsumerCore:
 
     async def _give_up(self, queues: Sequence[MessageQueue]) -> None:
         for queue in queues:
-            if self._locks is None:
-                await self._assigned.give_up(queue, commits=True)
-            else:
-                assigned = self._releasing[queue] = self._assigned.pop(queue)
-                self._net.spawn(self._release(self._locks, queue, assigned))
+            assigned = self._releasing[queue] = self._assigned.pop(queue)
+            assigned.stop()
+            self.consuming.finish(assigned)
+            self._net.spawn(self._release(queue, assigned))
         self._assigned.limit()
-        await self._store.flush()
 
     async def _renew_stuck(self) -> None:
         """Begin queues anew that could be pulled and are not. Where the loop did not run meanwhile, that is no sign."""
@@ -335,20 +338,27 @@ class PushConsumerCore:
                 self.consuming.forget_dropped()
                 self._assign(queue)
 
-    async def _release(self, locks: QueueLocks, queue: MessageQueue, assigned: AssignedQueue) -> None:
-        """Let the listener end with a queue, commit what it has consumed, and unlock it."""
-        assigned.stop()
-        self.consuming.finish(assigned)
-        await self.consuming.ended(queue, None)
+    async def _release(self, queue: MessageQueue, assigned: AssignedQueue) -> None:
+        """Let the listener end with a queue, commit what it has consumed, and unlock it. Without a lock others take it
+        soon: what has not ended by then does not count."""
+        sent, wait_s = None, None
+        if self._locks is None:
+            wait_s = self._options.takeover_pause_s * _RELEASE_PART
+            if (sent := assigned.committable) is not None:
+                # Java's members read the offset without a pause.
+                await self._store.commit_oneway(queue, sent)
+                await self._store.flush()
+        await self.consuming.ended(queue, wait_s)
         offset = assigned.committable
         assigned.drop()
         self.consuming.forget_dropped()
         try:
-            if offset is not None and not self._watch.was_away:
+            if offset is not None and offset != sent and not self._watch.was_away:
                 await self._store.commit(queue, offset)
         except MQError as error:
             log.warning("offset %d of %s not committed: %s", offset, queue, error)
-        await locks.unlock([queue])
+        if self._locks is not None:
+            await self._locks.unlock([queue])
         if self._releasing.get(queue) is assigned:
             del self._releasing[queue]
 
@@ -379,8 +389,10 @@ class PushConsumerCore:
         self.consuming.put(assigned, batch)
 
     async def _find_start(self, queue: MessageQueue) -> int:
-        if self._order is not None:  # what the listener has of it came before
-            while queue in self._releasing or not await self.consuming.ended(queue, LOCK_PAUSE_S):
+        while queue in self._releasing:  # what the listener has of it counts
+            await self._net.sleep(_RELEASE_CHECK_S)
+        if self._order is not None:
+            while not await self.consuming.ended(queue, LOCK_PAUSE_S):
                 await self._net.sleep(LOCK_PAUSE_S)
         while self._locks is not None and not self._locks.holds(queue):
             await self._locks.lock([queue])

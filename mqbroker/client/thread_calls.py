@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -28,6 +29,7 @@ from mqbroker.client.process_queue import Portion
 from mqbroker.client.running_info import ConsumerStats, describe_frame
 from mqbroker.client.transactions import CHECKS_MAX
 from mqbroker.errors import MQError
+from mqbroker.wire.bodies import MessageQueue
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class FunctionEnded(Exception):
     """A user's function raised an exception that would end a thread or the program; here it ends neither."""
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class _Result:
     """What the listener has returned, or raised, for messages; `took_s` seconds after it got them."""
 
@@ -74,6 +76,8 @@ class ThreadConsumeService(ConsumeService):
         #: portions that they have no longer.
         self._told: deque[_Result | _Worker | Portion] = deque()
         self._is_woken = self._is_looking = False
+        #: Results that are acted on.
+        self._settling: dict[_Result, None] = {}
         #: By the threads' numbers, for `is_calling`.
         self._inside: dict[int, ReceivedMessage] = {}
 
@@ -211,9 +215,25 @@ class ThreadConsumeService(ConsumeService):
                     self._order.consumed(result.portion, result.indexes, None)
                 self._count(result.portion.owner, result.took_s, len(result.indexes), 0)
             else:
-                self._net.spawn(self._settle(result))
+                self._settling[result] = None
+                self._net.spawn(self._settle(result), partial(self._settled, result))
         self._tell_ended()
         self._start_some()
+        self._tell_idle()
+
+    def _is_with_listener(self, queue: MessageQueue) -> bool:
+        told = tuple(self._told)  # which threads append to
+        return super()._is_with_listener(queue) or any(
+            isinstance(each, _Result) and each.portion.owner.queue == queue for each in (*told, *self._settling)
+        )
+
+    @property
+    def _is_idle(self) -> bool:
+        return super()._is_idle and not self._settling
+
+    def _settled(self, result: _Result) -> None:
+        del self._settling[result]
+        self._tell_ended()
         self._tell_idle()
 
     async def _settle(self, result: _Result) -> None:

@@ -104,6 +104,7 @@ def test_what_is_settled_after_its_queue_has_moved_does_not_count(one_queue: Wor
     one_queue.cluster.join("g", "c1")
     member.core.ids_changed("g")
     one_queue.cluster.settle()
+    one_queue.clock.advance(0.2)  # for so long it is waited for
     first.nack()
     second.ack()
     one_queue.clock.pump([1] * 6)

@@ -381,6 +381,7 @@ def test_what_a_listener_says_of_a_queue_that_has_left_does_not_count(one_queue:
     member.core.ids_changed("g")
     one_queue.cluster.settle()
     assert member.core.assigned == frozenset()
+    one_queue.clock.advance(0.2)  # for so long it is waited for
     assert committed(one_queue) == 0
     waiting.errback(ValueError("no"))
     assert one_queue.cluster.sent_back == []

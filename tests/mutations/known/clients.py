@@ -40,4 +40,11 @@ MISTAKES = [
         "        return False\n",
         ("tests/client/test_closing.py",),
     ),
+    Mutation(
+        "hand out messages of a queue that has left",
+        "client/push_consumer.py",
+        "            self.consuming.finish(assigned)\n",
+        "",
+        ("tests/client/test_handover.py",),
+    ),
 ]

@@ -778,9 +778,9 @@ MISTAKES = [
     Mutation(
         "unlock a queue while the listener has a message of it",
         "client/push_consumer.py",
-        "        await self.consuming.ended(queue, None)\n",
+        "        await self.consuming.ended(queue, wait_s)\n",
         "",
-        ("tests/client/test_orderly.py",),
+        ("tests/client/test_orderly.py", "tests/client/test_handover.py"),
     ),
     Mutation(
         "read the offsets of a local file alone, and not of the one beside it",

@@ -10,6 +10,7 @@ import pytest
 
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.record import decode_records
+from tests.daemons.forks import ForkServer
 from tests.daemons.history import QUEUES, files, pull, send_one
 from tests.daemons.processes import Process
 from tests.daemons.test_full_disk import without_log_lines
@@ -31,25 +32,38 @@ def body_of(n: int) -> bytes:
     return b"%04d-" % n + b"content " * 400
 
 
-@pytest.fixture
-def broker(daemon: Callable[..., Process], tmp_path: Path) -> Callable[..., Process]:
-    def start_broker() -> Process:
-        settings = SETTINGS | {"storePathRootDir": tmp_path / "store"}
-        return daemon("broker", *[part for key, value in settings.items() for part in ("-o", f"{key}={value}")])
-
-    return start_broker
+def options(store: Path) -> list[str]:
+    settings = SETTINGS | {"storePathRootDir": store}
+    return [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
 
 
 @pytest.fixture
-def store(broker: Callable[..., Process], tmp_path: Path) -> Path:
+def broker(daemon: Callable[..., Process], tmp_path: Path, forks: ForkServer) -> Callable[..., Process]:
+    return lambda: daemon("broker", *options(tmp_path / "store"), forks=forks)
+
+
+@pytest.fixture(scope="module")
+def whole_store(tmp_path_factory: pytest.TempPathFactory, forks: ForkServer) -> Path:
     """The directory of a broker that was stopped, with five segments and some files of each queue."""
-    process = broker()
-    port = process.wait_for_port()
-    for n in range(MESSAGES):
-        assert send_one(port, body_of(n), n % QUEUES).code == ResponseCode.SUCCESS
-    assert process.stop() == 0
-    assert len(list((tmp_path / "store" / "commitlog").iterdir())) >= 5
-    return tmp_path / "store"
+    folder = tmp_path_factory.mktemp("whole")
+    store = folder / "store"
+    ports = ("-o", "bindAddress=127.0.0.1", "-o", "listenPort=0", "--ports-file", "ports.json")
+    process = Process(folder, ["-m", "mqbroker.daemons.broker", *ports, *options(store)], forks=forks)
+    try:
+        port = process.wait_for_port()
+        for n in range(MESSAGES):
+            assert send_one(port, body_of(n), n % QUEUES).code == ResponseCode.SUCCESS
+        assert process.stop() == 0
+    finally:
+        process.end()
+    assert len(list((store / "commitlog").iterdir())) >= 5
+    return store
+
+
+@pytest.fixture
+def store(whole_store: Path, tmp_path: Path) -> Path:
+    """A copy of it, of this test alone."""
+    return Path(shutil.copytree(whole_store, tmp_path / "store"))
 
 
 def served(port: int) -> set[bytes]:

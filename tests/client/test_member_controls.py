@@ -11,10 +11,12 @@ from mqbroker.client.subscription import subscribe_to
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import HeartbeatData
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.client.faults import SILENT
 from tests.client.member import RETRY, A, Member, Q
 from tests.client.world import World
 
 BACK, SEND, PULL = RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE
+COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
 
 
 def fail(message: Any) -> None:
@@ -75,6 +77,18 @@ def test_the_queues_of_a_topic_share_its_limit(world: World, name_server: str) -
     assert 40 <= held <= 40 + 4 * 5
 
 
+def test_nothing_is_committed_of_a_queue_whose_broker_has_not_answered(one_queue: World, name_server: str) -> None:
+    """It may not have the offset at which the group is."""
+    one_queue.cluster.offsets["g", Q] = 7
+    one_queue.faults.refuse[A, PULL] = SILENT
+    member = Member(one_queue, name_server).start()
+    assert [each.ext_fields["queueOffset"] for each in one_queue.faults.asked(PULL)] == ["0", "7"]
+    one_queue.clock.pump([1] * 12)
+    assert member.core.positions("T") == {}
+    one_queue.result(member.core.close())
+    assert one_queue.faults.asked(COMMIT) == []
+
+
 def test_a_queue_that_is_not_pulled_is_begun_anew(
     one_queue: World, name_server: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +140,24 @@ def test_what_the_broker_does_not_take_back_is_sent_to_the_retry_topic(one_queue
     again = member.got[-1]
     assert (again.body, again.topic, again.reconsume_times, again.tags) == (b"0", "T", 1, "x")
     assert one_queue.cluster.offsets["g", Q] == 1
+
+
+@pytest.mark.parametrize(("level", "sent"), [(0, 3), (2, 2), (18, 18)])
+def test_what_is_sent_to_the_retry_topic_has_the_delay_that_its_listener_wants(
+    one_queue: World, name_server: str, level: int, sent: int
+) -> None:
+    one_queue.faults.refuse[A, BACK] = (ResponseCode.SYSTEM_ERROR, "no")
+    one_queue.cluster.store(Q, b"0")
+
+    def listener(message: Any) -> None:
+        if not message.reconsume_times:
+            raise RetryLater(level)
+
+    Member(one_queue, name_server, listener=listener).start()
+    (request,) = one_queue.faults.asked(SEND)
+    assert (request.ext_fields["j"], request.ext_fields["l"]) == ("1", "17")
+    (waiting,) = one_queue.cluster.stored(MessageQueue("SCHEDULE_TOPIC_XXXX", "a", sent - 1))
+    assert (waiting.body, waiting.reconsume_times) == (b"0", 1)
 
 
 def test_a_dead_letter_that_the_broker_does_not_take_back_is_one_all_the_same(

@@ -13,6 +13,7 @@ from twisted.internet.defer import Deferred
 from mqbroker.client import Message, MessageQueue, NameServerUnreachable, ProducerOptions, SendFailed
 from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.producer import ProducerCore
+from mqbroker.client.send import prepare
 from mqbroker.errors import RequestTimedOut
 from mqbroker.kernel import compiled
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -194,6 +195,17 @@ def test_a_time_that_is_given_includes_the_wait_for_a_turn(two_brokers: World) -
     assert isinstance(error, RequestTimedOut)
     assert 0.5 <= took_s <= 0.6
     assert producer._in_flight._count == 1
+
+
+def test_a_send_whose_turn_comes_when_its_time_is_over_says_so_and_sends_nothing(two_brokers: World) -> None:
+    producer = make(two_brokers)
+    two_brokers.result(producer.queues("T"))
+    outgoing = prepare(Message("T", b"x"), ProducerOptions(), lambda: "U", 0)
+    for late_s in (0.0, 1.0):
+        until = two_brokers.clock.seconds() - late_s
+        with pytest.raises(RequestTimedOut, match="the time of a send to topic T was over before it could be sent"):
+            two_brokers.result(producer._attempts.send(outgoing, None, until))
+    assert two_brokers.faults.asked(SEND) == []
 
 
 def test_the_time_of_a_request_includes_that_of_its_connection(two_brokers: World) -> None:

@@ -67,7 +67,7 @@ def options_of_daemon(kind: type[usage.Options]) -> Options:
         name = word.rstrip("=")
         value = " VALUE" if word.endswith("=") else ""
         written = f"-{shorts[name]}{value}, --{name}{value}" if name in shorts else f"--{name}{value}"
-        found.append((written, f"{' '.join(str(options.docs[name]).split())}."))
+        found.append((written, f"{' '.join(str(options.docs[name]).split()).rstrip('.')}."))
     return found
 
 

@@ -16,6 +16,7 @@ LINES_MAX = 40_000
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--max-lines",
+    metavar="N",
     type=click.IntRange(1),
     default=LINES_MAX,
     show_default=True,

@@ -29,9 +29,21 @@ PORT = click.IntRange(0, 65535)
 
 
 @click.command()
-@click.option("--port", type=PORT, default=9876, show_default=True, help="The name server's port; 0 picks a free one.")
 @click.option(
-    "--broker-port", type=PORT, default=10911, show_default=True, help="The broker's port; 0 picks a free one."
+    "--port",
+    type=PORT,
+    metavar="PORT",
+    default=9876,
+    show_default=True,
+    help="The name server's port; 0 picks a free one.",
+)
+@click.option(
+    "--broker-port",
+    type=PORT,
+    metavar="PORT",
+    default=10911,
+    show_default=True,
+    help="The broker's port; 0 picks a free one.",
 )
 @click.option(
     "--data",

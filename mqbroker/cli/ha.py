@@ -77,7 +77,9 @@ ha.add_command(remove)
 
 @ha.command()
 @click.argument("name")
-@click.option("--id", "broker_id", type=click.IntRange(1), help="The slave's brokerId, if there are several slaves.")
+@click.option(
+    "--id", "broker_id", type=click.IntRange(1), metavar="ID", help="The slave's brokerId, if there are several slaves."
+)
 @click.option("--sync", is_flag=True, help="Make it a SYNC_MASTER, which waits for slaves, instead of an ASYNC_MASTER.")
 @server_options
 def promote(name: str, broker_id: int | None, sync: bool, servers: Servers) -> None:

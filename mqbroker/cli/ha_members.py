@@ -54,7 +54,9 @@ async def switch_master(net: Net, name_servers: Sequence[str], name: str, to: in
 
 @click.command()
 @click.argument("name")
-@click.option("--id", "broker_id", type=click.IntRange(1), help="The member's brokerId; without it, NAME is the id.")
+@click.option(
+    "--id", "broker_id", type=click.IntRange(1), metavar="ID", help="The member's brokerId; without it, NAME is the id."
+)
 @server_options
 def remove(name: str, broker_id: int | None, servers: Servers) -> None:
     """Remove a broker that will not come back from the group NAME. With only one group: `mq ha remove ID`.

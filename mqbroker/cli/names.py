@@ -45,12 +45,14 @@ topic_argument = click.argument(
 group_option = click.option(
     "-g",
     "--group",
+    metavar="GROUP",
     callback=_checked(check_group, f"{{value!r}} cannot be a group: {_RIGHT.format(GROUP_LENGTH_MAX)}"),
     required=True,
     help="The consumer group; its members share the messages.",
 )
 tags_option = click.option(
     "--tags",
+    metavar="TAGS",
     callback=_checked(_check_tags, "{value!r} names no tag: write 'paid', 'paid || refund', or '*'"),
     default="*",
     show_default=True,

@@ -30,8 +30,10 @@ READ_BYTES = 64 * 1024
 @click.command()
 @topic_argument
 @click.argument("text", required=False)
-@click.option("--tag", help="The messages' tag, by which consumers can filter.")
-@click.option("--key", "keys", multiple=True, help="A key by which messages can be found; may be repeated.")
+@click.option("--tag", metavar="TAG", help="The messages' tag, by which consumers can filter.")
+@click.option(
+    "--key", "keys", multiple=True, metavar="KEY", help="A key by which messages can be found; may be repeated."
+)
 @server_options
 def pub(topic: str, text: str | None, tag: str | None, keys: tuple[str, ...], servers: Servers) -> None:
     """Send TEXT to TOPIC; if TEXT is -, send each line of standard input as a message.

@@ -115,17 +115,20 @@ def repair(
 @DIRECTORY
 @CONFIG
 @COMMIT_LOG
-@click.option("--topic", help="Only messages of this topic.")
-@click.option("--queue", "queue_id", type=click.IntRange(0), help="Only messages of the queue with this number.")
+@click.option("--topic", metavar="TOPIC", help="Only messages of this topic.")
+@click.option(
+    "--queue", "queue_id", type=click.IntRange(0), metavar="ID", help="Only messages of the queue with this number."
+)
 @click.option(
     "--from",
     "start",
+    metavar="OFFSET",
     type=click.IntRange(0),
     help="Start at this offset: a queue offset with --topic and --queue, else an offset in the log.",
 )
-@click.option("--to", "end", type=click.IntRange(0), help="Stop before this offset.")
-@click.option("--key", help="Only messages with this key or unique key.")
-@click.option("--max", "count", type=click.IntRange(1), help="Print at most this many.")
+@click.option("--to", "end", type=click.IntRange(0), metavar="OFFSET", help="Stop before this offset.")
+@click.option("--key", metavar="KEY", help="Only messages with this key or unique key.")
+@click.option("--max", "count", type=click.IntRange(1), metavar="N", help="Print at most this many.")
 @click.option("--queues", "what", flag_value="queues", help="List the consume queues with their offsets instead.")
 @click.option("--index", "what", flag_value="index", help="List the index files with their headers instead.")
 @click.option("--checkpoint", "what", flag_value="checkpoint", help="Show the checkpoint instead.")

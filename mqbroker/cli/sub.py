@@ -21,7 +21,7 @@ from mqbroker.cli.servers import Servers, server_options
     show_default=True,
     help="Where a new group begins. If a queue's first message is still recent, brokers of 4.9 always begin with it.",
 )
-@click.option("--count", type=click.IntRange(1), help="Exit after this many messages.")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="Exit after this many messages.")
 @server_options
 def sub(topic: str, group: str, tags: str, consume_from: str, count: int | None, servers: Servers) -> None:
     """Print the messages of TOPIC as a member of GROUP, until Ctrl-C.

@@ -92,8 +92,9 @@ class _Client(AwaitedContext, OnLoop):
         return self._net, *self._share(self._net, name_servers, group, options, options.credentials, options.tls)
 
     async def run(self) -> None:
-        """Start, and close after SIGINT or SIGTERM, or when it is closed elsewhere: listeners end, offsets are
-        committed, the group is left. Signals are taken on the main thread alone. Raises as `start` does."""
+        """Start the client, and close it after SIGINT or SIGTERM; returns also when it is closed elsewhere. Running
+        listeners finish, offsets are committed, and a consumer leaves its group. Only the main thread handles signals.
+        Raises as `start` does."""
         ended = asyncio.Event()
         with on_signals(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, ended.set)):
             async with self:
@@ -136,10 +137,11 @@ class Producer(_Client):
 class TransactionProducer(Producer):
     """A Producer whose messages may depend on local transactions, by `send_in_transaction`.
 
-    `check(message)` returns the TransactionState of a half message, by its `msg_id`: brokers ask where they have not
-    heard how a transaction has ended, also for other producers of the group. It is a coroutine function, or a function
-    that does not block; where it raises, or takes longer than `options.check_timeout_s`, brokers ask again. Those of
-    `topics` may ask from the start on, others when the producer has sent to them.
+    `check(message)` returns the TransactionState of a half message, which it finds by `msg_id`. Brokers ask for it if
+    they do not know how a transaction has ended, also on behalf of other producers of the group. It is a coroutine
+    function, or a function that does not block. If it raises an exception, or takes longer than
+    `options.check_timeout_s`, brokers ask again. Brokers of `topics` can ask from the start on, others once the
+    producer has sent to them.
     """
 
     _core: TransactionCore
@@ -166,11 +168,12 @@ class TransactionProducer(Producer):
 class PushConsumer(Iterated[Delivery], Member, _Client):
     """A member of `group`: `listener` is called with each ReceivedMessage, on the loop's thread.
 
-    The listener is a coroutine function, or a function that does not block; up to `options.concurrency` run at once. It
-    takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any exception
-    the message comes again later; RetryLater says when. Whatever else it returns counts as RETRY, with a warning.
+    The listener is a coroutine function, or a function that does not block; up to `options.concurrency` calls run at
+    once. The message is consumed if it returns None, True or ConsumeResult.SUCCESS. If it returns False or
+    ConsumeResult.RETRY, or raises an exception, the message is delivered again later; RetryLater says when. Any other
+    result counts as RETRY, with a warning.
 
-    Without a listener the program takes messages by `async for message in consumer`, and settles each by its `ack()`,
+    Without a listener the program gets messages by `async for message in consumer`, and settles each by its `ack()`,
     `nack()` or `dead_letter()`.
     """
 
@@ -189,8 +192,8 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
         self._core = PushConsumerCore(net, servers, group, listener, options, identity)
 
     def subscribe(self, topic: str, expression: str | Sql = ALL) -> Awaitable[None]:
-        """Consume `topic`: messages with one of the tags in "a || b", or all with "*", or those that `Sql("...")`
-        picks. Raises BadArgument on a bad name, MQError on a bad expression.
+        """Consume messages of `topic`: those with one of the tags in "a || b", all with "*", or those that match
+        `Sql("...")`. Raises BadArgument on an invalid name, MQError on an invalid expression.
 
         Takes effect whether or not it is awaited; awaiting it waits until the brokers know.
         """
@@ -199,8 +202,8 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
         return _Done()
 
     def unsubscribe(self, topic: str) -> Awaitable[None]:
-        """Consume `topic` no more: its queues are given up, with their offsets committed. Nothing happens if it was
-        not subscribed to. Takes effect whether or not it is awaited."""
+        """Stop consuming `topic`: commit the offsets of its queues, and give them up. Does nothing without a
+        subscription to it. Takes effect whether or not it is awaited."""
         if self._core.remove_subscription(topic):
             return self._net.spawn(self._core.apply_subscription(topic))
         return _Done()
@@ -209,9 +212,9 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
     resume = at_once(PushConsumerCore.resume)
 
     async def start(self) -> None:
-        """Join the group; fires when the first balance is done.
+        """Join the group; returns when this member has its queues.
 
-        Fails with BadListener, NoSubscription or NameServerUnreachable.
+        Raises BadListener, NoSubscription or NameServerUnreachable.
         """
         check_listener(self._listener, may_await=True)
         self._net.check_loop()
@@ -260,10 +263,11 @@ class PullConsumer(_Client):
 
 
 class LitePullConsumer(Iterated[ReceivedMessage], Member, _Client):
-    """Reads messages when the program polls, of queues that it names (`assign`) or that its group shares (`subscribe`).
+    """Reads messages when the program polls: of queues that it names (`assign`), or of its share of topics
+    (`subscribe`).
 
-    It may be iterated over as well, by `async for message in consumer`; a message counts as consumed when the next one
-    is asked for.
+    A program may also iterate over it, by `async for message in consumer`; a message counts as consumed when the next
+    one is requested.
     """
 
     def __init__(

@@ -52,8 +52,7 @@ __all__ = ["LitePullConsumer", "Producer", "PullConsumer", "PushConsumer", "Tran
 
 class Producer(PerProcess[aio.Producer, ProducerOptions]):
     """Sends messages for `group`; threads may share it. `name_servers` is "host:port;host:port", a list, the URL of an
-    address server, or None
-    for NAMESRV_ADDR of the environment."""
+    address server, or None for NAMESRV_ADDR of the environment."""
 
     def __init__(
         self, name_servers: str | Iterable[str] | None, group: str, *, options: ProducerOptions | None = None
@@ -77,15 +76,14 @@ class Producer(PerProcess[aio.Producer, ProducerOptions]):
     send = sending(ProducerCore.send)
     send_async = sending_async(
         ProducerCore.send,
-        """As `send`, with a Future for the result: its callbacks run on the clients' thread, and must not block.
+        """As `send`, but returns a Future. Its callbacks run on the clients' thread, and must not block.
 
-        Waits while the maximum of sends (`sends_in_flight_max`, `sends_in_flight_bytes_max`) is in flight.
-        """,
+        Blocks while the maximum of sends (`sends_in_flight_max`, `sends_in_flight_bytes_max`) is in flight. """,
     )
 
     def close(self) -> None:
-        """Wait for `send_async` sends, for half of `close_timeout_s`, unregister from the brokers, and close the
-        connections, within the rest of it."""
+        """Wait for `send_async` sends, for half of `close_timeout_s`; then unregister from the brokers and close the
+        connections, within the other half."""
         made = self._made
         if made is not None and self._pid == os.getpid():
             made[0].check_may_block()
@@ -99,10 +97,10 @@ class Producer(PerProcess[aio.Producer, ProducerOptions]):
 class TransactionProducer(Producer):
     """A Producer whose messages may depend on local transactions, by `send_in_transaction`.
 
-    `check(message)` returns the TransactionState of a half message, by its `msg_id`: brokers ask where they have not
-    heard how a transaction has ended, also for other producers of the group. It is called on a thread of its own; where
-    it raises, or takes longer than `options.check_timeout_s`, brokers ask again. Those of `topics` may ask from the
-    start on, others when the producer has sent to them.
+    `check(message)` returns the TransactionState of a half message, which it finds by `msg_id`. Brokers ask for it if
+    they do not know how a transaction has ended, also on behalf of other producers of the group. It is called on a
+    thread of its own. If it raises an exception, or takes longer than `options.check_timeout_s`, brokers ask again.
+    Brokers of `topics` can ask from the start on, others once the producer has sent to them.
     """
 
     def __init__(
@@ -159,13 +157,14 @@ class TransactionProducer(Producer):
 
 
 class PullsInFlight:
-    """Pulls in flight: call `finish`, or `abandon` if the responses are not wanted any more."""
+    """Pulls in flight: call `finish`, or `abandon` if you do not need the responses."""
 
     def __init__(self, pulls: Future[list[RawPull | MQError]]) -> None:
         self._pulls = pulls
 
     def finish(self) -> list[RawPull | MQError]:
-        """Wait for the responses, for `pull_timeout_s` after they were sent; errors are returned in their places."""
+        """Return the responses, or the error in place of one; waits up to `pull_timeout_s` after the pulls were
+        sent."""
         return wait_for(self._pulls)
 
     def abandon(self) -> None:
@@ -201,7 +200,8 @@ class PullConsumer(PerProcess[aio.PullConsumer, PullOptions]):
     commit = call(Offsets.commit, offsets)
 
     def fetch_ahead(self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str | Sql = ALL) -> PullsInFlight:
-        """As `fetch_many`, in two steps: the pulls are sent now, so that brokers work while the caller does.
+        """As `fetch_many`, in two steps: the pulls are sent now, so that the caller can work until the responses are
+        there.
 
         Raises a route's errors.
         """
@@ -212,10 +212,11 @@ class PullConsumer(PerProcess[aio.PullConsumer, PullOptions]):
 
 
 class LitePullConsumer(OfOneProcess[LitePullConsumerCore, ReceivedMessage]):
-    """Reads messages when the program polls, of queues that it names (`assign`) or that its group shares (`subscribe`).
+    """Reads messages when the program polls: of queues that it names (`assign`), or of its share of topics
+    (`subscribe`).
 
-    It may be iterated over as well, by `for message in consumer`; a message counts as consumed when the next one
-    is asked for, at most 32 later. It belongs to the process that made it.
+    A program may also iterate over it, by `for message in consumer`; a message counts as consumed when one of the next
+    32 is requested. It belongs to the process that created it.
     """
 
     _what = "lite pull consumer"
@@ -251,7 +252,7 @@ class LitePullConsumer(OfOneProcess[LitePullConsumerCore, ReceivedMessage]):
     offset_by_time = call(Offsets.at_time, offsets)
 
     def close(self) -> None:
-        """Commit what polls before the last one have returned unless `auto_commit` is False, leave the group, and close
+        """Commit what the polls before the last one returned, unless `auto_commit` is False; leave the group, and close
         the connections, within `close_timeout_s`."""
         if self._pid != os.getpid():
             return
@@ -264,23 +265,24 @@ class LitePullConsumer(OfOneProcess[LitePullConsumerCore, ReceivedMessage]):
                 loop_thread.release(thread)
 
     def pause(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Return no messages of these queues, or of all that it reads, and pull them no more, until `resume`."""
+        """Stop reading these queues, by default all, until `resume`."""
         self._parts()[0].run(later(functools.partial(self._core.pause, queues)))
 
     def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Return messages of queues again after `pause`."""
+        """Read queues again after `pause`, by default all."""
         self._parts()[0].run(later(functools.partial(self._core.resume, queues)))
 
 
 class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
     """A member of `group`: `listener` is called with each ReceivedMessage, on one of `options.concurrency` threads.
 
-    It takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any
-    exception the message comes again later; RetryLater says when. Whatever else it returns counts as RETRY, with a
-    warning. It belongs to the process that started it, and is closed at the interpreter's exit at the latest.
+    The message is consumed if the listener returns None, True or ConsumeResult.SUCCESS. If it returns False or
+    ConsumeResult.RETRY, or raises an exception, the message is delivered again later; RetryLater says when. Any other
+    result counts as RETRY, with a warning. The consumer belongs to the process that started it, and is closed at the
+    latest when the interpreter exits.
 
-    Without a listener the program takes messages by `for message in consumer`, and settles each by its `ack()`,
-    `nack()` or `dead_letter()`.
+    Without a listener the program gets messages by `for message in consumer`, and settles each by its `ack()`, `nack()`
+    or `dead_letter()`.
     """
 
     _what = "push consumer"
@@ -300,19 +302,19 @@ class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
         self._closing: Future[None] | None = None
 
     def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
-        """Consume `topic`: messages with one of the tags in "a || b", or all with "*", or those that `Sql("...")`
-        picks. Raises BadArgument on a bad name, MQError on a bad expression."""
+        """Consume messages of `topic`: those with one of the tags in "a || b", all with "*", or those that match
+        `Sql("...")`. Raises BadArgument on an invalid name, MQError on an invalid expression."""
         self._change(
             lambda: self._core.add_subscription(topic, expression), lambda: self._core.subscribe(topic, expression)
         )
 
     def unsubscribe(self, topic: str) -> None:
-        """Consume `topic` no more: its queues are given up, with their offsets committed. Nothing happens if it was
-        not subscribed to."""
+        """Stop consuming `topic`: commit the offsets of its queues, and give them up. Does nothing without a
+        subscription to it."""
         self._change(lambda: self._core.remove_subscription(topic), lambda: self._core.unsubscribe(topic))
 
     def suspend(self) -> None:
-        """Pull no more until `resume`; what was pulled still goes to the listener."""
+        """Stop pulling until `resume`; messages that were already pulled still go to the listener."""
         self._change(self._core.suspend, lambda: later(self._core.suspend))
 
     def resume(self) -> None:
@@ -342,7 +344,7 @@ class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
             thread.run(running())
 
     def start(self) -> None:
-        """Join the group; returns when the first balance is done.
+        """Join the group; returns when this member has its queues.
 
         Raises BadListener, NoSubscription or NameServerUnreachable.
         """
@@ -362,9 +364,10 @@ class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
             raise
 
     def close(self) -> None:
-        """Let running listeners end, commit, leave the group and close the connections, within `close_timeout_s`.
+        """Let running listeners finish, commit the offsets, leave the group and close the connections, within
+        `close_timeout_s`.
 
-        Inside the listener it starts this and returns: it completes after the listener has returned.
+        If the listener calls it, it begins this and returns; the rest is done after the listener has returned.
         """
         if self._pid != os.getpid():
             return

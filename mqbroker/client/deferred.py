@@ -146,8 +146,9 @@ class _Client(AwaitedContext, OnLoop):
         return net, *self._share(net, name_servers, group, options, *key)
 
     def run(self) -> Deferred[None]:
-        """Start, and close when the reactor ends, as by SIGINT or SIGTERM, or when it is closed elsewhere: listeners
-        end, offsets are committed, the group is left. The reactor waits for that. Fails as `start` does."""
+        """Start the client, and close it when the reactor stops, as after SIGINT or SIGTERM; fires also when it is
+        closed elsewhere. Running listeners finish, offsets are committed, and a consumer leaves its group; the reactor
+        waits for that. Fails as `start` does."""
         return Deferred.fromCoroutine(self._run())
 
     async def _run(self) -> None:
@@ -178,7 +179,7 @@ class Producer(_Client):
     """Sends messages for `group`. `name_servers` is "host:port;host:port", a list, the URL of an address server, or
     None for NAMESRV_ADDR of the environment.
 
-    `connector(host, port)` makes the endpoint of a connection; None means TCP, encrypted by `options.tls`.
+    `connector(host, port)` returns the endpoint of a connection; None means TCP, encrypted with `options.tls`.
     """
 
     def __init__(
@@ -214,10 +215,10 @@ class Producer(_Client):
 class TransactionProducer(Producer):
     """A Producer whose messages may depend on local transactions, by `send_in_transaction`.
 
-    `check(message)` returns the TransactionState of a half message, by its `msg_id`: brokers ask where they have not
-    heard how a transaction has ended, also for other producers of the group. It is a function, a coroutine function, or
-    returns a Deferred; where it fails, or takes longer than `options.check_timeout_s`, brokers ask again. Those of
-    `topics` may ask from the start on, others when the producer has sent to them.
+    `check(message)` returns the TransactionState of a half message, which it finds by `msg_id`. Brokers ask for it if
+    they do not know how a transaction has ended, also on behalf of other producers of the group. It is a function, a
+    coroutine function, or returns a Deferred. If it fails, or takes longer than `options.check_timeout_s`, brokers ask
+    again. Brokers of `topics` can ask from the start on, others once the producer has sent to them.
     """
 
     _core: TransactionCore
@@ -244,9 +245,10 @@ class TransactionProducer(Producer):
 class PushConsumer(Iterated[Delivery], Member, _Client):
     """A member of `group`: `listener` is called with each ReceivedMessage, on the reactor's thread.
 
-    The listener is a function, a coroutine function, or returns a Deferred; up to `options.concurrency` run at once. It
-    takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any exception
-    the message comes again later; RetryLater says when. Whatever else it returns counts as RETRY, with a warning.
+    The listener is a function, a coroutine function, or returns a Deferred; up to `options.concurrency` calls run at
+    once. The message is consumed if it returns None, True or ConsumeResult.SUCCESS. If it returns False or
+    ConsumeResult.RETRY, or fails, the message is delivered again later; RetryLater says when. Any other result counts
+    as RETRY, with a warning.
 
     Without a listener the program takes messages by `async for message in consumer`, and settles each by its `ack()`,
     `nack()` or `dead_letter()`.

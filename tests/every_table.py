@@ -1,11 +1,12 @@
-"""The tables that a broker or a name server keeps on the disk: how each is made from its file, and all that changes it.
+"""The tables that brokers, name servers and clients keep on the disk: how each is made from its file, and all that
+changes it.
 
 `test_every_table.py` compares them with what their files say after each change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.topic_repair import FILE as TOPICS_COPIED_FILE
 from mqbroker.broker.topic_repair import CopiedTopics
 from mqbroker.broker.topic_table import TopicTable, system_topics
+from mqbroker.client.offset_stores import LocalOffsets
 from mqbroker.filter.bloom import BloomFilter
 from mqbroker.ha.epochs import Epoch, EpochHistory
 from mqbroker.namesrv.config_requests import KvConfig, KvWrapper
@@ -37,6 +39,7 @@ from mqbroker.store.topic_removal import RemovedQueues
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import (
     DataVersion,
+    MessageQueue,
     SubscriptionData,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
@@ -157,6 +160,24 @@ def _kv(root: Path, clock: Clock) -> Versions:
 def _epochs(root: Path, clock: Clock) -> Versions:
     path = root / "epochs.json"
     return Versions(path, EpochHistory.from_json(path.read_bytes()) if path.exists() else EpochHistory())
+
+
+def _done(asking: Coroutine[Any, Any, Any]) -> None:
+    """Run what waits for nothing."""
+    try:
+        asking.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("it waits")
+
+
+def _local_offsets(root: Path, clock: Clock) -> LocalOffsets:
+    table = LocalOffsets(root / "offsets.json")
+    _done(table.open("CG", ()))
+    return table
+
+
+_T0, _T1, _NEW = (MessageQueue("T", "a", 0), MessageQueue("T", "a", 1), MessageQueue("%RETRY%CG", "b", 2**31 - 1))
 
 
 def _begin(number: int, start: int, log_min: int = 0) -> Callable[[Versions], object]:
@@ -325,6 +346,20 @@ TABLES = {
         _offset_preparation("%LMQ%CG", "Other"),
         _offset_changes("%LMQ%CG", "Other"),
         _OFFSET_READERS,
+    ),
+    "offsets of a client": Kept(
+        LocalOffsets,
+        _local_offsets,
+        lambda table: dict(table._offsets),
+        lambda table: _done(table.flush()),
+        [lambda table: _done(table.commit_many({_T0: 5, _T1: 7}))],
+        [
+            ("commit", lambda table: _done(table.commit(_T0, 0))),
+            ("commit", lambda table: _done(table.commit(_NEW, 2**63 - 1))),
+            ("commit_oneway", lambda table: _done(table.commit_oneway(_T1, 8))),
+            ("commit_many", lambda table: _done(table.commit_many({_T0: 6, _NEW: 0}))),
+        ],
+        frozenset(("open", "committed", "flush")),
     ),
     "copied topics": Kept(
         CopiedTopics,

@@ -27,9 +27,10 @@ from tests.kept_tables import SOURCE
 SEEDS = int(os.environ.get("MQBROKER_TABLE_SEEDS", "10"))
 CHANGES = [(name, number) for name, kept in TABLES.items() for number in range(len(kept.changes))]
 #: Calls by which a class writes a file, and classes that do so for no table of their own.
-WRITES = ("JsonFile", "replace_file", "disk.replace", "disk.write", "save_changes")
+WRITES = ("JsonFile", "replace_file", "disk.replace", "disk.write", "save_changes", "os.replace")
 NO_TABLES = {
     "store/jsonfile.py": "the file itself",
+    "config/changes.py": "the settings, see tests/config/test_changes.py",
     "store/os_disk.py": "the disk",
     "broker/broker_service.py": "makes the files of tables",
     "broker/broker_group.py": "has the epochs written, see epochs; its failures are in tests/ha",
@@ -107,7 +108,7 @@ def test_every_method_that_changes_a_table_is_there(name: str) -> None:
 def test_every_class_that_writes_a_file_is_there() -> None:
     known = {Path(inspect.getfile(kept.kind)).relative_to(SOURCE).as_posix() for kept in TABLES.values()}
     writing = set()
-    for folder in ("access", "broker", "ha", "namesrv", "store"):
+    for folder in ("access", "broker", "client", "config", "ha", "namesrv", "store"):
         for path in (SOURCE / folder).rglob("*.py"):
             where = path.relative_to(SOURCE).as_posix()
             calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if type(node) is ast.Call]

@@ -168,6 +168,19 @@ async def test_the_next_endpoint_is_asked_after_one_that_fails() -> None:
 
 
 @ensureDeferred
+async def test_one_that_closes_without_an_answer_is_told_in_words() -> None:
+    def close(request: Request) -> Any:
+        request.transport.loseConnection()
+        return NOT_DONE_YET
+
+    world = World(close)
+    with pytest.raises(EtcdError) as caught:
+        await world.client.read("/p/")
+    assert str(caught.value) == f"etcd at {world.url} does not answer: Connection was closed cleanly"
+    await world.close()
+
+
+@ensureDeferred
 async def test_one_that_does_not_answer_is_given_up() -> None:
     world = World(lambda request: NOT_DONE_YET)
     with pytest.raises(EtcdError, match="does not answer"):

@@ -52,3 +52,19 @@ def test_what_spark_writes_again_is_in_the_java_broker_once(
         assert event.get("tags") == ("even" if n % 2 == 0 else None)
         assert event["keys"] == f"k{n} all"
     assert seen == Counter(dict.fromkeys(range(ROWS), 1))
+
+
+def test_what_spark_writes_again_at_least_once_is_in_the_java_broker_again(
+    shared_fleet: Fleet,
+    java_namesrv: Namesrv,
+    java_broker: Broker,
+    topic: str,
+    spark: Any,  # noqa: F811
+) -> None:
+    shared_fleet.peer("createtopic", java_namesrv, topic=topic, broker=java_broker.addr, queues=4).finish()
+    frame = spark.range(ROWS).selectExpr("CAST(id AS STRING) AS value", "concat('k', id) AS key")
+    for _ in range(2):
+        frame.write.format("rocketmq").mode("append").option("nameServer", java_namesrv.addr).save(topic)
+    events = pull(shared_fleet, java_namesrv, topic, count=2 * ROWS)
+    assert bodies(events) == Counter({sha256(b"%d" % n).hexdigest(): 2 for n in range(ROWS)})
+    assert Counter(event["keys"] for event in events) == Counter({f"k{n}": 2 for n in range(ROWS)})

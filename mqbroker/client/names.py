@@ -92,7 +92,9 @@ def bare_queue(namespace: str, queue: MessageQueue) -> MessageQueue:
 
 def bare_message(namespace: str, message: ReceivedMessage) -> ReceivedMessage:
     """The message as the user knows it."""
-    return attrs.evolve(message, topic=bare(message.topic, namespace)) if namespace else message
+    if not namespace:
+        return message
+    return attrs.evolve(message, topic=bare(message.topic, namespace), queue=bare_queue(namespace, message.queue))
 
 
 def _renamed(queue: MessageQueue, topic: str) -> MessageQueue:

@@ -6,6 +6,7 @@ from tests.mutations.known import (
     copies,
     etcd,
     failover,
+    hooks,
     kernel,
     limits,
     log,
@@ -41,4 +42,5 @@ KNOWN = [
     *kernel.MISTAKES,
     *spark.MISTAKES,
     *clients.MISTAKES,
+    *hooks.MISTAKES,
 ]

@@ -137,11 +137,11 @@ class OwnCluster:
         """Have a server of `other` at another address too."""
         self.network.servers[addr] = TappedFactory(self._inner.servers[other], addr, self.faults)
 
-    def _start_broker(self, name: str, addr: str) -> None:
+    def _start_broker(self, name: str, addr: str, folder: str = "") -> None:
         host, port = split_address(addr)
         settings = attrs.evolve(
             make_settings(
-                self._root / name,
+                self._root / (folder or name),
                 store={"mapped_file_size_commit_log": 16 * 1024 * 1024, "max_message_size": 4 * 1024 * 1024},
                 vip_port_enable=False,
             ),

@@ -1,7 +1,8 @@
 """A whole group on one clock and links in memory: `python -m tests.client.simulation --seeds N [--from M]`.
 
 Members join, leave, die, are stopped and continued; queues are added, brokers move to other addresses, requests and
-answers are lost, delayed and doubled, listeners are slow and fail, and clocks are set. Nothing may be lost.
+answers are lost, delayed and doubled, listeners are slow and fail, and clocks are set. With seeds from 1000 on, brokers
+also crash, and queues are closed and removed. Nothing may be lost.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import logging
 import os
 import random
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -43,6 +45,8 @@ MEMBERS_MAX = 5
 STEPS = 25
 #: After so long without a disturbance each queue has one member: two rebalances and the time-outs of their requests.
 SETTLED_S = 90.0
+#: Seeds from here on crash brokers and remove queues.
+HARSH_FROM = 1000
 #: By when all is consumed once nothing disturbs any more: lost members are given up, delayed retries are due.
 END_S = 900
 
@@ -201,8 +205,12 @@ class Group:
         self.fails = rng.choice([0.0, 0.05, 0.3])
         self.counts: Counter[str] = Counter()
         self.hosts = {"a": 2, "b": 3}
+        self.folders = {name: root / name for name in self.hosts}
         self.cluster = OwnCluster(root, brokers={name: self._address(name) for name in self.hosts})
-        self.queues = 2
+        self.is_harsh = seed >= HARSH_FROM
+        self.root = root
+        #: How many are read, and written.
+        self.queues = self.open_queues = 2
         self.cluster.add_topic(TOPIC, self.queues)
         self.members: list[Member] = []
         self.stopped: list[Member] = []
@@ -334,8 +342,31 @@ class Group:
     def add_queues(self) -> None:
         if self.queues < 6:
             self.queues += self.rng.choice([1, 2])
+            self.open_queues = self.queues
             self.cluster.add_topic(TOPIC, self.queues)
             self.counts["queues added"] += 1
+
+    def close_queues(self) -> None:
+        """Queues get no more messages."""
+        if self.open_queues > 1:
+            self.open_queues -= 1
+            self.cluster.add_topic(TOPIC, self.queues, write_queues=self.open_queues)
+            self.counts["queues closed"] += 1
+
+    def remove_queues(self) -> None:
+        """Closed queues are removed where all is consumed."""
+        if self.open_queues == self.queues or any(map(self.left_in, self.hosts)):
+            return
+        self.counts["queues removed"] += self.queues - self.open_queues
+        self.queues = self.open_queues
+        self.cluster.add_topic(TOPIC, self.queues)
+
+    def left_in(self, name: str) -> int:
+        """Messages of the closed queues of a broker that are not committed."""
+        parts = self.cluster.parts(name)
+        offsets = parts.offsets.by_queue(GROUP, TOPIC)
+        closed = range(self.open_queues, self.queues)
+        return sum(parts._store.max_offset(TOPIC, number) - offsets.get(number, 0) for number in closed)
 
     def set_clock(self) -> None:
         for member in self.members:
@@ -351,8 +382,27 @@ class Group:
         if not stopped.called:
             raise Violation("the broker does not stop")
         self.hosts[name] += 10
-        self.cluster._start_broker(name, self._address(name))
+        self.cluster._start_broker(name, self._address(name), self.folders[name].name)
         self.counts["failovers"] += 1
+
+    def crash(self) -> None:
+        """A broker is killed, and another one starts with what is on its disk: offsets of the last seconds and locks of
+        queues are lost."""
+        name = self.rng.choice(sorted(self.hosts))
+        former = self._address(name)
+        self.cluster.network.servers.pop(former)
+        self.cluster.faults.cut(former)
+        self.counts["crashes"] += 1
+        left = f"{name}-{self.counts['crashes']}"
+        shutil.copytree(self.folders[name], self.root / left)
+        stopped = maybeDeferred(self.cluster.brokers[name].stopService)  # what it still writes is not read again
+        self.holders = {queue: held for queue, held in self.holders.items() if queue.broker_name != name}
+        self.advance(self.rng.choice([6.0, 40.0]))
+        if not stopped.called:
+            raise Violation("the broker does not stop")
+        self.hosts[name] += 10
+        self.folders[name] = self.root / left
+        self.cluster._start_broker(name, self._address(name), left)
 
     def change_faults(self) -> None:
         self.fault_rate = 0.0 if self.fault_rate else self.rng.choice([0.01, 0.1, 0.5])
@@ -360,6 +410,8 @@ class Group:
     def step(self) -> None:
         steps = [self.send] * 6 + [self.join] * 3 + [self.leave, self.die, self.stop_or_go_on, self.stop_or_go_on]
         steps += [self.add_queues, self.set_clock, self.fail_over, self.change_faults, self.change_faults]
+        if self.is_harsh:
+            steps += [self.crash, self.crash, self.close_queues, self.close_queues, *[self.remove_queues] * 4]
         act = self.rng.choice(steps)
         if act != self.send:
             self.disturbed_at = self.now

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from tests.client.simulation import run_seed
+from tests.client.simulation import HARSH_FROM, run_seed
 
 COUNT = int(os.environ.get("MQBROKER_GROUP_SEEDS", "4"))
-#: Those beyond the first lose messages where offsets are committed too early.
-SEEDS = sorted({*range(COUNT), 5, 9})
+#: Those beyond the first lose messages where offsets are committed too early, and have crashes and removed queues.
+SEEDS = sorted({*range(COUNT), 5, 9, *range(HARSH_FROM, HARSH_FROM + COUNT // 2)})
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -311,8 +311,17 @@ class Group:
     def join(self) -> None:
         if len(self.members) < MEMBERS_MAX:
             self.counts["joins"] += 1
-            self.members.append(Member(self, f"m{self.counts['joins']}"))
-            self.members[-1].started.addErrback(lambda failure: None)
+            member = Member(self, f"m{self.counts['joins']}")
+            self.members.append(member)
+            member.started.addErrback(lambda failure: self._not_started(member))
+
+    def _not_started(self, member: Member) -> None:
+        """No name server has answered, or all brokers have refused it: its program ends."""
+        if member in self.members:
+            self.members.remove(member)
+            self.stopped = [each for each in self.stopped if each is not member]
+            self.closing.append((member, self.run(member.core.close()), self.now))
+            self.counts["starts failed"] += 1
 
     def leave(self) -> None:
         if self.members:
@@ -444,10 +453,10 @@ class Group:
         self.pauses_s = [0.0]
         while self.stopped:
             self.stopped.pop().go_on()
-        if not self.members:
-            self.join()
         self.disturbed_at = self.now
         for _ in range(END_S):
+            if not self.members:
+                self.join()
             self.advance(1.0)
             if not self.unconsumed() and self.now - self.disturbed_at > SETTLED_S:
                 break

@@ -1,5 +1,6 @@
 """What clients of one topic were told, and whether that holds in the end. Knows nothing of brokers or clients."""
 
+import os
 from collections.abc import Mapping, Sequence
 from statistics import median
 
@@ -67,6 +68,12 @@ def longest_pause_s(times: Sequence[float], begin: float, end: float) -> float:
     """The longest time between two of the sorted `times` that overlaps with the time from `begin` to `end`."""
     pairs = zip([begin, *times], [*times, end], strict=True)
     return max((later - earlier for earlier, later in pairs if later > begin and earlier < end), default=0.0)
+
+
+def bound_here_s(seconds: float) -> float:
+    """A bound of pauses on this machine, where it is `seconds` on one that has a core for each process that wants one:
+    in proportion to how many want each core."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def pause_lines(pauses: Sequence[Pause]) -> list[str]:

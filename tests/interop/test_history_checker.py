@@ -1,10 +1,11 @@
 """The checker of histories finds each kind of fault in a history that has it, and none in one that holds."""
 
+import os
 from collections.abc import Callable
 
 import pytest
 
-from tests.interop.history import Pause, Violation, check, longest_pause_s, pause_lines
+from tests.interop.history import Pause, Violation, bound_here_s, check, longest_pause_s, pause_lines
 from tests.interop.processes import Event
 
 
@@ -55,6 +56,15 @@ def test_the_longest_pause_is_the_one_that_overlaps_with_the_fault() -> None:
     assert longest_pause_s(times, 8.6, 10.0) == 11.5
     assert longest_pause_s(times, 20.5, 23.0) == 3.0
     assert longest_pause_s([], 1.0, 4.0) == 3.0
+
+
+@pytest.mark.parametrize(("load", "bound_s"), [(0.1, 8.0), (2.0, 8.0), (3.0, 12.0), (20.0, 80.0)])
+def test_a_pause_may_be_longer_where_processes_wait_for_cores(
+    monkeypatch: pytest.MonkeyPatch, load: float, bound_s: float
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert bound_here_s(8.0) == bound_s
 
 
 def test_pauses_are_shown_by_kind_of_fault_with_median_and_maximum() -> None:

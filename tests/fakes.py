@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import Callable
 from mmap import PAGESIZE
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from twisted.internet.base import DelayedCall
@@ -234,6 +234,10 @@ class FaultyDisk(OsDisk):
         return self.boot
 
 
+def _forget(call: Any) -> None:
+    """A call that is cancelled is left out when its time comes."""
+
+
 class QuickClock(Clock):
     """A clock that does not sort all calls for each that is made or due: the same calls in the same order."""
 
@@ -243,14 +247,13 @@ class QuickClock(Clock):
         super().__init__()
 
     def callLater(self, delay: float, callable: Callable[..., object], *args: object, **kw: object) -> DelayedCall:
-        number = next(self._numbers)
+        made: Any = DelayedCall(self.rightNow + delay, callable, args, kw, _forget, self._wait, self.seconds)
+        made.number = next(self._numbers)
+        heapq.heappush(self._waiting, (made.time, made.number, made))
+        return cast(DelayedCall, made)
 
-        def wait(call: Any) -> None:
-            heapq.heappush(self._waiting, (call.getTime(), number, call))
-
-        made = DelayedCall(self.rightNow + delay, callable, args, kw, lambda call: None, wait, self.seconds)
-        heapq.heappush(self._waiting, (made.time, number, made))
-        return made
+    def _wait(self, call: Any) -> None:
+        heapq.heappush(self._waiting, (call.getTime(), call.number, call))
 
     def getDelayedCalls(self) -> list[Any]:
         return list({call: None for _, _, call in sorted(self._waiting) if call.active()})

@@ -50,6 +50,9 @@ _NO_STATE = b'{"in_sync": []}'
 class HostReactor(QuickClock, Reactor):
     """The reactor of one host: what listens there can be reached at its address."""
 
+    #: As the daemons' reactor tells where no connection waits for another; brokers would ask ten times a second.
+    turn_began = math.inf
+
     def __init__(self, host: str, servers: dict[str, Any]) -> None:
         #: Whether what runs here has ended its process.
         self.is_ended = False

@@ -28,7 +28,7 @@ Allocation = Callable[[str, Sequence[MessageQueue], Sequence[str]], Iterable[Mes
 def allocate_averagely(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> Sequence[MessageQueue]:
-    """Consecutive queues to each; the first members get one more. Java's AllocateMessageQueueAveragely."""
+    """Consecutive queues to each member; the first members may get one more. Java's AllocateMessageQueueAveragely."""
     if client_id not in client_ids:
         return []
     index = client_ids.index(client_id)
@@ -40,7 +40,8 @@ def allocate_averagely(
 def allocate_by_circle(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> Sequence[MessageQueue]:
-    """A queue to each in turn, so that each has some of every broker. Java's AllocateMessageQueueAveragelyByCircle."""
+    """A queue to each member in turn, so that each has queues of all brokers. Java's
+    AllocateMessageQueueAveragelyByCircle."""
     return queues[client_ids.index(client_id) :: len(client_ids)] if client_id in client_ids else []
 
 
@@ -117,11 +118,11 @@ def _room(broker_name: str) -> str | None:
 
 @attrs.frozen
 class AllocateNearby:
-    """Each machine room's queues to the members of that room, and those of a room without members to all.
+    """The queues of a machine room to the members in that room, and those of rooms without members to all members.
     Java's AllocateMachineRoomNearby.
 
-    `room_of_queue` and `room_of_member` return the room of a queue's broker and of a client id: texts that are not
-    empty. `inner` shares the queues of a room.
+    `room_of_queue` and `room_of_member` return the room of a queue's broker and of a client id, as non-empty strings.
+    `inner` shares the queues of a room.
     """
 
     room_of_queue: Callable[[MessageQueue], str] = attrs.field()
@@ -161,7 +162,7 @@ def _filled(name: str, of: object, room: object) -> str:
 class AllocateByConfig:
     """These `queues`, whoever else is a member. Java's AllocateMessageQueueByConfig.
 
-    Retry queues that it does not name are shared averagely; in Java, nobody consumes them.
+    Retry queues that it does not name are shared as by `allocate_averagely`; in Java, nobody consumes them.
     """
 
     queues: frozenset[MessageQueue] = attrs.field(converter=_queues)
@@ -176,19 +177,21 @@ class AllocateByConfig:
 
 
 class RebalanceListener:
-    """Is told of the queues of a group's member; override what matters. What is awaitable is awaited, for 10 s at most.
+    """Is called when the queues of a member change; override the methods that you need. If one returns an awaitable,
+    that is awaited, for 10 s at most.
 
-    It is called on the event loop's thread and must not block; on the blocking face on a thread of its own.
+    The methods are called on the event loop's thread, and must not block; in the blocking API on a thread of their own.
     """
 
     def assigned(self, queues: frozenset[MessageQueue]) -> object:
         """Called when this member has got `queues`."""
 
     def revoked(self, queues: frozenset[MessageQueue]) -> object:
-        """Called before this member gives `queues` up, and commits their offsets: others get them, or it leaves."""
+        """Called before this member gives up `queues` and commits their offsets, because others get them or it
+        leaves."""
 
     def lost(self, queues: frozenset[MessageQueue]) -> object:
-        """Called when this member was away for so long that others have got `queues`; nothing is committed."""
+        """Called when this member was away for so long that others may have `queues`; nothing is committed."""
 
 
 def check_allocation(name: str, value: object) -> None:

@@ -317,11 +317,11 @@ class NotHandled(Exception):  # raised by a face, not seen by users
 
 
 class RetryLater(Exception):  # raised by a user's listener, not by this package
-    """Raise it in a listener to get the message again.
+    """Raise it in a listener to have the message delivered again.
 
-    `delay_level` 0 lets the broker choose (later each time), 1 to 18 names one of its levels, as a timedelta does that
-    is the delay of one by default, -1 puts the message into the dead letter queue at once. Raises ValueError for other
-    values.
+    With `delay_level` 0 the broker chooses the delay, which grows each time; 1 to 18 is one of its levels; -1 sends the
+    message to the dead letters at once. A timedelta selects the level that has exactly this delay by default. Raises
+    ValueError for other values.
     """
 
     def __init__(self, delay_level: int | timedelta = 0) -> None:
@@ -338,8 +338,8 @@ class RetryLater(Exception):  # raised by a user's listener, not by this package
 
 
 class SuspendQueue(Exception):  # raised by a user's listener, not by this package
-    """Raise it in a listener that gets messages in order: its queue waits for `seconds`, 0.01 to 30 or a timedelta, and
-    the message comes again. Raises ValueError for other values."""
+    """Raise it in an orderly listener: the queue waits for `seconds`, a number from 0.01 to 30 or a timedelta, and then
+    the message is delivered again. Raises ValueError for other values."""
 
     def __init__(self, seconds: float | timedelta) -> None:
         if isinstance(seconds, timedelta):

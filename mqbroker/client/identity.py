@@ -117,8 +117,9 @@ def read_account(path: str) -> Credentials:
 
 
 class CredentialsFile:
-    """The account in a file, as `read_account` reads it, which is read again when the file has changed: a secret can be
-    rotated while clients run. A file that cannot be used then leaves the former account. Raises BadAccount."""
+    """The account in a file, in the format that `read_account` reads. The file is read again when it has changed, so
+    that a secret can be rotated while clients run; if it is invalid then, the previous account stays. Raises
+    BadAccount."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)

@@ -132,8 +132,8 @@ class Queries:
         self._namespace = namespace
 
     async def create_topic(self, topic: str, queues: int = 4, *, like: str = AUTO_CREATE_TOPIC) -> None:
-        """Create a topic on all brokers that have the topic `like`, by default those that create topics by themselves;
-        where it exists, set its number of queues.
+        """Create a topic on all brokers that have the topic `like`, by default those that create topics by themselves.
+        If it exists, set its number of queues.
 
         Raises TopicNotFound if there are no such brokers, Refused or Unreachable if one of them does not create it.
         """
@@ -158,7 +158,7 @@ class Queries:
             checked(answer)
 
     async def message(self, topic: str, msg_id: str) -> ReceivedMessage | None:
-        """The message of `topic` with this id, its producer's (`msg_id`) or its broker's (`offset_msg_id`).
+        """Return the message of `topic` with this id: the producer's (`msg_id`) or the broker's (`offset_msg_id`).
 
         None if there is none. Raises TopicNotFound, Refused, Unreachable, and BadArgument.
         """
@@ -195,8 +195,8 @@ class Queries:
         begin: datetime | int | None = None,
         end: datetime | int | None = None,
     ) -> list[ReceivedMessage]:
-        """The messages of `topic` with `key` among their keys, stored between the two times, oldest first; `max_count`
-        of each broker at most. Times are datetimes with a zone, or milliseconds since the epoch.
+        """Return the messages of `topic` with `key` among their keys that were stored between the two times, oldest
+        first; at most `max_count` of each broker. Times are datetimes with a zone, or milliseconds since the epoch.
 
         Raises TopicNotFound, Refused, Unreachable, and BadArgument.
         """
@@ -209,7 +209,7 @@ class Queries:
         return await self._by_key(topic, key, max_count, *times)
 
     async def first_store_time(self, queue: MessageQueue) -> datetime | None:
-        """When the first message that a queue still has was stored; None if it has none.
+        """Return when the first message that a queue still has was stored; None if it has no message.
 
         Raises TopicNotFound, NoBrokerForTopic, Refused, Unreachable, and BadArgument.
         """

@@ -42,8 +42,9 @@ def by_iteration(message: object) -> NoReturn:
 
 
 class Delivery(_Message):
-    """A message with all of its fields, to be settled by one of the methods. They may be called on any thread, return
-    at once, and do nothing where it is settled already, or its queue belongs to another member."""
+    """A message with all of its fields, which the program settles by one of the methods. They may be called on any
+    thread, and return at once. They do nothing if the message is already settled, or its queue belongs to another
+    member."""
 
     __slots__ = ("_settle", "message")
 
@@ -68,14 +69,14 @@ class Delivery(_Message):
         self._settle(None)
 
     def nack(self, delay_level: int | timedelta = 0) -> None:
-        """The message is to come again: after a delay that the broker chooses, or of a level from 1 to 18, which may be
-        a timedelta that is the delay of one by default. Raises ValueError on another one."""
+        """Have the message delivered again, after a delay that the broker chooses (0), or that of a level from 1 to 18.
+        A timedelta selects the level that has exactly this delay by default. Raises ValueError on other values."""
         if not isinstance(delay_level, timedelta) and delay_level < 0:
             raise ValueError("nack: delay_level must be 0 to 18; dead_letter() gives a message up")
         self._settle(RetryLater(delay_level).delay_level)
 
     def dead_letter(self, reason: str = "") -> None:
-        """The message goes to the dead letters of the group, with `reason` in its property DEAD_LETTER_REASON."""
+        """Send the message to the dead letters of the group, with `reason` in its property DEAD_LETTER_REASON."""
         log.warning("message %s of %s goes to the dead letters: %s", self.msg_id, self.queue, reprlib.repr(reason))
         self._settle(-1, reason)
 

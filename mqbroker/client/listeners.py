@@ -50,17 +50,17 @@ def check_listener(listener: object, *, may_await: bool) -> None:
 
 
 class ConsumeResult(Enum):
-    """What a listener may return; None and True are SUCCESS, False and any exception are RETRY."""
+    """The results of a listener; None and True mean SUCCESS, False and any exception mean RETRY."""
 
     SUCCESS = "success"
     RETRY = "retry"
 
 
 class OrderlyResult(Enum):
-    """What a listener may return where order is kept, besides what others return.
+    """The results of an orderly listener, besides those of other listeners.
 
-    SUSPEND has the queue wait, and the message come again. COMMIT and ROLLBACK are for `auto_commit=False`: all that
-    was consumed of the queue since the last COMMIT is committed, or comes again.
+    After SUSPEND the queue waits, and the message is delivered again. COMMIT and ROLLBACK are for `auto_commit=False`:
+    what was consumed of the queue since the last COMMIT is committed, or delivered again.
     """
 
     SUCCESS = "success"
@@ -71,7 +71,8 @@ class OrderlyResult(Enum):
 
 @attrs.frozen
 class FirstConsumed:
-    """Returned by a listener of several messages: the first `count` of them are consumed, the others come again."""
+    """The result of a listener that gets several messages: the first `count` are consumed, the others are delivered
+    again."""
 
     count: int
 

@@ -45,7 +45,7 @@ QueuesChanged = Callable[[frozenset[MessageQueue]], Any]
 
 
 class Place(Enum):
-    """Where `seek` may go, besides an offset and a time."""
+    """The beginning or the end of a queue, for `seek`."""
 
     BEGIN = "begin"
     END = "end"
@@ -62,7 +62,7 @@ class _Returned:
 
 
 class LitePullConsumerCore:
-    """Reads queues for `group`: those that it is told to (`assign`), or its share of those of topics (`subscribe`)."""
+    """Reads queues for `group`: those that the program names (`assign`), or its share of topics (`subscribe`)."""
 
     def __init__(
         self, net: Net, name_servers: tuple[str, ...], group: str, options: LitePullOptions, identity: Identity
@@ -146,7 +146,7 @@ class LitePullConsumerCore:
             await self._membership.apply(topic)
 
     async def unsubscribe(self, topic: str) -> None:
-        """Read `topic` no more. Nothing happens if it was not subscribed to."""
+        """Stop reading `topic`. Does nothing without a subscription to it."""
         topic = within(self._namespace, check_topic(topic))
         if self._membership.subscriptions.pop(topic, None) is not None and self._joined:
             await self._membership.apply(topic)
@@ -215,8 +215,8 @@ class LitePullConsumerCore:
             signal.set()
 
     async def poll(self, timeout_s: float | timedelta = 5.0, max_count: int = 100) -> list[ReceivedMessage]:
-        """Up to `max_count` messages, as soon as there are any; none after `timeout_s`, or when it is closed. What the
-        poll before has returned counts as consumed. Raises ClientClosed before the start."""
+        """Return up to `max_count` messages, as soon as there are any; none after `timeout_s`, or when the consumer is
+        closed. The messages of the previous poll then count as consumed. Raises ClientClosed before the start."""
         wait_s = milliseconds("timeout_s", timeout_s, 0) / 1000
         check_number("max_count", max_count, 1)
         return await self.next_messages(max_count, self._net.steady() + wait_s)
@@ -279,13 +279,13 @@ class LitePullConsumerCore:
         self._waiting = deque(portion for portion in self._waiting if not portion.owner.dropped)
 
     def pause(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Return no messages of these queues, or of all that it reads, and pull them no more, until `resume`."""
+        """Stop reading these queues, by default all, until `resume`."""
         for queue in self._checked(queues):
             self._paused.add(queue)
             self._assigned[queue].pause()
 
     def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Return messages of queues again after `pause`."""
+        """Read queues again after `pause`, by default all."""
         for queue in self._checked(queues):
             self._paused.discard(queue)
             self._assigned[queue].resume()
@@ -307,8 +307,8 @@ class LitePullConsumerCore:
     # offsets
 
     async def seek(self, queue: MessageQueue, to: int | Place | datetime) -> None:
-        """Go on at an offset of an assigned queue, at its begin or end, or at its first message stored at a time or
-        later. Raises BadArgument, and MQError where the broker does not say where that is."""
+        """Continue at an offset of an assigned queue, at its beginning or end, or at its first message stored at a time
+        or later. Raises BadArgument, and MQError if the broker does not answer."""
         queue = self._assigned_one(queue)
         if isinstance(to, Place):
             offset = await (self.offsets.min(queue) if to is Place.BEGIN else self.offsets.max(queue))
@@ -334,7 +334,7 @@ class LitePullConsumerCore:
         return None if found is None else bare_message(self._namespace, found)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Commit all that polls have returned, or these offsets. Raises the first error of a broker."""
+        """Commit all messages that polls have returned, or these offsets. Raises the first error of a broker."""
         if offsets is None:
             self._settle()
             offsets = committable(self._assigned)
@@ -349,7 +349,7 @@ class LitePullConsumerCore:
         return await self._store.committed(self._within(queue))
 
     async def lag(self) -> Lag:
-        """How far the polls are behind the ends of the assigned queues."""
+        """Return how far the polls are behind the ends of the assigned queues."""
         returned = Counter(each.batch.queue for each in self._returned)
         return await lag_of(self._assigned, self.offsets, self._store, self._namespace, returned)
 
@@ -363,8 +363,8 @@ class LitePullConsumerCore:
         return [bare_queue(self._namespace, queue) for queue in route.subscribe_queues]
 
     async def watch_queues(self, topic: str, changed: QueuesChanged) -> None:
-        """Have `changed` called with the queues of `topic` whenever they are others than before, looked at every
-        `route_age_s`. What it returns is awaited if it can be. Raises TopicNotFound and NameServerUnreachable."""
+        """Call `changed` with the queues of `topic` whenever they change; they are checked every `route_age_s`. If it
+        returns an awaitable, that is awaited. Raises TopicNotFound and NameServerUnreachable."""
         known = frozenset(await self.queues(topic))
 
         async def look() -> None:
@@ -379,7 +379,7 @@ class LitePullConsumerCore:
         self._loops.append(self._net.spawn(every(self._net, self._options.route_age_s, look)))
 
     async def close(self) -> None:
-        """Stop, commit what polls before the last one have returned unless `auto_commit` is False, leave the group, and
+        """Stop, commit what the polls before the last one returned, unless `auto_commit` is False, leave the group, and
         close the connections, within `close_timeout_s`."""
         if self._closed:
             return

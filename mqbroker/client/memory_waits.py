@@ -31,24 +31,24 @@ class Broker(Protocol):
 
 
 class Waits(Generic[T]):
-    """Methods that wait until the broker has what a test expects: those of the broker itself block, those of its `aio`
-    are awaited on asyncio, and those of its `deferred` return Deferreds."""
+    """Methods that wait until the broker has what a test expects. Those of the broker itself block, those of its `aio`
+    are coroutines, and those of its `deferred` return Deferreds."""
 
     def __init__(self, broker: Broker, wait: Callable[[Looks], T]) -> None:
         self._broker, self._wait = broker, wait
 
     def wait_for_messages(self, topic: str, count: int, timeout_s: float = 10.0) -> T:
-        """Wait until a topic has `count` messages at least. Raises TimeoutError, which says how many it has."""
+        """Wait until a topic has at least `count` messages. Raises TimeoutError, which says how many it has."""
         check_topic(topic)
         check_number("count", count, 1)
         return self._until(lambda: self._lacks(topic, count), timeout_s)
 
     def wait_until_consumed(self, group: str, topic: str, timeout_s: float = 10.0) -> T:
-        """Wait until a group has committed all messages of a topic, those that it gets again included. Raises
-        TimeoutError, which says what is left.
+        """Wait until a group has committed all messages of a topic, including retries. Raises TimeoutError, which says
+        what is left.
 
-        Consumers commit every 5 s: give those of tests a shorter `commit_s`. What waits for its retry comes by
-        `advance`. Dead letters count as consumed.
+        Consumers commit every 5 s: set a shorter `commit_s` in tests. `advance` delivers messages that wait for a
+        retry. Dead letters count as consumed.
         """
         check_topic(topic)
         check_group(group)

@@ -78,10 +78,9 @@ class Message:
     """A message to send. `body` is bytes-like, or text, which becomes UTF-8; `keys` find it in the broker's index.
 
     `delay_level` 1 to 18 selects one of the broker's delays; a timedelta selects the level that has exactly this delay
-    by default. With `wait_stored` false the broker responds before the
-    disk or a slave has the message. `flag` is a signed 32-bit number. `unique_key` is made on sending if it is None;
-    set it to recognise repeated sends. Raises BadMessage, which names the topic and the invalid field, or Refused on an
-    invalid topic.
+    by default. With `wait_stored` false the broker responds before the disk or a slave has the message. `flag` is a
+    signed 32-bit number. `unique_key` is created by the send if it is None; set it to recognise repeated sends. Raises
+    BadMessage, which names the topic and the invalid field, or Refused on an invalid topic.
     """
 
     topic: str = attrs.field()
@@ -126,8 +125,8 @@ class Message:
 
     @classmethod
     def from_received(cls, received: ReceivedMessage, *, topic: str | None = None) -> Message:
-        """A message like one that was received, to be sent again, to another `topic` if that is given: its body, tags,
-        keys, flag and the user's properties. Its id, delay and what the system added stay behind."""
+        """A copy of a received message, to be sent again, to another `topic` if that is given. It has the body, tags,
+        keys, flag and the user's properties, but not the id, the delay and the system's properties."""
         return cls(
             received.topic if topic is None else topic,
             received.body,
@@ -139,8 +138,8 @@ class Message:
 
     @classmethod
     def reply_to(cls, request: ReceivedMessage, body: bytes | bytearray | memoryview | str, **fields: Any) -> Message:
-        """The reply to a message that was sent with `request()`, to be sent with any producer; `fields` are those of
-        Message. Raises BadMessage if nobody waits for a reply."""
+        """The reply to a message that was sent with `request()`. Any producer can send it; `fields` are those of
+        Message. Raises BadMessage if the message is not a request."""
         found = request.properties
         kept = (Prop.CORRELATION_ID, Prop.MESSAGE_REPLY_TO_CLIENT, Prop.MESSAGE_TTL)
         if Prop.CLUSTER not in found or Prop.CORRELATION_ID not in found or Prop.MESSAGE_REPLY_TO_CLIENT not in found:
@@ -152,13 +151,13 @@ class Message:
         return attrs.evolve(reply, preferred=request.queue.broker_name)
 
     def with_properties(self, properties: Mapping[str, str]) -> Self:
-        """This message with more properties; those that it has of the same names are replaced. Raises BadMessage."""
+        """This message with `properties` added, which replace those with the same names. Raises BadMessage."""
         Message(self.topic, b"", properties=properties)
         return attrs.evolve(self, properties={**self.properties, **properties})
 
     def to_light_queues(self, *topics: str) -> Message:
-        """This message, to be put into light queues as well: `topics`, each with the prefix %LMQ%, of brokers with
-        enableLmq and enableMultiDispatch. Raises BadMessage."""
+        """This message, which brokers with enableLmq and enableMultiDispatch also put into light queues: `topics`, each
+        with the prefix %LMQ%. Raises BadMessage."""
         for topic in topics:
             if not isinstance(cast(Any, topic), str) or not is_lmq(topic):
                 self._refuse("each light queue", "text that begins with %LMQ%, without commas and slashes", topic)
@@ -245,10 +244,11 @@ class _Undecoded:
 
 @attrs.frozen
 class ReceivedMessage(_Undecoded):
-    """A stored message. Times are ms since the epoch; `queue` is where it was read, `topic` where it was sent.
+    """A stored message. Times are ms since the epoch; `queue` is the queue that it was read from, `topic` the topic
+    that it was sent to.
 
-    They differ for a message that is delivered again through the group's retry topic. `body_error` is None, or why the
-    body could not be decompressed: `body` is then as it is stored.
+    The two differ if a message is delivered again through the group's retry topic. `body_error` says why the body could
+    not be decompressed, so that `body` is as it is stored; otherwise it is None.
     """
 
     topic: str
@@ -375,7 +375,7 @@ class SendStatus(IntEnum):
 
 @attrs.frozen
 class SendResult:
-    """`msg_id` is the producer's id, `offset_msg_id` the broker's; for a batch both hold ids joined by commas."""
+    """The result of a send. `msg_id` is the producer's id, `offset_msg_id` the broker's."""
 
     status: SendStatus
     msg_id: str

@@ -34,11 +34,12 @@ class SendKind(Enum):
 
 @attrs.define(eq=False)
 class Send:
-    """Messages that a producer sends with one call. `before_send` may replace `messages`, as to add properties; it
-    must leave their number and topic. `context` is the observers' own, each under a key of its own.
+    """Messages that a producer sends with one call. `before_send` may replace `messages`, for example to add
+    properties, but must not change their number and topic. `context` is for the observers' data, each under a key of
+    its own.
 
-    Of `after_send`: `addr` is the broker's that was asked last, or empty if none was, and `took_s` the time of all
-    attempts, seconds.
+    For `after_send`, `addr` is the address of the broker that was asked last, or empty if none was, and `took_s` is the
+    time of all attempts in seconds.
     """
 
     group: str
@@ -53,10 +54,10 @@ class Send:
 
 @attrs.define(eq=False)
 class Consumption:
-    """Messages that the listener of a group's member gets in one call. `before_consume` may replace `messages`, but not
-    change their number. `context` is the observers' own, each under a key of its own. `took_s` is the time of the call,
-    seconds, for `after_consume`. With `is_handed_out` a program has taken the message by iteration, and settles it at
-    any time, on any thread."""
+    """Messages that a listener gets in one call. `before_consume` may replace `messages`, but must not change their
+    number. `context` is for the observers' data, each under a key of its own. For `after_consume`, `took_s` is the time
+    of the call in seconds. With `is_handed_out` a program has taken the message by iteration, and settles it at any
+    time, on any thread."""
 
     group: str
     client_id: str
@@ -67,9 +68,9 @@ class Consumption:
 
 
 class SendObserver:
-    """Sees sends. What it raises is logged and changes no send, except Forbidden raised by `before_send`.
+    """Sees sends. Exceptions of its methods are logged and change no send, except Forbidden from `before_send`.
 
-    It is called on the event loop's thread (of the blocking face, the clients' own), and must not block.
+    Its methods are called on the event loop's thread (in the blocking API on the clients' thread), and must not block.
     """
 
     def before_send(self, send: Send) -> None:
@@ -80,9 +81,9 @@ class SendObserver:
 
 
 class ConsumeObserver:
-    """Sees what a listener gets. What it raises is logged and changes nothing.
+    """Sees the messages that a listener gets. Exceptions of its methods are logged and change nothing.
 
-    It is called where the listener is: on the event loop's thread, or on the listener's thread of the blocking face.
+    Its methods are called where the listener is: on the event loop's thread or, in the blocking API, on the listener's.
     """
 
     def before_consume(self, consumption: Consumption) -> None:

@@ -27,22 +27,22 @@ class OffsetStore:
     """Keeps offsets. The methods are called on the event loop, and must not block it for long."""
 
     async def open(self, group: str, name_servers: Sequence[str]) -> None:
-        """Called once, when the member of `group` starts. What is raised ends the start."""
+        """Called once, when the member of `group` starts. If it raises an exception, the start fails with that."""
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The offset of a queue, or None if there is none."""
         raise NotImplementedError
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Keep the offset that is consumed next."""
+        """Store the offset of the message that is consumed next."""
         raise NotImplementedError
 
     async def commit_oneway(self, queue: MessageQueue, offset: int) -> None:
-        """As `commit`, where the next commit replaces one that fails; raises nothing."""
+        """As `commit`, but raises nothing: the next commit replaces one that fails."""
         raise NotImplementedError
 
     async def commit_many(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Keep the offsets of several queues, at the end; raises nothing."""
+        """Store the offsets of several queues when the member ends; raises nothing."""
         raise NotImplementedError
 
     async def flush(self) -> None:
@@ -50,7 +50,7 @@ class OffsetStore:
 
 
 class MemoryOffsets(OffsetStore):
-    """Keeps offsets as long as the object is there: each process begins where `consume_from` says."""
+    """Keeps offsets in memory: each process begins where `consume_from` says."""
 
     def __init__(self) -> None:
         self._offsets: dict[MessageQueue, int] = {}
@@ -70,9 +70,9 @@ class MemoryOffsets(OffsetStore):
 
 
 class LocalOffsets(MemoryOffsets):
-    """Keeps offsets in a file, in the format of Java's consumers, with the former one beside it in `.bak`.
+    """Keeps offsets in a file, in the format of Java's consumers, and the previous version beside it as `.bak`.
 
-    `path` is by default that of a Java consumer of this machine and group:
+    The default `path` is that of a Java consumer of the same group on this machine:
     `~/.rocketmq_offsets/<address>@DEFAULT/<group>/offsets.json`. Members with one file overwrite each other's offsets.
     """
 

@@ -201,18 +201,19 @@ class ConsumeFrom(Enum):
 class ClientOptions:
     """Options common to producers and consumers. Durations, whose names end in `_s`, are seconds or a `timedelta`."""
 
-    #: Signs requests, for brokers with access control. That of a CredentialsFile is read again when the file changes.
+    #: The account that signs requests, for brokers with access control. A CredentialsFile is read again when it
+    #: changes.
     credentials: Credentials | CredentialsFile | None = attrs.field(default=None, validator=_account)
     #: Encrypts all connections; None leaves them plain.
     tls: ClientTls | None = attrs.field(default=None, validator=_instance(ClientTls, may_be_none=True))
-    #: Ends the client's id, to tell units apart that share name servers; as with Java's clients.
+    #: The end of the client's id, which distinguishes units that share name servers; as with Java's clients.
     unit_name: str = attrs.field(default="", validator=_unit_name)
     #: A prefix of topics and groups, so that several systems may share brokers; as with Java's clients.
     namespace: str = attrs.field(default="", validator=_namespace)
     #: How long a route is used before it is requested again.
     route_age_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds())
-    #: close() ends within this, whatever brokers and name servers do. Listeners may run until 3 s before its end, or
-    #: for half of it if it is shorter than 6 s; the rest is for requests to brokers.
+    #: The maximum duration of close(), whatever brokers and name servers do. Listeners may run until 3 s before its
+    #: end, or for half of it if it is shorter than 6 s; the rest is for requests to brokers.
     close_timeout_s: float = attrs.field(default=10.0, converter=to_seconds, validator=_seconds(0.0))
     #: RpcHooks see each request of the client, which then takes the general path, and ConnectionListeners what becomes
     #: of its connections. Clients with different ones share no connections.
@@ -221,52 +222,52 @@ class ClientOptions:
 
 @attrs.frozen(kw_only=True)
 class ProducerOptions(ClientOptions):
-    """All attempts of a send end after `send_timeout_s`, counted from its turn among the sends in flight; a time that
-    is given with a send includes the wait for that turn.
+    """Options of a producer. All attempts of a send end after `send_timeout_s`, counted from its turn among the sends
+    in flight; a `timeout_s` that is given with a send includes the wait for its turn.
 
-    `retries` bounds the attempts after the first; None means only the time does. A message that a broker refuses is
-    sent three times at most, unless the broker is busy or not in service.
+    `retries` limits the attempts after the first; with None only the time limits them. A message that a broker refuses
+    is sent three times at most, unless the broker is busy or not in service.
     """
 
     #: The topic that gets the trace of sends, as RMQ_SYS_TRACE_TOPIC; None for no trace.
     trace_topic: str | None = attrs.field(default=None, validator=_topic)
     send_timeout_s: float = attrs.field(default=3.0, converter=to_seconds, validator=_seconds())
     retries: int | None = attrs.field(default=None, validator=_number(0, may_be_none=True))
-    #: Maximum number, and bytes, of sends in flight; more wait in order.
+    #: Maximum number, and bytes, of sends in flight; further sends wait in order.
     sends_in_flight_max: int = attrs.field(default=1000, validator=_number(1))
     sends_in_flight_bytes_max: int = attrs.field(default=16 * 1024 * 1024, validator=_number(1))
-    #: Maximum number of `request` calls that wait for their replies; more wait in order.
+    #: Maximum number of `request` calls that wait for their replies; further calls wait in order.
     requests_in_flight_max: int = attrs.field(default=1000, validator=_number(1))
     #: How long a producer of transactions waits for `check`.
     check_timeout_s: float = attrs.field(default=60.0, converter=to_seconds, validator=_seconds())
-    #: How long a send waits for others to the same queue, to travel with them in one request; each gets its own result.
-    #: 0: those that begin in one turn of the event loop; None: each send is a request of its own. Sends alone go those
-    #: that are delayed, compressed or part of a transaction, and all with observers, a namespace, `retry_unstored` or
-    #: `vip_channel`.
+    #: How long a send waits for others to the same queue, to share a request with them; each gets its own result. With
+    #: 0 the sends of one iteration of the event loop share requests; with None each send is a request of its own.
+    #: Messages that are delayed, compressed or part of a transaction are sent alone, and so are all with observers, a
+    #: namespace, `retry_unstored` or `vip_channel`.
     linger_s: float | None = attrs.field(
         default=None,
         converter=attrs.converters.optional(to_seconds),
         validator=_number(0.0, 10.0, kind=float, may_be_none=True),
     )
-    #: What such a request holds at most; more leave at once.
+    #: Maximum size of such a request; a full one is sent at once.
     batch_bytes_max: int = attrs.field(default=128 * 1024, validator=_number(1))
     compress_over_bytes: int = attrs.field(default=4096, validator=_number(1))
     compress_level: int = attrs.field(default=5, validator=_number(0, 9))
     message_bytes_max: int = attrs.field(default=4 * 1024 * 1024, validator=_number(1))
-    #: The topic whose brokers create others on a send, with its permission, as Java's createTopicKey.
+    #: The topic whose brokers create the topics of sends, with its permission; Java's createTopicKey.
     create_topic_key: str = attrs.field(default=AUTO_CREATE_TOPIC, validator=_topic)
-    #: Send to the brokers' second port, which is two below the first, as Java's sendMessageWithVIPChannel.
+    #: Whether to send to the brokers' second port, which is two below the first; Java's sendMessageWithVIPChannel.
     vip_channel: bool = attrs.field(default=False, validator=_instance(bool))
-    #: Number of queues of a topic that the send creates.
+    #: Number of queues of a topic that a send creates.
     default_topic_queues: int = attrs.field(default=4, validator=_number(1))
     #: Response codes after which a message is sent again, to another broker if there is one.
     retry_codes: frozenset[int] = attrs.field(default=RETRIABLE_CODES, converter=_to_set, validator=_codes)
-    #: Send a message to another broker as well if one has it, but not on disk or on a slave as it should: it may then
-    #: be stored twice. As Java's retryAnotherBrokerWhenNotStoreOK.
+    #: Whether to send a message to another broker as well if one has stored it, but not on disk or on a slave as its
+    #: settings demand; the message may then be stored twice. Java's retryAnotherBrokerWhenNotStoreOK.
     retry_unstored: bool = attrs.field(default=False, validator=_instance(bool))
-    #: The topics that sends create are of units; brokers mark them.
+    #: Whether the topics that sends create belong to units; brokers mark them. Java's unitMode.
     unit_mode: bool = attrs.field(default=False, validator=_instance(bool))
-    #: Send past brokers that have failed, or took half a second and more, for a while, where the topic has others.
+    #: Whether to leave out brokers for a while that have failed or took half a second or more, if the topic has others.
     avoid_slow_brokers: bool = attrs.field(default=True, validator=_instance(bool))
     heartbeat_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds(high=_HEARTBEAT_S_MAX))
     #: SendObservers see each send; with any of them, sends take the general path, which costs about half of the rate.
@@ -294,12 +295,12 @@ class MemberOptions(ClientOptions):
     model: MessageModel = attrs.field(default=MessageModel.CLUSTERING, validator=_instance(MessageModel))
     #: Where offsets are kept; None is the broker, and a local file where each member gets all messages.
     offset_store: OffsetStore | None = attrs.field(default=None, validator=_instance(OffsetStore, may_be_none=True))
-    #: How the members share the queues of a topic: the same one in all members of the group.
+    #: How the members share the queues of a topic; it must be the same in all members of the group.
     allocation: Allocation = attrs.field(
         default=allocate_averagely,
         validator=lambda options, _, value: check_allocation(f"{type(options).__name__}.allocation", value),
     )
-    #: Is told which queues this member gets, gives up and loses.
+    #: Called with the queues that this member gets, gives up and loses.
     rebalance_listener: RebalanceListener | None = attrs.field(
         default=None, validator=_instance(RebalanceListener, may_be_none=True)
     )
@@ -308,7 +309,7 @@ class MemberOptions(ClientOptions):
     pull_batch: int = attrs.field(default=32, validator=_number(1, 1024))
     queue_messages_max: int = attrs.field(default=1000, validator=_number(1))
     queue_bytes_max: int = attrs.field(default=100 * 1024 * 1024, validator=_number(1))
-    #: What all queues of a topic hold together; None: there is no such limit.
+    #: Limits for the waiting messages of all queues of a topic together; None for no such limit.
     topic_messages_max: int | None = attrs.field(default=None, validator=_number(1, may_be_none=True))
     topic_bytes_max: int | None = attrs.field(default=None, validator=_number(1, may_be_none=True))
     #: A queue is not pulled while more messages than this follow its first unconsumed one.
@@ -343,23 +344,23 @@ class PushOptions(MemberOptions):
     """Options of a push consumer."""
 
     concurrency: int = attrs.field(default=20, validator=_number(1))
-    #: Messages that a program that iterates has not settled; it gets no more before.
+    #: Maximum number of messages that a program that iterates has not settled.
     unacked_max: int = attrs.field(default=1000, validator=_number(1))
-    #: The listener gets lists of up to so many messages of a queue; None: one message.
+    #: With a number, the listener gets lists of up to so many messages of a queue; with None, single messages.
     batch_max: int | None = attrs.field(default=None, validator=_number(1, 1024, may_be_none=True))
-    #: The messages of a queue go to the listener in their order, one call after the other; the queue is locked at its
-    #: broker, and waits where a message is not consumed.
+    #: Whether the listener gets the messages of a queue in order, one call after the other. The queue is locked at its
+    #: broker, and waits if a message is not consumed.
     orderly: bool = attrs.field(default=False, validator=_instance(bool))
     #: How long such a queue waits.
     suspend_queue_s: float = attrs.field(default=1.0, converter=to_seconds, validator=_seconds(0.01, 30.0))
-    #: Whether what is consumed in order may be committed; else what the listener has returned COMMIT for is.
+    #: Whether messages that were consumed in order are committed by themselves; otherwise when the listener returns
+    #: COMMIT.
     auto_commit: bool = attrs.field(default=True, validator=_instance(bool))
-    #: How often a message that is not consumed comes again before it is a dead letter; -1 is 16, and for ever in order.
+    #: How often a message is delivered again before it becomes a dead letter; -1 means 16, and no limit if orderly.
     max_reconsume_times: int = attrs.field(default=-1, validator=_number(-1))
-    #: A message that the listener has held for so long is sent back to the broker; the listener's later result is
-    #: ignored.
+    #: After this time a message that the listener has is sent back to the broker, and the listener's result is ignored.
     consume_timeout_s: float = attrs.field(default=900.0, converter=to_seconds, validator=_seconds())
-    #: How long a message waits that neither the listener consumed nor the broker accepted.
+    #: How long a message waits that the listener did not consume and the broker did not take back.
     local_retry_s: float = attrs.field(default=5.0, converter=to_seconds, validator=_seconds())
 
     def __attrs_post_init__(self) -> None:
@@ -372,13 +373,14 @@ class PushOptions(MemberOptions):
 class LitePullOptions(MemberOptions):
     """Options of a lite pull consumer."""
 
-    #: Whether what polls have returned is committed every `commit_s`, once the next poll has begun.
+    #: Whether messages that a poll returned are committed, every `commit_s`, once the next poll has begun.
     auto_commit: bool = attrs.field(default=True, validator=_instance(bool))
 
 
 @attrs.frozen(kw_only=True)
 class PullOptions(ClientOptions):
-    """`read_from` is the broker id that is pulled from; another of the set if it has no address."""
+    """Options of a pull consumer. `read_from` is the id of the broker to pull from; if none has it, another of the same
+    name."""
 
     request_timeout_s: float = attrs.field(default=3.0, converter=to_seconds, validator=_seconds())
     pull_timeout_s: float = attrs.field(default=10.0, converter=to_seconds, validator=_seconds())

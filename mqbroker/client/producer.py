@@ -113,10 +113,11 @@ class ProducerCore:
         """Send one message and return the broker's result.
 
         Waits for its turn if the maximum of sends is in flight. Without `queue`, `key` or `selector` the queues take
-        turns and a failed attempt is repeated, on another broker if there is one; with one of them the same queue is
-        tried again. All attempts together end `timeout_s` after the send's turn. Raises SendFailed if every attempt
-        failed, Refused if the broker will never accept the message, BadMessage, TopicNotFound, NameServerUnreachable,
-        NoBrokerForTopic, and ClientClosed if it was closed meanwhile.
+        turns, and a failed attempt is repeated, on another broker if there is one; with one of them the same queue is
+        tried again. All attempts together end within `timeout_s`, which includes the wait for the send's turn; without
+        it within `options.send_timeout_s` after that turn. Raises SendFailed if every attempt failed, Refused if the
+        broker will never accept the message, BadMessage, TopicNotFound, NameServerUnreachable, NoBrokerForTopic, and
+        ClientClosed if the producer was closed meanwhile.
         """
         self.checked(message)
         choose = chooser(message, queue, key, selector)
@@ -160,8 +161,8 @@ class ProducerCore:
     ) -> ReceivedMessage:
         """Send a request and return the reply, which a consumer sends with `Message.reply_to`.
 
-        `timeout_s` is the time for both. Raises RequestTimedOut if there is no reply in time, although the request may
-        have been acted on, and as `send` does.
+        `timeout_s` is the time for both. Raises RequestTimedOut if there is no reply in time (the request may have been
+        processed), and as `send` does.
         """
         choose = chooser(self.checked(message), queue, key, selector)
         seconds = milliseconds("timeout_s", timeout_s) / 1000
@@ -300,12 +301,12 @@ class ProducerCore:
         key: str | None = None,
         timeout_s: float | timedelta | None = None,
     ) -> list[SendResult]:
-        """Send any number of messages; return the result of each, in their order.
+        """Send any number of messages, and return the result of each, in the same order.
 
-        They travel in as few requests as their topics and the limit of a request's size (`message_bytes_max`) allow,
-        one after the other. A request's messages go to one queue, and are stored all or none. Raises BadMessage, with
-        its index, for one that cannot be in a batch: then nothing was sent. Raises as `send` does if no message was
-        stored, and BatchFailed if only some were; after a failure the others are not sent.
+        It makes as few requests as their topics and the limit of a request's size (`message_bytes_max`) allow, one
+        after the other. The messages of a request go to one queue, and either all or none are stored. Raises
+        BadMessage, which has the index, if a message cannot be in a batch: then nothing was sent. Raises as `send` does
+        if no message was stored, and BatchFailed if only some were; after a failure the others are not sent.
         """
         if isinstance(messages, Message) or not isinstance(messages, Iterable):
             raise BadArgument("messages", "several messages", messages)
@@ -353,7 +354,7 @@ class ProducerCore:
         key: str | None = None,
         selector: Selector | None = None,
     ) -> None:
-        """Send without a response: returns when the bytes were written, whether or not they arrive.
+        """Send without a response: returns when the bytes are written, whether or not they arrive.
 
         Waits while the connection is not writable, or the maximum of sends is in flight.
         """
@@ -373,8 +374,8 @@ class ProducerCore:
         return self
 
     async def start(self) -> None:
-        """Connect to a name server, and start heartbeats and the refresh of routes. Brokers are connected when they are
-        needed.
+        """Connect to a name server, and start heartbeats and the refresh of routes. Connections to brokers are made
+        when they are needed.
 
         Raises NameServerUnreachable, TlsFailed, and ClientClosed if it was started or closed before.
         """
@@ -397,8 +398,8 @@ class ProducerCore:
             self._tasks.append(self._net.spawn(every(self._net, FLUSH_S, self._tracer.flush)))
 
     async def close(self) -> None:
-        """Unregister from the brokers and close the connections, within `close_timeout_s`; sends in flight, and waiting
-        ones, fail."""
+        """Unregister from the brokers and close the connections, within `close_timeout_s`. Sends that are in flight or
+        waiting fail."""
         await self.close_within(self._options.close_timeout_s)
 
     async def close_within(self, seconds: float) -> None:

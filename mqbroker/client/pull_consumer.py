@@ -67,7 +67,7 @@ class PullConsumerCore:
         tags: str = ALL,
         suspend_s: float | timedelta = 0,
     ) -> PullResult:
-        """Read up to `max_count` messages (a 4.9 broker gives 32 at most) from `offset` on.
+        """Read up to `max_count` messages (a 4.9 broker returns 32 at most) from `offset` on.
 
         With `suspend_s` the broker waits that long if there is no message. Raises Refused, Unreachable,
         RequestTimedOut, BadRecord on a corrupt response, or UnexpectedResponse on one with other messages. A message
@@ -104,9 +104,11 @@ class PullConsumerCore:
     async def fetch_many(
         self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str | Sql = ALL
     ) -> list[RawPull | MQError]:
-        """Several `fetch_raw` at once, of (queue, offset, max count): all are sent before any response is awaited.
+        """Several `fetch_raw` at once, of (queue, offset, max count): all requests are sent before any response is
+        awaited.
 
-        Errors are returned in the places of their responses. Raises a route's errors, before anything is sent.
+        If a request fails, its error is returned in place of the response. Raises TopicNotFound, NameServerUnreachable
+        and NoBrokerForTopic before anything is sent.
         """
         return await self.fetch(wants, await self.requests(wants, tags=tags))
 
@@ -136,7 +138,7 @@ class PullConsumerCore:
         return Heartbeats(self._net, self._routes, identity, consumer_data=data, timeout_ms=self._timeout_ms)
 
     async def start(self) -> None:
-        """Connect to a name server; what is used without this does it then.
+        """Connect to a name server. Without this call the first request connects.
 
         Raises NameServerUnreachable, TlsFailed, and ClientClosed if it was started or closed before.
         """

@@ -1,4 +1,4 @@
-"""A broker in memory, for the tests of applications: started in some 30 ms, without a socket or a file::
+"""A broker in memory, for the tests of applications: it starts in about 30 ms, without a socket or a file::
 
     def test_orders_are_stored() -> None:
         with InMemoryBroker() as broker:
@@ -8,8 +8,8 @@
             assert message.body == b"paid"
 
 It is this package's broker and name server, on a disk in memory and a thread of their own: queues, offsets, groups,
-retries, delays and transactions are as in production. Clients of all three APIs of this process reach it, as many as
-there are; other processes, forks among them, do not. It needs Twisted. There is no access control and no TLS.
+retries, delays and transactions are as in production. Any number of clients of this process, of all three APIs, can use
+it; other processes, including forks, cannot. It needs Twisted. There is no access control and no TLS.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class _Fault:
 
 
 class InMemoryBroker(Waits[None]):
-    """A name server and a broker, from the entry of this context to its end: clients are given `name_servers`.
+    """A name server and a broker, which run while the program is in this context. Give `name_servers` to clients.
 
-    Topics are made by the first send to them, with 4 queues, as by a broker with autoCreateTopicEnable=true; consumers
-    may filter by SQL92, as with enablePropertyFilter=true. Methods may be called on any thread; they wait for the
-    broker, and only those of `Waits` for clients.
+    The first send to a topic creates it, with 4 queues, as with autoCreateTopicEnable=true; consumers may filter by
+    SQL92, as with enablePropertyFilter=true. Methods may be called on any thread. They return when the broker has done
+    its work; only those of `Waits` wait for clients.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class InMemoryBroker(Waits[None]):
             IN_MEMORY[addr] = self
 
     def close(self) -> None:
-        """End it. Clients that are still open lose their connections, and find nobody any more."""
+        """End it. Clients that are still open lose their connections, and cannot connect again."""
         for addr in (self.name_servers, self._addr):
             IN_MEMORY.pop(addr, None)
         if self._thread is None or self._has_ended:
@@ -207,8 +207,8 @@ class InMemoryBroker(Waits[None]):
     # --- time
 
     def advance(self, seconds: float) -> None:
-        """Set the broker's clock, which runs with real time, forward: what is due until then is done, such as the
-        delivery of delayed messages and retries. The clients' clocks stay as they are."""
+        """Set the broker's clock forward; otherwise it runs with real time. Whatever becomes due is done at once, such
+        as the delivery of delayed messages and retries. The clients' clocks do not change."""
         check_number("seconds", seconds, 0, kind=float)
 
         def forward() -> None:
@@ -227,7 +227,7 @@ class InMemoryBroker(Waits[None]):
         code: int = ResponseCode.SYSTEM_ERROR,
         remark: str = "refused by the test",
     ) -> None:
-        """Answer the next requests of a kind with an error of the broker. Clients repeat what may be repeated."""
+        """Answer the next `times` requests of a kind with an error. Clients repeat requests that may be repeated."""
 
         def act(accepted: Accepted, request: RemotingCommand, frame: bytes) -> None:
             answer = RemotingCommand.response(request, code, remark=remark)
@@ -236,16 +236,16 @@ class InMemoryBroker(Waits[None]):
         self._order(kind, times, act)
 
     def ignore(self, kind: RequestKind, *, times: int = 1) -> None:
-        """Lose the next requests of a kind: they time out."""
+        """Lose the next `times` requests of a kind: they time out."""
         self._order(kind, times, lambda accepted, request, frame: None)
 
     def cut(self, kind: RequestKind, *, times: int = 1) -> None:
-        """Close the connection at the next requests of a kind, which are lost."""
+        """Close the connection at each of the next `times` requests of a kind; the request is lost."""
         self._order(kind, times, lambda accepted, request, frame: accepted.abortConnection())
 
     def store_twice(self, *, times: int = 1) -> None:
-        """Store the messages of the next sends twice, as where an answer was lost and the send repeated: consumers get
-        both."""
+        """Store the messages of the next `times` sends twice, as if a response was lost and the send repeated:
+        consumers get both."""
 
         def act(accepted: Accepted, request: RemotingCommand, frame: bytes) -> None:
             again = attrs.evolve(request, flag=request.flag | ONEWAY_FLAG)
@@ -257,7 +257,7 @@ class InMemoryBroker(Waits[None]):
     # --- what it has
 
     def create_topic(self, topic: str, queues: int = 4) -> None:
-        """Make a topic, or give it another number of queues. Raises Refused."""
+        """Create a topic, or set its number of queues. Raises Refused."""
         check_number("queues", queues, 1, 10_000)
         header = h.CreateTopicRequestHeader(
             topic=check_topic(topic),

@@ -38,8 +38,8 @@ class ClientTls:
     """TLS settings of a client's connections to name servers and brokers. Files are PEM.
 
     The server's certificate must be signed by an authority in `ca_file`, or by one that the system trusts, and be for
-    the name or address by which the server is reached, or for `server_name`. With `insecure` nothing is checked: the
-    connection is encrypted, possibly to an attacker in between. `cert_file`, with `key_file` unless it contains the key
+    the name or address by which the server is reached, or for `server_name`. With `insecure` servers are not verified:
+    the connection is encrypted, but possibly to an attacker. `cert_file`, with `key_file` unless it contains the key
     too, is presented to servers that request it. Raises BadTls if these contradict each other.
     """
 

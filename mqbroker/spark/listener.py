@@ -56,10 +56,10 @@ class _Seen:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Logs the lag of each query that reads this format, and with a `port` serves it as text for Prometheus.
+    """Logs the lag of each query that reads this format and, with a `port`, serves it to Prometheus.
 
-    Add it by `spark.streams.addListener`. Raises OSError if the port cannot be used; port 0 takes a free one, which
-    `port` then says. `now` returns seconds since the epoch.
+    Add it by `spark.streams.addListener`. Raises OSError if the port cannot be used; 0 takes a free port, which the
+    attribute `port` then has. `now` returns seconds since the epoch.
     """
 
     def __init__(self, port: int | None = None, host: str = "127.0.0.1", now: Callable[[], float] = time.time) -> None:
@@ -71,7 +71,7 @@ class ProgressListener(StreamingQueryListener):
         self.port = None if self._server is None else self._server.port
 
     def close(self) -> None:
-        """Serve no more."""
+        """End the server."""
         if self._server is not None:
             self._server.close()
 

@@ -43,7 +43,9 @@ def with_producer(server: Loopback, use: Callable[[Producer], Coroutine[Any, Any
 
     async def main() -> Any:
         async with Producer(server.addr, "pg", options=ProducerOptions(**options)) as producer:
-            await producer.send(Message("T", b"first"))
+            await producer.send(
+                Message("T", b"first"), timeout_s=60
+            )  # options may allow less than a busy machine needs
             found = await use(producer)
             in_flight = producer._core._in_flight
             assert in_flight is not None

@@ -1,9 +1,11 @@
 """Builds the compiled part of the hot path; without a C compiler the package is installed all the same.
 
 With Cython from its source; a source distribution also has the C code that Cython made of it. The description is the
-README without what only its repository has: the picture, and links to other files.
+README without its picture. A package index cannot resolve links to files of the repository: they lead below the address
+in MQBROKER_LINKS (such as https://HOST/OWNER/mqbroker/blob/main/), and without one only their text is left.
 """
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -44,6 +46,8 @@ class BuildOnce(build_ext):
 
 
 readme = re.sub(r"^\.\. image:: (?!https:).*\n(?: +:.*\n)*\n", "", Path("README.rst").read_text(), flags=re.MULTILINE)
-readme = re.sub(r"`([^`<]+)\s<(?!https:)[^`>]+>`__", r"\1", readme)
+links = os.environ.get("MQBROKER_LINKS", "")
+target = rf"`\1 <{links}\2>`__" if links else r"\1"
+readme = re.sub(r"`([^`<]+)\s<(?!https:)([^`>]+)>`__", target, readme)
 
 setup(ext_modules=extensions, cmdclass={"build_ext": BuildOnce}, long_description=readme)

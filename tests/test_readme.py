@@ -1,5 +1,6 @@
 """The README: short, with the figures of the page on performance, and links that work where it is shown."""
 
+import os
 import re
 import subprocess
 import sys
@@ -60,11 +61,25 @@ def test_what_it_refers_to_exists() -> None:
     assert [path for path in found if not (ROOT / path).is_file()] == []
 
 
+def description(**variables: str) -> str:
+    """The text for a package index, built with some variables in the environment."""
+    command = [sys.executable, "setup.py", "-q", "--long-description"]
+    environ = {key: value for key, value in os.environ.items() if key != "MQBROKER_LINKS"} | variables
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True).stdout
+
+
 def test_the_description_of_the_package_has_no_link_to_a_file_of_the_repository() -> None:
-    described = subprocess.run(
-        [sys.executable, "setup.py", "-q", "--long-description"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    described = description()
     assert "image::" not in described
     assert ">`__" not in described
     assert "Tutorial, how-to guides," in described
+    assert "read\nCONTRIBUTING.rst." in described
     assert described.count("\n") > 90
+
+
+def test_the_links_of_the_description_lead_to_the_repository_where_its_address_is_known() -> None:
+    described = description(MQBROKER_LINKS="https://code.example/mqbroker/blob/main/")
+    paths = re.findall(r"<([^>:]+)>`__", README)
+    assert len(paths) >= 5
+    found = re.findall(r"<([^>]+)>`__", described)
+    assert found == [f"https://code.example/mqbroker/blob/main/{path}" for path in paths]

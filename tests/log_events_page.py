@@ -189,6 +189,13 @@ FAMILIES = (
         "A producer or consumer met an error that it handles by itself, or a listener failed.",
         "If the line has the traceback of a listener, correct the listener. Other lines end with their cause "
         "(:doc:`/reference/client`).",
+        {
+            "the %s %s failed%s; the %s": "An observer, RPC hook, connection listener or message filter of your "
+            "program raised an error. The line ends with what happens then: the operation continues, the request "
+            "fails, or the message is accepted.",
+            "%s; trying again in %g s": "Periodic work failed, such as the update of a route. The line begins with "
+            "the cause.",
+        },
     ),
     Family(
         "Spark",

@@ -24,7 +24,7 @@ _LONGEST = (
     "tests/filter/",
 )
 #: Objects between collections of garbage: by default 700, and a tenth of the CPU time of tests was spent in them.
-_GARBAGE_THRESHOLDS = (10_000, 10, 5)
+_GARBAGE_THRESHOLD = 10_000
 #: How many files are in the table of durations.
 _FILES_SHOWN = 15
 
@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Collections of garbage come less often, and need not look at the thousands of tests."""
-    gc.set_threshold(*_GARBAGE_THRESHOLDS)
+    gc.set_threshold(_GARBAGE_THRESHOLD)
     if sys.version_info < (3, 14):  # where hypothesis warns of its random generator if that is frozen
         gc.collect()
         gc.freeze()

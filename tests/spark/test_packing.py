@@ -56,7 +56,11 @@ def ids() -> UniqIdSource:
 
 
 def packed(
-    rows: Mapping[str, Any], first: int = 0, types: dict[str, Any] | None = None, **options: Any
+    rows: Mapping[str, Any],
+    first: int = 0,
+    types: dict[str, Any] | None = None,
+    partition: int = 3,
+    **options: Any,
 ) -> list[Packed]:
     given = {"nameServer": "a:1", "topic": "T"} | {n: v for n, v in options.items() if v is not None}
     if given["topic"] == "":
@@ -70,9 +74,9 @@ def packed(
         columns=columns,
         topic=checked.topic,
         batch_bytes=checked.batch_bytes,
-        partition=3,
+        partition=partition,
         write_id="w",
-        ids=RowIds("w", 3) if once else FreshIds(ids()),
+        ids=RowIds("w", partition) if once else FreshIds(ids()),
         queues=lambda topic: [MessageQueue(topic, q.broker_name, q.queue_id) for q in QUEUES],
         now_ms=lambda: NOW_MS,
     )

@@ -187,8 +187,39 @@ def test_several_topics_at_once(spark: Any, cluster: Cluster) -> None:
     assert counts == {"Left": 5, "Right": 7}
 
 
+def sentences_of(page: str) -> list[str]:
+    """What is printed by the tables of "What goes wrong" of a how-to page, up to the dots of what differs."""
+    whole = Path(SOURCE, "docs/howto", f"{page}.rst").read_text().partition("\nWhat goes wrong\n")[2]
+    found = re.findall(r"\n     - ``(.*?)``\n", whole + "\n", re.DOTALL)
+    return [" ".join(each.split()).removesuffix("...").strip() for each in found]
+
+
+def said_in(error: BaseException, lines: int = 5) -> str:
+    """The sentence of an error that Spark has wrapped: behind the name of its class, in the first lines."""
+    (line,) = [line for line in str(error).splitlines()[:lines] if line.startswith("mqbroker.")]
+    return line.partition(": ")[2]
+
+
+def sentence_of(page: str, begin: str) -> str:
+    """The one of them that begins so."""
+    (found,) = [each for each in sentences_of(page) if each.startswith(begin.strip())]
+    return found
+
+
 #: Options, and a schema, that are wrong, and the sentence that the guide quotes.
 MISTAKES: list[tuple[dict[str, str], str | None, str]] = [
+    ({"nameServer": ""}, None, "option nameServer: is required: host:port, or several joined by ';'."),
+    (
+        {"topic": ""},
+        None,
+        "option topic: is required: a topic, or several joined by commas; or subscribePattern, or assign",
+    ),
+    ({"topic": "my orders"}, None, "option topic: 'my orders': "),
+    (
+        {"subscribePattern": "ord.*"},
+        None,
+        "option topic: set one of topic and subscribePattern: each says what is read",
+    ),
     ({"nameServer": "127.0.0.1:1"}, None, "No name server answers: 127.0.0.1:1: Unreachable: connect to 127.0.0.1:1"),
     ({"topic": "order"}, None, "No route info of this topic: order, asked "),
     (
@@ -218,23 +249,85 @@ MISTAKES: list[tuple[dict[str, str], str | None, str]] = [
         None,
         "option endingTimestamp: '2100-01-01T00:00:00Z' is in the future: no message is stored then yet; leave it out ",
     ),
+    (
+        {"startingOffsets": '{"bills":{"broker-a":{"0":1}}}'},
+        None,
+        "option startingOffsets: topic 'bills' is not among those read: orders",
+    ),
+    (
+        {"startingOffsets": '{"orders":{"broker-a":{"0":1}}}', "endingOffsets": '{"orders":{"broker-a":{"0":0}}}'},
+        None,
+        "option endingOffsets: 0 is before the start, 1, of queue 0 of topic orders on broker broker-a",
+    ),
+    (
+        {"startingOffsets": "latest", "startingTimestamp": "2026-01-01T00:00:00Z"},
+        None,
+        "option startingTimestamp: set one of startingTimestamp and startingOffsets: each says where the query starts",
+    ),
+    (
+        {"expectBrokers": "broker-b", "retryTimeoutMs": "0"},
+        None,
+        "expected brokers are not registered with the name servers: broker-b; these are: broker-a",
+    ),
     ({}, "bodi BINARY", "column bodi: messages have no such column; did you mean body? "),
     ({}, "body STRING", "column body: its type is binary, not string; read it as it is, and cast after that"),
 ]
 
 
-def test_spark_prints_the_sentence_of_each_mistake_that_the_guide_has(spark: Any, cluster: Cluster) -> None:
+@pytest.fixture(scope="module")
+def orders(cluster: Cluster) -> None:
+    """The topic of the guide, with a message in each queue."""
     publish(cluster, "orders", QUEUES)
-    page = " ".join(Path(SOURCE, "docs/howto/jobs-on-spark.rst").read_text().split())
-    for options, columns, sentence in MISTAKES:
-        assert f"- ``{sentence}".rstrip() in page
+
+
+@pytest.mark.usefixtures("orders")
+def test_spark_prints_the_sentence_of_each_mistake_that_the_guide_has(spark: Any, cluster: Cluster) -> None:
+    for options, columns, begin in MISTAKES:
+        sentence = sentence_of("jobs-on-spark", begin)
         given = reader(spark, cluster, "orders", **options)
         with pytest.raises(Exception, match=re.escape(sentence)) as caught:
             (given if columns is None else given.schema(columns)).load().count()
-        kind, said = str(caught.value).splitlines()[3].split(": ", 1)
-        assert kind.startswith("mqbroker.")
-        assert said.startswith(sentence)
-    assert page.count(" - ``option ") + page.count(" - ``column ") + page.count(" - ``No ") == len(MISTAKES)
+        assert said_in(caught.value).startswith(sentence)
+
+
+#: As `MISTAKES`, of streams: the options, the offsets that the checkpoint of a query gets, which has read a message of
+#: each queue, and how the sentence begins.
+STREAM_MISTAKES: list[tuple[dict[str, str], dict[str, int], str]] = [
+    (
+        {"endingOffsets": "latest"},
+        {},
+        "option endingOffsets: a stream has no end; use it with spark.read, or leave it out",
+    ),
+    (
+        {},
+        {"0": 99},
+        "ROCKETMQ_DATA_LOSS.CUT_SHORT: topic orders, broker broker-a, queue 0: ",
+    ),
+]
+
+
+@pytest.mark.usefixtures("orders")
+def test_spark_prints_the_sentence_of_a_stream_that_ends(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+    def run(**options: str) -> None:
+        frame = stream(spark, cluster, "orders", **options).load()
+        writer = frame.writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/checkpoint")
+        assert writer.trigger(availableNow=True).start().awaitTermination(PATIENCE_SECONDS)
+
+    run(startingOffsets="earliest")
+    offsets = tmp_path / "checkpoint" / "offsets"
+    last = max((path for path in offsets.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    before = last.read_text()
+    for options, changed, begin in STREAM_MISTAKES:
+        sentence = sentence_of("jobs-on-spark", begin)
+        lines = before.splitlines()
+        position = json.loads(lines[-1])
+        position["orders"]["broker-a"] |= changed
+        (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+        last.write_text("\n".join([*lines[:-1], json.dumps(position)]))
+        with pytest.raises(Exception, match=re.escape(sentence)) as caught:
+            run(**options)
+        # Spark's process for streams prints two frames of its own.
+        assert said_in(caught.value, 9).startswith(sentence)
 
 
 class Publishing:

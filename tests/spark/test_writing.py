@@ -99,6 +99,7 @@ def write(
     attempt: int = 0,
     write_id: str = "w",
     per_batch: int = 10_000,
+    partition: int = 3,
     **options: Any,
 ) -> Written:
     keys = options.pop("keys", None)
@@ -112,11 +113,11 @@ def write(
     once = given.guarantee.value == "effectively-once"
     packer = Packer(
         columns=choose_sink_columns(fields, given),
-        topic="T",
+        topic=given.topic,
         batch_bytes=given.batch_bytes,
-        partition=3,
+        partition=partition,
         write_id=write_id,
-        ids=RowIds(write_id, 3) if once else FreshIds(UniqIdSource("10.0.0.1", 1, 2, clock.now)),
+        ids=RowIds(write_id, partition) if once else FreshIds(UniqIdSource("10.0.0.1", 1, 2, clock.now)),
         queues=queues_at_start(broker, given, clock.now, clock.sleep),
         now_ms=lambda: 0,
     )

@@ -1,0 +1,74 @@
+"""The writers as Spark calls them: made on the driver, pickled for each process, committed and aborted in others."""
+
+import logging
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, StructType
+
+from mqbroker.spark import connections
+from mqbroker.spark.sink import BatchWriter, Done, StreamWriter
+from mqbroker.spark.source import RocketMQDataSource
+from tests.spark.test_writing import ONCE, Broker, Clock, texts
+
+SCHEMA = StructType().add("body", BinaryType())
+
+
+def another(writer: Any) -> Any:
+    """The writer in another process."""
+    return pickle.loads(pickle.dumps(writer))
+
+
+def batch_writer(**options: str) -> BatchWriter:
+    return RocketMQDataSource({"nameserver": "a:1", "topic": "T"} | options).writer(SCHEMA, overwrite=False)
+
+
+def stream_writer(**options: str) -> StreamWriter:
+    return RocketMQDataSource({"nameserver": "a:1", "topic": "T"} | options).streamWriter(SCHEMA, overwrite=False)
+
+
+def rows(*numbers: int) -> Any:
+    return pa.record_batch({"body": pa.array([b"%d" % n for n in numbers], pa.binary())})
+
+
+def test_a_commit_may_come_twice_and_without_the_messages_of_tasks(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    messages = [Done(0, 5, 0), None, Done(2, 1, 3)]
+    for writer, args in ((batch_writer(), ()), (stream_writer(), (7,))):
+        for _ in range(2):
+            another(writer).commit(messages, *args)
+    said = "of 3 partitions: 6 rows sent, 3 were already there"
+    assert caplog.messages == [f"a write {said}"] * 2 + [f"batch 7 {said}"] * 2
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "effectively-once"])
+def test_an_abort_while_a_sibling_writes_takes_nothing_from_it(monkeypatch: pytest.MonkeyPatch, guarantee: str) -> None:
+    broker = Broker(Clock())
+    monkeypatch.setattr(connections, "sender_for", lambda options: broker)
+    writer = batch_writer(guarantee=guarantee)
+
+    def batches() -> Iterator[Any]:
+        yield rows(*range(4))
+        another(writer).abort([None, Done(1, 2, 0)])
+        yield rows(*range(4, 9))
+
+    another(writer).abort([None])
+    assert another(writer).write(batches()) == Done(0, 9, 0)
+    assert broker.bodies == texts(9)
+
+
+def test_attempts_of_a_write_have_the_same_keys_and_another_write_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(Clock())
+    monkeypatch.setattr(connections, "sender_for", lambda options: broker)
+    writer = batch_writer(**ONCE)
+    assert another(writer).write(iter([rows(1, 2)])) == Done(0, 2, 0)
+    assert another(writer).write(iter([rows(1, 2)])) == Done(0, 0, 2)
+    assert batch_writer(**ONCE).write(iter([rows(1, 2)])) == Done(0, 2, 0)
+    assert broker.bodies == ["1", "1", "2", "2"]

@@ -84,6 +84,11 @@ def net_for(options: ClientOptions, rng: random.Random | None = None) -> AioNet:
 class _Client(AwaitedContext, OnLoop):
     """What all clients have in common: `start` and `close`, also by `async with`."""
 
+    create_topic = call(Queries.create_topic, queries)
+    message = call(Queries.message, queries)
+    messages_by_key = call(Queries.messages_by_key, queries)
+    first_store_time = call(Queries.first_store_time, queries)
+
     def _open(
         self, options: ClientOptions, name_servers: str | Iterable[str] | None, group: str, rng: random.Random | None
     ) -> tuple[AioNet, tuple[str, ...], Identity]:
@@ -127,10 +132,6 @@ class Producer(_Client):
     send_oneway = call(ProducerCore.send_oneway, started)
     request = call(ProducerCore.request, started)
     queues = call(ProducerCore.queues, started)
-    create_topic = call(Queries.create_topic, queries)
-    message = call(Queries.message, queries)
-    messages_by_key = call(Queries.messages_by_key, queries)
-    first_store_time = call(Queries.first_store_time, queries)
     close = call(ProducerCore.close, core)
 
 
@@ -221,10 +222,6 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
         await self._core.start()
 
     lag = call(PushConsumerCore.lag, core)
-    create_topic = call(Queries.create_topic, queries)
-    message = call(Queries.message, queries)
-    messages_by_key = call(Queries.messages_by_key, queries)
-    first_store_time = call(Queries.first_store_time, queries)
     close = call(PushConsumerCore.close, core)
 
 
@@ -245,10 +242,6 @@ class PullConsumer(_Client):
 
     start = call(PullConsumerCore.start, core)
     queues = call(PullConsumerCore.queues, core)
-    create_topic = call(Queries.create_topic, queries)
-    message = call(Queries.message, queries)
-    messages_by_key = call(Queries.messages_by_key, queries)
-    first_store_time = call(Queries.first_store_time, queries)
     pull = call(PullConsumerCore.pull, core)
     fetch_raw = call(PullConsumerCore.fetch_raw, core)
     message_by_time = call(PullConsumerCore.message_by_time, core)
@@ -295,10 +288,6 @@ class LitePullConsumer(Iterated[ReceivedMessage], Member, _Client):
     watch_queues = call(LitePullConsumerCore.watch_queues, core)
     message_by_time = call(LitePullConsumerCore.message_by_time, core)
     offset_by_time = call(Offsets.at_time, offsets)
-    create_topic = call(Queries.create_topic, queries)
-    message = call(Queries.message, queries)
-    messages_by_key = call(Queries.messages_by_key, queries)
-    first_store_time = call(Queries.first_store_time, queries)
     close = call(LitePullConsumerCore.close, core)
 
     pause = at_once(LitePullConsumerCore.pause)

@@ -20,8 +20,7 @@ from typing import Any
 
 from mqbroker.client import aio, loop_thread
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.faces import core, offsets, queries
-from mqbroker.client.index_requests import Queries
+from mqbroker.client.faces import core, offsets
 from mqbroker.client.iteration import Delivery, IterationService, by_iteration
 from mqbroker.client.listeners import ConsumeResult, FirstConsumed, OrderlyResult, check_listener
 from mqbroker.client.lite_pull import LitePullConsumerCore
@@ -68,10 +67,6 @@ class Producer(PerProcess[aio.Producer, ProducerOptions]):
     send_oneway = call(ProducerCore.send_oneway, core)
     request = call(ProducerCore.request, core)
     queues = call(ProducerCore.queues, core)
-    create_topic = call(Queries.create_topic, queries)
-    message = call(Queries.message, queries)
-    messages_by_key = call(Queries.messages_by_key, queries)
-    first_store_time = call(Queries.first_store_time, queries)
 
     send = sending(ProducerCore.send)
     send_async = sending_async(
@@ -184,10 +179,6 @@ class PullConsumer(PerProcess[aio.PullConsumer, PullOptions]):
         return aio.PullConsumer(self._name_servers, self._group, options=self._options)
 
     queues = call(PullConsumerCore.queues, core)
-    create_topic = call(Queries.create_topic, queries)
-    message = call(Queries.message, queries)
-    messages_by_key = call(Queries.messages_by_key, queries)
-    first_store_time = call(Queries.first_store_time, queries)
     pull = call(PullConsumerCore.pull, core)
     fetch_raw = call(PullConsumerCore.fetch_raw, core)
     message_by_time = call(PullConsumerCore.message_by_time, core)
@@ -233,10 +224,6 @@ class LitePullConsumer(OfOneProcess[LitePullConsumerCore, ReceivedMessage]):
                 self._thread = loop_thread.hold()
             return self._thread, self
 
-    create_topic = call(Queries.create_topic, queries)
-    message = call(Queries.message, queries)
-    messages_by_key = call(Queries.messages_by_key, queries)
-    first_store_time = call(Queries.first_store_time, queries)
     start = call(LitePullConsumerCore.start, core)
     subscribe = call(LitePullConsumerCore.subscribe, core)
     unsubscribe = call(LitePullConsumerCore.unsubscribe, core)
@@ -328,10 +315,6 @@ class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
         return self._thread, self
 
     lag = call(PushConsumerCore.lag, core)
-    create_topic = call(Queries.create_topic, queries)
-    message = call(Queries.message, queries)
-    messages_by_key = call(Queries.messages_by_key, queries)
-    first_store_time = call(Queries.first_store_time, queries)
 
     def _change(self, before: Callable[[], object], running: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Change the member, before it is started or while it runs. Raises ClientClosed."""

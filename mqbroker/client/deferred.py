@@ -121,6 +121,11 @@ def _given_up(failure: Failure, producer: ProducerCore, message: Message, taken:
 class _Client(AwaitedContext, OnLoop):
     """What all clients have in common: `start` and `close`, also by `async with` in a coroutine."""
 
+    create_topic = call(Queries.create_topic, queries)
+    message = call(Queries.message, queries)
+    messages_by_key = call(Queries.messages_by_key, queries)
+    first_store_time = call(Queries.first_store_time, queries)
+
     def _open(
         self,
         options: ClientOptions,
@@ -205,10 +210,6 @@ class Producer(_Client):
     send_oneway = call(ProducerCore.send_oneway, started)
     request = call(ProducerCore.request, started)
     queues = call(ProducerCore.queues, started)
-    create_topic = call(Queries.create_topic, queries)
-    message = call(Queries.message, queries)
-    messages_by_key = call(Queries.messages_by_key, queries)
-    first_store_time = call(Queries.first_store_time, queries)
     close = call(ProducerCore.close, core)
 
 
@@ -288,10 +289,6 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
         await self._core.start()
 
     lag = call(PushConsumerCore.lag, core)
-    create_topic = call(Queries.create_topic, queries)
-    message = call(Queries.message, queries)
-    messages_by_key = call(Queries.messages_by_key, queries)
-    first_store_time = call(Queries.first_store_time, queries)
     close = call(PushConsumerCore.close, core)
 
 
@@ -314,10 +311,6 @@ class PullConsumer(_Client):
 
     start = call(PullConsumerCore.start, core)
     queues = call(PullConsumerCore.queues, core)
-    create_topic = call(Queries.create_topic, queries)
-    message = call(Queries.message, queries)
-    messages_by_key = call(Queries.messages_by_key, queries)
-    first_store_time = call(Queries.first_store_time, queries)
     pull = call(PullConsumerCore.pull, core)
     fetch_raw = call(PullConsumerCore.fetch_raw, core)
     message_by_time = call(PullConsumerCore.message_by_time, core)
@@ -365,10 +358,6 @@ class LitePullConsumer(Iterated[ReceivedMessage], Member, _Client):
     watch_queues = call(LitePullConsumerCore.watch_queues, core)
     message_by_time = call(LitePullConsumerCore.message_by_time, core)
     offset_by_time = call(Offsets.at_time, offsets)
-    create_topic = call(Queries.create_topic, queries)
-    message = call(Queries.message, queries)
-    messages_by_key = call(Queries.messages_by_key, queries)
-    first_store_time = call(Queries.first_store_time, queries)
     close = call(LitePullConsumerCore.close, core)
 
     pause = at_once(LitePullConsumerCore.pause)

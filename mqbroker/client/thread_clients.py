@@ -20,7 +20,8 @@ import attrs
 from mqbroker.client import aio, loop_thread
 from mqbroker.client.allocation import RebalanceListener
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.faces import Member, Named, OnLoop, net_of, on_signals
+from mqbroker.client.faces import Member, Named, OnLoop, net_of, on_signals, queries
+from mqbroker.client.index_requests import Queries
 from mqbroker.client.lite_pull import LitePullConsumerCore
 from mqbroker.client.loop_thread import LoopThread
 from mqbroker.client.names import check_group
@@ -59,6 +60,11 @@ def call(
 
 class Client(Named):
     """What all clients have in common: `start` and `close`, also by `with`."""
+
+    create_topic = call(Queries.create_topic, queries)
+    message = call(Queries.message, queries)
+    messages_by_key = call(Queries.messages_by_key, queries)
+    first_store_time = call(Queries.first_store_time, queries)
 
     def start(self) -> None:
         raise NotImplementedError

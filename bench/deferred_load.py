@@ -1,4 +1,4 @@
-"""As client_load, of our Twisted client: python -m bench.deferred_load NAME_SERVER"""
+"""As client_load, of our Twisted client, `send` and `consume` of it: python -m bench.deferred_load NAME_SERVER"""
 
 import sys
 from collections.abc import Coroutine
@@ -10,21 +10,20 @@ from twisted.internet.defer import Deferred, ensureDeferred, gatherResults
 from twisted.internet.task import react
 from twisted.internet.threads import deferToThread
 
-from bench.client_load import serve
+from bench.client_load import CONSUMERS, PRODUCERS, Done, Order, serve
 from mqbroker.client.deferred import Producer, PushConsumer
 from mqbroker.client.messages import Message, ReceivedMessage
-from mqbroker.client.options import ConsumeFrom, PushOptions
 
 
 async def main(name_server: str) -> None:
-    producer = Producer(reactor, name_server, "load-producers")
+    producer = Producer(reactor, name_server, "load-producers", options=PRODUCERS["plain"])
     await producer.start()
-    await serve(partial(deferToThread, sys.stdin.readline), partial(send, producer), partial(consume, name_server))
+    orders: dict[str, Order] = {"send": partial(send, producer), "consume": partial(consume, name_server)}
+    await serve(partial(deferToThread, sys.stdin.readline), orders)
     await producer.close()
 
 
 async def send(producer: Producer, topic: str, count: int, in_flight: int, size: int) -> None:
-    """Send, with so many in flight. Raises MQError."""
     body, left = bytes(size), iter(range(count))
 
     async def keep_sending() -> None:
@@ -34,8 +33,7 @@ async def send(producer: Producer, topic: str, count: int, in_flight: int, size:
     await gatherResults([ensureDeferred(keep_sending()) for _ in range(in_flight)])
 
 
-async def consume(name_server: str, topic: str, group: str, count: int) -> PushConsumer:
-    """Consume so many messages, from the first on; returns the consumer, which still runs."""
+async def consume(name_server: str, topic: str, count: int, group: str, mode: str) -> Done:
     done: Deferred[None] = Deferred()
     left = count
 
@@ -45,11 +43,11 @@ async def consume(name_server: str, topic: str, group: str, count: int) -> PushC
         if not left:
             done.callback(None)
 
-    consumer = PushConsumer(reactor, name_server, group, take, options=PushOptions(consume_from=ConsumeFrom.FIRST))
+    consumer = PushConsumer(reactor, name_server, group, take, options=CONSUMERS[mode])
     await consumer.subscribe(topic)
     await consumer.start()
     await done
-    return consumer
+    return Done(close=consumer.close)
 
 
 def run(_: Any, name_server: str) -> Deferred[None]:

@@ -21,7 +21,8 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     growth   sends a second by connections, topics and size, from few to very many; --plot draws them
     shards   CPU time of a message on one core, and two shards on two cores
     spark    rows a second that Spark reads on one core, and what an idle stream takes
-    clients  asynchronous sends and push consumption of our client and of Java's, on one core, with one broker of ours
+    clients  each way to send and to consume of our clients and of Java's, on one core, with one broker of ours
+    joins    messages that come twice where a member joins a group, and where it leaves
     stalls   the longest that one waits while another asks as much as it can
 
 Figures are worth something only when the machine does nothing else. Ratios are such that more is better.
@@ -43,6 +44,7 @@ from bench import (
     filtered,
     growth,
     idle,
+    joins,
     many_topics,
     memory,
     replication,
@@ -83,6 +85,7 @@ PARTS = (
     "shards",
     "spark",
     "clients",
+    "joins",
     "stalls",
 )
 
@@ -166,6 +169,7 @@ def steps(
         "spark": lambda: spark.measure(bench, table, rounds, factor),
         "growth": lambda: growth.compare(bench, table, kinds, factor, options.plot),
         "clients": lambda: clients.compare(bench, table, kinds, rounds, factor),
+        "joins": lambda: joins.compare(bench, table, kinds, rounds),
         "stalls": lambda: stalls.compare(bench, table, kinds, factor),
     }
     wanted = {"send" if name == "pull" else name for name in only}

@@ -61,7 +61,8 @@ def _consumes(kind: str, mode: str = "push", count: int = BACKLOG) -> Measure:
 
 
 def _does(kind: str, what: str, count: int) -> Measure:
-    return Measure(kind, f"{what} {what} {{count}} 64 {BYTES}", count)
+    # Of topics of their own: what consumes the requests is in the same process.
+    return Measure(kind, f"{what} {what}-{kind} {{count}} 64 {BYTES}", count)
 
 
 #: Rows of a group are measured in turn.
@@ -149,6 +150,8 @@ def compare(bench: Bench, table: Table, kinds: Sequence[Kind], rounds: int, fact
             count = max(1000, int(wanted.count * factor))
             return clients[wanted.kind].order(wanted.order.format(count=count, group=f"load-{next(_groups)}"))
 
+        for topic in [f"request-{name}" for name in names if "asyncio" in clients]:
+            clients["asyncio"].order(f"topic {topic} 0 8")
         measure(Measure(names[0], f"send backlog {{count}} 256 {BYTES}", BACKLOG))
         for name in names:
             measure(_sends(name, 256, WARM_UP // (8 if name == "blocking" else 1)))

@@ -60,7 +60,9 @@ class Part:
         stored = result.offset_msg_id.split(",")
         offset_ids = stored if len(stored) == len(self.ids) else [""] * len(self.ids)
         return [
-            attrs.evolve(result, msg_id=msg_id, offset_msg_id=offset_id, queue_offset=result.queue_offset + n)
+            SendResult(
+                result.status, msg_id, offset_id, result.queue, result.queue_offset + n, is_traced=result.is_traced
+            )
             for n, (msg_id, offset_id) in enumerate(zip(self.ids, offset_ids, strict=True))
         ]
 

@@ -184,7 +184,8 @@ class Message:
             self._refuse("properties", "a mapping of texts to texts", self.properties)
         for name, value in self.properties.items():
             self._check_text("properties", name)
-            self._check_text(f"properties[{reprlib.repr(name)}]", value)
+            if not isinstance(value, str) or not value.isascii() or "\x01" in value or "\x02" in value:
+                self._check_text(f"properties[{reprlib.repr(name)}]", value)
             if not name or not value:
                 self._refuse("properties", "names and values that are not empty: others are lost", self.properties)
         reserved = RESERVED_PROPERTIES.intersection(self.properties).difference(self._allowed)
@@ -197,6 +198,9 @@ class Message:
 
     def _refuse(self, field: str, right: str, value: object) -> NoReturn:
         raise BadMessage(f"message to topic {self.topic}: {field} must be {right}, not {short(value)}")
+
+
+_MESSAGE_FIELDS = tuple(field.name for field in attrs.fields(Message))
 
 
 @attrs.frozen
@@ -221,7 +225,7 @@ class SystemMessage(Message):
     @classmethod
     def of(cls, message: Message, properties: Mapping[str, str]) -> SystemMessage:
         """The message with `properties` added, which are the system's."""
-        fields = {field.name: getattr(message, field.name) for field in attrs.fields(Message)}
+        fields = {name: getattr(message, name) for name in _MESSAGE_FIELDS}
         return cls(**{**fields, "properties": {**message.properties, **properties}})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -19,10 +20,17 @@ from tests.broker.service.test_group_rebuild import Net as Brokers
 from tests.broker.service.test_group_rebuild import rebuild
 from tests.broker.service.test_group_stores import bodies, make_group, rot, send, with_many_messages
 from tests.ha.etcd_model import EMPTY
+from tests.sources import ROOT
 from tests.store.simulation.disk import SimDisk
 
 __all__ = ["make_group"]
 T = TypeVar("T")
+#: Procedures whose tests are called otherwise than their headings.
+TESTS = {
+    "Back up a group": "test_a_backup_of_a_replica_is_a_whole_group_again",
+    "Restore a group from a backup": "test_a_backup_of_a_replica_is_a_whole_group_again",
+    "After etcd was restored from an older state": "test_after_etcd_was_set_back",
+}
 
 
 class Net(Brokers):
@@ -70,6 +78,14 @@ def remove(group: Group, name: str, broker_id: int | None) -> list[str]:
 
 def other_than(group: Group) -> int:
     return group.master().replica_id % 3 + 1
+
+
+def test_each_procedure_of_the_page_has_a_test() -> None:
+    page = (ROOT / "docs" / "howto" / "operate-a-group.rst").read_text()
+    headings = re.findall(r"^(.+)\n-+$", page, re.MULTILINE)
+    assert len(headings) > 7
+    names = {heading: TESTS.get(heading, f"test_{heading.lower().replace(' ', '_')}") for heading in headings}
+    assert [heading for heading, name in names.items() if name not in globals()] == []
 
 
 def test_make_another_broker_the_master(make_group: Callable[..., Group]) -> None:

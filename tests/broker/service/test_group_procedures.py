@@ -131,7 +131,7 @@ def test_replace_a_disk(make_group: Callable[..., Group]) -> None:
     assert bodies(group.replicas[former]) == [b"one", b"two"]
 
 
-def test_mend_a_damaged_log(make_group: Callable[..., Group]) -> None:
+def test_repair_a_damaged_log(make_group: Callable[..., Group]) -> None:
     group = make_group()
     sent = with_many_messages(group)
     wait_until_all_is_well(group)

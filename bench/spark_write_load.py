@@ -1,5 +1,5 @@
 """Writes rows as a task of Spark does, and the same messages by a loop of `send_batch`, in turns: python -m
-bench.spark_write_load NAME_SERVER ROUNDS ROWS.
+bench.spark_write_load NAME_SERVER ROUNDS ROWS. With a TOPIC after that, it fills that topic instead.
 
 Prints a line of JSON for each: what it was, rows, and seconds of this process's CPU. Spark itself has no part in it.
 """
@@ -16,7 +16,7 @@ from mqbroker.client.blocking import Producer
 from mqbroker.client.identity import local_ip
 from mqbroker.spark.connections import sender_for
 from mqbroker.spark.packing import FreshIds, Packer, RowIds
-from mqbroker.spark.sink_options import choose_sink_columns, parse_sink_options
+from mqbroker.spark.sink_options import Guarantee, choose_sink_columns, parse_sink_options
 from mqbroker.spark.writing import TaskWriter, queues_at_start
 from mqbroker.wire.ids import UniqIdSource
 
@@ -30,7 +30,10 @@ FULL = [*PLAIN, ("keys", "array<string>"), ("tags", "string"), ("properties", "m
 
 
 def main() -> None:
-    name_server, rounds, rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    name_server, rounds, rows, *filled = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
+    for topic in filled:
+        write(name_server, FULL, record_batch(FULL), rows, "fill", 0, topic=topic)
+        return
     with Producer(name_server, "bench") as producer:
         for n in range(rounds):
             for what, fields in (("plain", PLAIN), ("full", FULL)):
@@ -55,16 +58,17 @@ def write(
     name_server: str, fields: list[tuple[str, str]], frame: Any, rows: int, what: str, n: int, **options: str
 ) -> None:
     checked = parse_sink_options({"nameServer": name_server, "topic": "bench"} | options)
+    is_once = checked.guarantee is Guarantee.EFFECTIVELY_ONCE
     sender = sender_for(checked)
     write_id = f"{what} {n} {time.time_ns()}"
     packer = Packer(
         columns=choose_sink_columns(fields, checked),
-        topic="bench",
+        topic=checked.topic,
         batch_bytes=checked.batch_bytes,
         partition=0,
         write_id=write_id,
         ids=RowIds(write_id, 0)
-        if options
+        if is_once
         else FreshIds(UniqIdSource(local_ip([name_server]), 1, time.time_ns() & 0xFFFFFFFF, time.time)),
         queues=queues_at_start(sender, checked, time.monotonic, time.sleep),
         now_ms=lambda: int(time.time() * 1000),

@@ -46,10 +46,15 @@ class Bounds:
     end: int
 
 
+def _order(queue: MessageQueue) -> tuple[str, str, int]:
+    """That of queues themselves, several times as fast."""
+    return queue.topic, queue.broker_name, queue.queue_id
+
+
 def to_json(positions: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
     """The JSON object of `positions`, in canonical order."""
     found: dict[str, dict[str, dict[str, int]]] = {}
-    for queue in sorted(positions):
+    for queue in sorted(positions, key=_order):
         brokers = found.setdefault(queue.topic, {})
         brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = positions[queue]
     return found
@@ -223,8 +228,10 @@ class TopicBounds:
 
     def is_missing(self, queue: MessageQueue) -> bool:
         """Whether the queue's broker is listed for the topic, but the queue is not."""
-        brokers = {(q.topic, q.broker_name) for q in self.all_queues}
-        return queue not in self.all_queues and (queue.topic, queue.broker_name) in brokers
+        # Triggers ask for each of thousands of queues: those that are listed are not compared with all others.
+        return queue not in self.all_queues and any(
+            (other.topic, other.broker_name) == (queue.topic, queue.broker_name) for other in self.all_queues
+        )
 
 
 def plan_batch(starts: Positions, ends: Positions, option: str = "endingOffsets") -> list[QueueRange]:

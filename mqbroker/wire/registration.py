@@ -17,9 +17,8 @@ from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import attrs
-import orjson
 
-from mqbroker.wire import fastjson
+from mqbroker.wire import fastjson, strict_json
 from mqbroker.wire.bodies import QUEUES_MAX, DataVersion, RegisterBrokerBody, TopicConfig
 from mqbroker.wire.body import BadBody
 
@@ -108,7 +107,7 @@ def write_registration(
     yield b'{"filterServerList":%b,%b' % (servers, wrapper)
     for at in range(0, len(topics), STEP_TOPICS):
         table = {topic.topic_name: _topic_value(topic, permission) for topic in topics[at : at + STEP_TOPICS]}
-        yield (b"," if at else b"") + orjson.dumps(table)[1:-1]
+        yield (b"," if at else b"") + strict_json.dumps(table)[1:-1]
     yield b"}}}"
 
 
@@ -179,7 +178,7 @@ def _step_of(data: bytes, at: int) -> tuple[dict[str, Any] | None, int, int]:
         if cut < 0:
             break
         try:
-            return orjson.loads(b"{%b}}" % data[at:cut]), cut, end
+            return strict_json.loads(b"{%b}}" % data[at:cut]), cut, end
         except ValueError:
             if end >= 0:
                 break

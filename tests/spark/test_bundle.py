@@ -101,6 +101,25 @@ def test_a_bundle_is_all_that_executors_need(cluster: Cluster, tmp_path: Path) -
     assert done.stdout.splitlines()[-2:] == [str(wanted), "[]"]
 
 
+def test_what_workers_import_is_in_the_bundle(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    pytest.importorskip("pyarrow")
+    python, bundle = bare_python(tmp_path), tmp_path / "bundle.zip"
+    write_bundle(bundle)
+    names = ["mqbroker.spark." + name for name in ("connections", "decode", "packing", "reading", "source", "writing")]
+    done = subprocess.run(
+        [python, "-c", f"import {', '.join(names)}; print(mqbroker.__file__)"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(bundle), str(tmp_path / "packages")])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout == f"{bundle}/mqbroker/__init__.py\n"
+
+
 def test_a_bundle_has_no_daemons_and_nothing_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "b.zip"
     assert main([str(path)]) == 0

@@ -13,6 +13,7 @@ from mqbroker.spark.offsets import (
     TopicBounds,
     advance,
     cap,
+    find_losses,
     limit_rows,
     plan_batch,
     plan_stream,
@@ -135,3 +136,21 @@ def test_a_limit_is_shared_by_what_waits() -> None:
 
 def test_a_limit_leaves_new_queues_in() -> None:
     assert limit_rows({A0: 0}, {A0: 900, A1: 4}, 100) == {A0: 100, A1: 4}
+
+
+def test_a_queue_that_is_listed_is_not_compared_with_all_others() -> None:
+    class Watched(frozenset[MessageQueue]):
+        looks = 0
+
+        def __iter__(self):  # type: ignore[no-untyped-def] # of a set
+            self.looks += 1
+            return super().__iter__()
+
+    queues = Watched(MessageQueue("t", "a", n) for n in range(50))
+    seen = TopicBounds(queues, {queue: Bounds(0, 0) for queue in queues})
+    looks = queues.looks
+    assert list(find_losses(dict.fromkeys(seen.bounds, 0), seen)) == []
+    assert queues.looks == looks
+    gone = MessageQueue("t", "a", 50)
+    assert [loss.queue for loss in find_losses({gone: 3}, seen)] == [gone]
+    assert list(find_losses({MessageQueue("t", "b", 50): 3, MessageQueue("u", "a", 50): 3}, seen)) == []

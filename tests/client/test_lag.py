@@ -25,7 +25,7 @@ from tests.client.member import RETRY, Member
 from tests.client.world import World
 
 Q = MessageQueue("T", "a", 0)
-FIRST = {"consume_from": ConsumeFrom.FIRST}
+FIRST: dict[str, Any] = {"consume_from": ConsumeFrom.FIRST}
 
 
 def test_a_push_consumer_tells_its_lag(face: Any, cluster: Any, producer: Any) -> None:

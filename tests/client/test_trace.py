@@ -13,6 +13,7 @@ import pytest
 from mqbroker.client import (
     BadArgument,
     ConsumeFrom,
+    LitePullOptions,
     Message,
     MessageQueue,
     ProducerOptions,
@@ -108,6 +109,20 @@ def test_consumption_leaves_a_trace(face: Any, traced: Loopback, producer: Any) 
         assert before[6:] == ["0", "k" if is_good else "null"]
         assert after[4:7] == ["true" if is_good else "false", "k" if is_good else "null", "0" if is_good else "4"]
         assert after[8] == "g"
+
+
+def test_the_trace_of_polled_messages_is_that_of_listeners(face: Any, traced: Loopback, producer: Any) -> None:
+    sent = [producer.send(Message("T", b"%d" % n), queue=Q) for n in range(2)]
+    options = LitePullOptions(consume_from=ConsumeFrom.FIRST, trace_topic=TRACE)
+    with face.make("LitePullConsumer", "g", options=options) as reader:
+        reader.assign([Q])
+        found = 0
+        while found < 2:
+            found += len(reader.poll(max_count=2 - found))
+        assert reader.poll(timeout_s=0) == []  # those before count as consumed
+    ended = [fields for fields in traces(traced) if fields[0] == "SubAfter"]
+    assert [fields[2] for fields in ended] == [each.msg_id for each in sent]
+    assert [fields[4] for fields in ended] == ["true", "true"]
 
 
 def test_traces_that_cannot_be_stored_harm_nothing(

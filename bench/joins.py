@@ -12,7 +12,7 @@ from bench.servers import Bench, Kind
 from bench.table import Table
 
 #: (messages a second, what the listener takes for one, ms)
-LOADS = ((20_000, 0), (2_000, 5), (200, 100))
+LOADS = ((2_000, 5), (200, 100))
 QUEUES = 8
 #: A third member joins, and leaves, after so many seconds; the load ends at the last of them.
 JOIN_S, LEAVE_S, END_S = 6, 12, 18

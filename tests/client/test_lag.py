@@ -105,6 +105,7 @@ def test_counters_add_what_several_consumers_have_left() -> None:
     counters.lagging("h", "one", Lag({Q: 4}))
     assert (counters.lag, counters.lag_by_queue) == (9, {Q: 6, other: 3})
     counters.lagging("g", "one", Lag({}))
+    assert len(counters._lags) == 2  # members that are closed are forgotten
     assert (counters.lag, counters.lag_by_queue) == (7, {Q: 4, other: 3})
 
 

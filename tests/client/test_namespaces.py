@@ -115,7 +115,8 @@ def test_messages_of_assigned_queues_may_be_picked(face: Any, cluster: Any) -> N
         reader.seek(Q, Place.BEGIN)
         assert [body for _, body in polled(reader, 3)] == [b"0", b"2", b"4"]
         reader.assign([Q], "odd")
-        assert reader.poll(timeout_s=0) == []
+        # None that the other expression picked; what was handed out last may come again, if it is pulled so soon.
+        assert {message.body for message in reader.poll(timeout_s=0)} <= {b"1", b"3", b"5"}
         with pytest.raises(MQError, match="SQL"):
             reader.assign([Q], "a > 5")
 

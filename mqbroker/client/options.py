@@ -270,7 +270,8 @@ class ProducerOptions(ClientOptions):
     #: Whether to leave out brokers for a while that have failed or took half a second or more, if the topic has others.
     avoid_slow_brokers: bool = attrs.field(default=True, validator=_instance(bool))
     heartbeat_s: float = attrs.field(default=30.0, converter=to_seconds, validator=_seconds(high=_HEARTBEAT_S_MAX))
-    #: SendObservers see each send; with any of them, sends take the general path, which costs up to three quarters of the rate.
+    #: SendObservers see each send; with any of them, sends take the general path, which costs up to three quarters of
+    #: the rate.
     #: RpcHooks and ConnectionListeners: as of all clients.
     observers: Sequence[SendObserver | RpcHook | ConnectionListener] = _observers(SendObserver)
 

@@ -499,6 +499,9 @@ class _Errors(logging.Handler):
         self.found: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, RuntimeError) and "already awaited coroutine" in str(error):
+            return  # of a killed member, whose coroutines are collected
         if record.name != "mqbroker.client.listeners":  # of listeners that are cancelled when their member is closed
             self.found.append(self.format(record))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from mqbroker.cli.failures import told
+from mqbroker.cli.failures import Failure, told
 
 DATA = "mq-data"
 
@@ -80,7 +80,11 @@ def _directory(data: Path, memory: bool) -> Iterator[Path]:
             finally:
                 os.close(lock)
     else:
-        data.mkdir(parents=True, exist_ok=True)
+        try:
+            data.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            advice = "name another directory with `mq dev --data`"
+            raise Failure(f"cannot create {data}: {error.strerror}; {advice}") from error
         yield data
 
 

@@ -111,7 +111,8 @@ class Sources:
             if key in self._known:
                 self.add(item)
             else:
-                faults.add(item.bad(f"no such setting{_closest_name(key, self._own)}"))
+                hint = _closest_name(key, self._own) or "; -p prints all settings"
+                faults.add(item.bad(f"no such setting{hint}"))
 
     def last(self, key: str) -> Given | None:
         """The effective value of a key so far."""

@@ -51,6 +51,15 @@ def test_a_taken_port_comes_with_a_command_that_would_do(tmp_path: Path) -> None
     assert "--port 65534" in port_in_use(65535, place(tmp_path, port=65535)).message
 
 
+def test_a_directory_that_cannot_be_created_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(Failure, match=r"^cannot create .*/file/data: Not a directory; .*`mq dev --data`$"),
+        _directory(tmp_path / "file" / "data", memory=False),
+    ):
+        pass
+
+
 def test_a_directory_serves_one_at_a_time(tmp_path: Path) -> None:
     lock = lock_directory(place(tmp_path))
     with pytest.raises(Failure, match=r"is locked by pid \d+") as refused:

@@ -250,7 +250,7 @@ def test_all_that_is_wrong_is_told_at_once(daemon: Callable[..., Process], tmp_p
     namesrv = daemon("namesrv", "-c", conf, "-o", "zzz=1")
     assert namesrv.wait() == 1
     assert namesrv.err.splitlines() == [
-        "mqnamesrv: command line: zzz: no such setting",
+        "mqnamesrv: command line: zzz: no such setting; -p prints all settings",
         f"mqnamesrv: {conf}:1: logLevel: 'loud' is not one of debug, info, warn, error",
         f"mqnamesrv: {conf}:2: serverSocketBacklog: 'x' is not a whole number: it goes from 1 to 2147483647",
     ]

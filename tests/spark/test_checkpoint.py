@@ -318,7 +318,7 @@ def test_a_session_of_spark_connect_is_refused() -> None:
     class Frame:
         sparkSession = Session()  # noqa: N815 - Spark's
 
-    given = {"nameServer": "here:1", "topic": "orders"}
+    given: dict[str, Any] = {"nameServer": "here:1", "topic": "orders"}
     with pytest.raises(BadOption, match=r"option checkpoint: .* keeps it through the JVM of"):
         mqbroker.spark.stream(Session(), lambda *_: None, checkpoint="/checkpoint", **given)
     with pytest.raises(BadOption, match="option writeId: is required"):

@@ -164,7 +164,7 @@ def test_a_limit_is_one_of_each_batch(query: Query) -> None:
 
 def test_a_limit_in_bytes_is_one_of_each_batch(query: Query) -> None:
     sent = publish(query.cluster, "VBytes", 2 * QUEUES)
-    options = {"startingOffsets": "earliest", "maxBytesPerTrigger": "1"}
+    options: dict[str, Any] = {"startingOffsets": "earliest", "maxBytesPerTrigger": "1"}
     runs = [query.run("VBytes", **options) for _ in range(3)]
     # Each queue gets a message at least.
     assert runs == ([[QUEUES], [QUEUES], []] if ONE_BATCH_A_RUN else [[QUEUES, QUEUES], [], []])

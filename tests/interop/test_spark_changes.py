@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
+from tests.interop.encrypted import encrypted_fleet
 from tests.interop.fleet import Broker, Fleet, Kind, Namesrv
 from tests.interop.java import JavaSystem
 from tests.interop.peers import PeerHost
@@ -20,7 +21,6 @@ from tests.interop.processes import eventually
 from tests.interop.spark_rows import Place, kept, options_for, place_of, run_available, running
 from tests.interop.test_deleted_segments import DELETING, SETTINGS, first_offset
 from tests.interop.traffic import Event, produce, pull
-from tests.remoting.certificates import Authority
 from tests.spark.test_spark import spark  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.spark
@@ -258,35 +258,13 @@ def guarded(
     request: pytest.FixtureRequest, java: JavaSystem, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Guarded]:
     kind: Kind = request.param
-    scratch = tmp_path_factory.mktemp(f"guarded-{kind}")
-    authority = Authority(scratch)
-    server, server_key = authority.issue("server", addresses=["127.0.0.1"])
-    client, client_key = authority.issue("client")
-    settings = {
-        "tls.test.mode.enable": "false",
-        "tls.server.certPath": server,
-        "tls.server.keyPath": server_key,
-        "tls.server.need.client.auth": "require",
-        "tls.server.authClient": "true",
-        "tls.server.trustCertPath": authority.path,
-        "tls.client.certPath": client,
-        "tls.client.keyPath": client_key,
-        "tls.client.authServer": "true",
-        "tls.client.trustCertPath": authority.path,
-    }
-    file = scratch / "tls.properties"
-    file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    host = PeerHost("guarded-peers", java, scratch, jvm=["-Dtls.enable=true", f"-Dtls.config.file={file}"])
-    fleet = Fleet(scratch, java, host, tls=file)
-    try:
+    with encrypted_fleet(java, tmp_path_factory.mktemp(f"guarded-{kind}")) as encrypted:
+        fleet, tls = encrypted.fleet, encrypted.client
         namesrv = fleet.namesrv(kind)
         home = fleet.home(ACCOUNTS.format(topics="SUB", groups="SUB"))
         broker = fleet.broker(kind, namesrv, home=home, aclEnable="true")
-        encrypted = {"tlsCa": authority.path, "tlsCert": client, "tlsKey": client_key}
-        yield Guarded(Pair(kind, fleet, namesrv, broker), home / "conf" / "plain_acl.yml", encrypted)
-    finally:
-        fleet.stop_all()
-        host.kill()
+        options = {"tlsCa": str(tls.ca_file), "tlsCert": str(tls.cert_file), "tlsKey": str(tls.key_file)}
+        yield Guarded(Pair(kind, fleet, namesrv, broker), home / "conf" / "plain_acl.yml", options)
 
 
 def write(spark: Any, options: dict[str, str], first: int, count: int) -> None:  # noqa: F811

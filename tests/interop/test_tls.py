@@ -10,9 +10,9 @@ import pytest
 
 from mqbroker.client import ClientTls, Message, ProducerOptions, PullOptions, aio, blocking
 from mqbroker.errors import MQError, Unreachable
+from tests.interop.encrypted import encrypted_fleet
 from tests.interop.fleet import Fleet, Kind, Namesrv
 from tests.interop.java import JavaSystem
-from tests.interop.peers import PeerHost
 from tests.interop.processes import eventually
 from tests.remoting.certificates import Authority
 
@@ -31,36 +31,12 @@ class Doors:
 
 @pytest.fixture(scope="module")
 def doors(java: JavaSystem, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    scratch = tmp_path_factory.mktemp("tls")
-    authority = Authority(scratch)
-    server, server_key = authority.issue("server", addresses=["127.0.0.1"])
-    client, client_key = authority.issue("client")
-    settings = {
-        "tls.test.mode.enable": "false",
-        "tls.server.certPath": server,
-        "tls.server.keyPath": server_key,
-        "tls.server.need.client.auth": "require",
-        "tls.server.authClient": "true",
-        "tls.server.trustCertPath": authority.path,
-        "tls.client.certPath": client,
-        "tls.client.keyPath": client_key,
-        "tls.client.authServer": "true",
-        "tls.client.trustCertPath": authority.path,
-    }
-    file = scratch / "tls.properties"
-    file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    host = PeerHost("tls-peers", java, scratch, jvm=["-Dtls.enable=true", f"-Dtls.config.file={file}"])
-    fleet = Fleet(scratch, java, host, tls=file)
-    try:
+    with encrypted_fleet(java, tmp_path_factory.mktemp("tls")) as encrypted:
         namesrvs: dict[Kind, Namesrv] = {}
         for namesrv_kind, broker_kind in PAIRS.items():
-            namesrvs[namesrv_kind] = fleet.namesrv(namesrv_kind)
-            fleet.broker(broker_kind, namesrvs[namesrv_kind])
-        mine = ClientTls(ca_file=authority.path, cert_file=client, key_file=client_key)
-        yield Doors(fleet, authority, mine, namesrvs)
-    finally:
-        fleet.stop_all()
-        host.kill()
+            namesrvs[namesrv_kind] = encrypted.fleet.namesrv(namesrv_kind)
+            encrypted.fleet.broker(broker_kind, namesrvs[namesrv_kind])
+        yield Doors(encrypted.fleet, encrypted.authority, encrypted.client, namesrvs)
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -101,8 +77,8 @@ def test_who_is_not_let_in(doors: Doors, kind: Kind) -> None:
     nobody = ClientTls(ca_file=doors.authority.path)
     for tls, why in ((None, "it may take only encrypted ones"), (nobody, "certificate of the client")):
         with (
-            blocking.PullConsumer(doors.namesrvs[kind].addr, "cg", options=PullOptions(tls=tls)) as consumer,
             pytest.raises(MQError, match=why) as caught,
+            blocking.PullConsumer(doors.namesrvs[kind].addr, "cg", options=PullOptions(tls=tls)) as consumer,
         ):
             consumer.queues("TBW102")
         assert isinstance(caught.value, Unreachable) or "No name server answers" in str(caught.value)

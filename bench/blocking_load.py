@@ -1,6 +1,6 @@
 """As client_load, of our blocking client: python -m bench.blocking_load NAME_SERVER
 
-threads TOPIC COUNT THREADS BYTES    `send` on so many threads; with one the answer has "p50_us"
+threads TOPIC COUNT THREADS BYTES    `send` on THREADS threads; with one the answer has "p50_us"
 send TOPIC COUNT IN_FLIGHT BYTES     `send_async`, as often as it returns, whatever IN_FLIGHT says
 consume, join, leave                 as of client_load
 """

@@ -6,8 +6,8 @@ Orders come by standard input, and each is answered by a line when it is done, a
     request TOPIC COUNT IN_FLIGHT BYTES           round trips with a consumer in the same process
     transact TOPIC COUNT IN_FLIGHT BYTES          committed
     consume TOPIC COUNT GROUP MODE                from the first on; MODE: push, orderly, broadcasting, lite
-    watch TOPIC COUNT GROUP                       so many more of a push consumer that is kept
-    pace TOPIC COUNT RATE                         numbered messages, so many a second
+    watch TOPIC COUNT GROUP                       COUNT more messages, by a push consumer that stays
+    pace TOPIC COUNT RATE                         numbered messages, RATE a second
     topic TOPIC 0 QUEUES                          create a topic
     join TOPIC 0 GROUP MS                         become a member whose listener takes so long
     leave TOPIC 0                                 close that member; the answer lists the numbers that it got, in "seen"
@@ -217,7 +217,7 @@ class Load:
 
 
 async def repeat(count: int, in_flight: int, call: Callable[[], Awaitable[object]]) -> None:
-    """Await so many calls, with so many in flight. Raises MQError."""
+    """Await `count` calls, with `in_flight` of them at a time. Raises MQError."""
     left = iter(range(count))
 
     async def keep_calling() -> None:

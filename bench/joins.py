@@ -14,7 +14,7 @@ from bench.table import Table
 #: (messages a second, what the listener takes for one, ms)
 LOADS = ((2_000, 5), (200, 100))
 QUEUES = 8
-#: A third member joins, and leaves, after so many seconds; the load ends at the last of them.
+#: Seconds after which a third member joins, and leaves, and after which the load ends.
 JOIN_S, LEAVE_S, END_S = 6, 12, 18
 #: Messages that come twice, in seconds of the load: Java's were once measured at 0.07.
 WANTED_S = 0.07

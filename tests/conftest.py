@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -59,6 +60,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     return True
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_client_stays_open() -> Iterator[None]:
+    """A blocking client that a file leaves open would keep its thread, which files after it count."""
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name == "mq-client"]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

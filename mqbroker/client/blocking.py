@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -285,8 +286,9 @@ class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
         make = functools.partial(PushConsumerCore, listener=listener, consume=ThreadConsumeService)
         super().__init__(name_servers, group, options_of(options, PushOptions), make)
         self._listener = listener
-        #: Ends when all is closed.
+        #: Ends when all is closed; then the thread is released.
         self._closing: Future[None] | None = None
+        self._released = threading.Event()
 
     def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
         """Consume messages of `topic`: those with one of the tags in "a || b", all with "*", or those that match
@@ -363,11 +365,19 @@ class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
             if self._closing is None:
                 self._core.consuming.stop()
                 self._closing = thread.submit(self._core.close())
-                self._closing.add_done_callback(lambda _: loop_thread.release(thread))
+                self._closing.add_done_callback(self._release)
         if not self._core.consuming.is_calling:
             thread.check_may_block()
             wait_for(self._closing)
+            self._released.wait()  # who waits for a future is woken before its callbacks are called
             thread.join_if_over()
+
+    def _release(self, _closed: object) -> None:
+        assert self._thread is not None
+        try:
+            loop_thread.release(self._thread)
+        finally:
+            self._released.set()
 
 
 def _call_soon(thread: LoopThread, call: Callable[[], None]) -> None:

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from mqbroker.client import BadMessage, ClientClosed, Message, MessageQueue, ProducerOptions, PullOptions, PushOptions
+from mqbroker.client import (
+    BadMessage,
+    ClientClosed,
+    Message,
+    MessageQueue,
+    ProducerOptions,
+    PullOptions,
+    PushOptions,
+    loop_thread,
+)
 from mqbroker.client.blocking import Producer, PullConsumer, PushConsumer
 from mqbroker.client.errors import WouldDeadlock
 from mqbroker.client.loop_thread import LoopThread
@@ -202,6 +211,24 @@ def test_a_push_consumer_that_threads_close_at_once_is_closed_for_all(topic: Loo
     with pytest.raises(ClientClosed, match="this push consumer was closed"):
         consumer.subscribe("U")
     consumer.close()
+
+
+def test_a_closed_push_consumer_has_released_its_thread(topic: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic.add_topic("%RETRY%g", queues=1)
+    consumer = PushConsumer(topic.addr, "g", print, options=PushOptions(suspend_s=0))
+    consumer.subscribe("T")
+    consumer.start()
+    returned, released, release = threading.Event(), [], loop_thread.release
+
+    def release_late(thread: LoopThread) -> None:
+        released.append(returned.wait(0.2))
+        release(thread)
+
+    monkeypatch.setattr(loop_thread, "release", release_late)
+    consumer.close()
+    returned.set()
+    assert released == [False]
+    assert client_threads() == []
 
 
 # --- the loop's thread

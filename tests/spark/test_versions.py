@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +22,7 @@ pytest.importorskip("pyarrow")
 import mqbroker.spark
 from mqbroker.client.blocking import PullConsumer
 from mqbroker.client.send import queue_for_key
-from mqbroker.spark import api
+from mqbroker.spark import api, connections
 from mqbroker.spark.errors import BadCheckpoint
 from mqbroker.spark.schema import COLUMNS
 from mqbroker.wire.bodies import MessageQueue
@@ -126,7 +126,24 @@ class Query:
 
 
 @pytest.fixture
-def query(spark: Any, cluster: Cluster, tmp_path: Path) -> Query:  # noqa: F811
+def clients_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the clients of the driver: `stream`, and all that PySpark 3.5 plans, leave them open for the next query."""
+    opened: list[PullConsumer] = []
+
+    def consumer(*args: Any, **kwargs: Any) -> PullConsumer:
+        opened.append(PullConsumer(*args, **kwargs))
+        return opened[-1]
+
+    monkeypatch.setattr(connections, "PullConsumer", consumer)
+    yield
+    for each in opened:
+        each.close()
+    connections._client.cache_clear()
+    connections._consumer.cache_clear()
+
+
+@pytest.fixture
+def query(spark: Any, cluster: Cluster, tmp_path: Path, clients_end: None) -> Query:  # noqa: F811
     return Query(spark, cluster, tmp_path)
 
 

@@ -10,7 +10,6 @@ import reprlib
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 import attrs
@@ -135,8 +134,10 @@ class IterationService(ConsumeService):
                 self._asking.remove(signal)
 
     def ready(self, count: int) -> list[Delivery]:
-        """Up to `count` messages that wait, as far as not too many are held."""
+        """Up to `count` messages that wait, as far as not too many are held; none where the member was away."""
         found: list[Delivery] = []
+        if self.watch is not None and self.watch.was_away:
+            return found
         waiting = self._waiting
         while waiting and len(found) < count and len(self._runs) < self._concurrency:
             portion = waiting[0]
@@ -204,17 +205,19 @@ class IterationService(ConsumeService):
         self._start_some()
 
 
-_core = attrgetter("_core")
-
-
 class Iterated(Generic[T]):
     """A consumer of asyncio or Twisted that is iterated over: `async for message in consumer`."""
+
+    _core: Any
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
-        found: list[T] = await _core(self).next_messages(1)
+        message: T | None = self._core.next_at_once()
+        if message is not None:
+            return message
+        found: list[T] = await self._core.next_messages(1)
         if not found:
             raise StopAsyncIteration
         return found[0]

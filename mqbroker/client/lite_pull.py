@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
-
-import attrs
 
 from mqbroker.client.assigned_queues import AssignedQueue, AssignedQueues, committable
 from mqbroker.client.errors import BadArgument, ClientClosed
@@ -28,7 +25,7 @@ from mqbroker.client.names import bare_message, bare_queue, check_group, check_t
 from mqbroker.client.net import Ending, Net, Signal, Task, every
 from mqbroker.client.offset_stores import LocalOffsets
 from mqbroker.client.options import LitePullOptions, MessageModel, check_number, milliseconds
-from mqbroker.client.process_queue import Portion, PulledBatch
+from mqbroker.client.process_queue import Polled, Portion, PulledBatch
 from mqbroker.client.queue_requests import Offsets, Reads
 from mqbroker.client.routes import Routes
 from mqbroker.client.running_info import positions
@@ -49,16 +46,6 @@ class Place(Enum):
 
     BEGIN = "begin"
     END = "end"
-
-
-@attrs.frozen
-class _Returned:
-    """A message that a poll has returned."""
-
-    batch: PulledBatch
-    index: int
-    #: Tells observers what becomes of it.
-    end: Callable[[ConsumeResult], None] | None
 
 
 class LitePullConsumerCore:
@@ -91,10 +78,7 @@ class LitePullConsumerCore:
         self._assigned.filters = self._observers.filters
         #: Of the queues that were assigned by hand.
         self._expression: str | Sql = ALL
-        self._paused: set[MessageQueue] = set()
-        self._waiting: deque[Portion] = deque()
-        #: What the last poll has returned.
-        self._returned: list[_Returned] = []
+        self._polled = Polled(net.now, self._observe)
         self._asking: list[Signal] = []
         self._by_hand = self._joined = self._started = self._closed = False
         self._loops: list[Task] = []
@@ -180,9 +164,9 @@ class LitePullConsumerCore:
 
     async def _give_up(self, queues: Sequence[MessageQueue]) -> None:
         for queue in queues:
-            self._paused.discard(queue)
+            self._polled.paused.discard(queue)
             await self._assigned.give_up(queue, commits=self._options.auto_commit)
-        self._forget_dropped()
+        self._polled.forget_dropped()
         self._assigned.limit()
         await self._store.flush()
 
@@ -199,7 +183,7 @@ class LitePullConsumerCore:
                 promised=promised,
                 find_start=None if promised is None else there,
             )
-            if queue in self._paused:
+            if queue in self._polled.paused:
                 begun.pause()
         self._assigned.limit()
 
@@ -207,7 +191,7 @@ class LitePullConsumerCore:
 
     def _deliver(self, assigned: AssignedQueue, batch: PulledBatch, took_s: float) -> None:
         if batch.messages:
-            self._waiting.append(Portion(assigned, batch, 0, len(batch.messages)))
+            self._polled.waiting.append(Portion(assigned, batch, 0, len(batch.messages)))
             self._wake()
 
     def _wake(self) -> None:
@@ -221,15 +205,19 @@ class LitePullConsumerCore:
         check_number("max_count", max_count, 1)
         return await self.next_messages(max_count, self._net.steady() + wait_s)
 
+    def next_at_once(self) -> ReceivedMessage | None:
+        """As `next_messages(1)`, where it is in the portion that is iterated over, and nothing is to be done first."""
+        return None if self._watch.was_away else self._polled.next_at_once()
+
     async def next_messages(self, count: int, until: float | None = None) -> list[ReceivedMessage]:
         """As `poll`, until a time of the clock that is never set; None waits for ever."""
         if not self._started and not self._closed:
             raise ClientClosed("a lite pull consumer is polled after its start")
-        self._settle()
+        self._polled.settle()
         while not self._closed:
             if self._watch.was_away:
                 await self._watch.ensure_member()
-            if found := self._ready(count):
+            if found := self._polled.take(count):
                 return found
             left_s = None if until is None else until - self._net.steady()
             if left_s is not None and left_s <= 0:
@@ -242,52 +230,17 @@ class LitePullConsumerCore:
                 self._asking.remove(signal)
         return []
 
-    def _ready(self, count: int) -> list[ReceivedMessage]:
-        found: list[ReceivedMessage] = []
-        for _ in range(len(self._waiting)):
-            portion = self._waiting.popleft()
-            if portion.owner.dropped:
-                continue
-            if portion.owner.queue in self._paused:
-                self._waiting.append(portion)
-                continue
-            indexes, messages = portion.take(count - len(found))
-            for index, message in zip(indexes, messages, strict=True):
-                shown, end = (message, None) if self._observe is None else self._observe(message)
-                found.append(shown)
-                self._returned.append(_Returned(portion.batch, index, end))
-            if portion.next < portion.end:
-                self._waiting.appendleft(portion)
-            if len(found) == count:
-                break
-        return found
-
-    def _settle(self) -> None:
-        """Count what the last poll has returned as consumed."""
-        now = self._net.now()
-        for each in self._returned:
-            each.batch.done(each.index, now)
-        self._forget_returned(ConsumeResult.SUCCESS)
-
-    def _forget_returned(self, result: ConsumeResult) -> None:
-        returned, self._returned = self._returned, []
-        for each in returned:
-            if each.end is not None:
-                each.end(result)
-
-    def _forget_dropped(self) -> None:
-        self._waiting = deque(portion for portion in self._waiting if not portion.owner.dropped)
-
     def pause(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Stop reading these queues, by default all, until `resume`."""
+        self._polled.end_iteration()
         for queue in self._checked(queues):
-            self._paused.add(queue)
+            self._polled.paused.add(queue)
             self._assigned[queue].pause()
 
     def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Read queues again after `pause`, by default all."""
         for queue in self._checked(queues):
-            self._paused.discard(queue)
+            self._polled.paused.discard(queue)
             self._assigned[queue].resume()
         self._wake()
 
@@ -324,7 +277,7 @@ class LitePullConsumerCore:
     def _restart(self, queue: MessageQueue, offset: int | None) -> None:
         former = self._assigned[queue]
         former.drop()
-        self._forget_dropped()
+        self._polled.forget_dropped()
         self._take([queue], promised=offset)
 
     async def message_by_time(self, queue: MessageQueue, time: datetime | int) -> ReceivedMessage | None:
@@ -336,7 +289,7 @@ class LitePullConsumerCore:
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Commit all messages that polls have returned, or these offsets. Raises the first error of a broker."""
         if offsets is None:
-            self._settle()
+            self._polled.settle()
             offsets = committable(self._assigned)
         named = {self._within(queue): offset for queue, offset in offsets.items()}
         for offset in named.values():
@@ -350,8 +303,7 @@ class LitePullConsumerCore:
 
     async def lag(self) -> Lag:
         """Return how far the polls are behind the ends of the assigned queues."""
-        returned = Counter(each.batch.queue for each in self._returned)
-        return await lag_of(self._assigned, self.offsets, self._store, self._namespace, returned)
+        return await lag_of(self._assigned, self.offsets, self._store, self._namespace, self._polled.returned())
 
     async def _commit_oneway(self) -> None:
         if not self._watch.was_away:
@@ -390,7 +342,7 @@ class LitePullConsumerCore:
         for assigned in self._assigned.values():
             assigned.stop()
         ending = Ending(self._net, self._options.close_timeout_s, self.group)
-        self._forget_returned(ConsumeResult.RETRY)
+        self._polled.forget_returned(ConsumeResult.RETRY)
         await self._observers.end(ending, left=3)
         if self._joined:
             await ending.step("the rebalance listener", self._membership.tell_revoked(), left=2)
@@ -404,8 +356,8 @@ class LitePullConsumerCore:
     async def _come_back(self) -> None:
         self._assigned.drop()
         self._assigned.clear()
-        self._forget_returned(ConsumeResult.RETRY)
-        self._forget_dropped()
+        self._polled.forget_returned(ConsumeResult.RETRY)
+        self._polled.forget_dropped()
         await self._membership.lose()
 
     # what brokers ask

@@ -1,14 +1,17 @@
-"""The pulled messages of a queue: which are held, whether more may be pulled, and which offset may be committed."""
+"""The pulled messages of a queue: which are held, whether more may be pulled, and which offset may be committed; and
+those that a program polls."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import attrs
 
+from mqbroker.client.listeners import ConsumeResult
 from mqbroker.client.messages import ReceivedMessage
+from mqbroker.client.observers import HandingOut
 from mqbroker.wire.bodies import MessageQueue
 
 
@@ -42,8 +45,9 @@ class PulledBatch:
         return self._held.queue
 
     def first_left(self) -> int:
-        """The index of the first that is not done."""
-        return next(index for index, message in enumerate(self.messages) if message is not None)
+        """The index of the first that is not done; beyond the last if all are, and not counted out yet."""
+        found = (index for index, message in enumerate(self.messages) if message is not None)
+        return next(found, len(self.messages))
 
     def index(self, message: ReceivedMessage) -> int | None:
         """The index of a message that is not done."""
@@ -54,6 +58,16 @@ class PulledBatch:
         if self.messages[index] is not None:
             self.messages[index] = None
             self.count_out(1, now)
+
+    def remove(self, indexes: Sequence[int], now: float) -> None:
+        """As `done`, of several."""
+        for index in indexes:
+            self.messages[index] = None
+        self.count_removed(now)
+
+    def count_removed(self, now: float) -> None:
+        """Called when messages have been replaced by None: they are no longer held."""
+        self.count_out(self.left - len(self.messages) + self.messages.count(None), now)
 
     def count_out(self, count: int, now: float) -> None:
         """Called when so many messages have been replaced by None: they are no longer held."""
@@ -97,6 +111,107 @@ class Portion:
                 messages.append(message)
             self.next += 1
         return indexes, messages
+
+
+@attrs.frozen
+class _Returned:
+    """Messages of a batch that a poll has returned."""
+
+    batch: PulledBatch
+    indexes: Sequence[int]
+    #: Called with what becomes of them.
+    ends: Sequence[Callable[[ConsumeResult], None]] = ()
+
+
+class Polled:
+    """Portions that wait for polls, and the messages that the last poll has returned."""
+
+    def __init__(self, now: Callable[[], float], observe: HandingOut | None) -> None:
+        """`observe` sees what is returned."""
+        self._now = now
+        self._observe = observe
+        self.waiting: deque[Portion] = deque()
+        #: Queues whose messages are kept.
+        self.paused: set[MessageQueue] = set()
+        self._returned: list[_Returned] = []
+        #: What is iterated over: the message before its next one was returned last, those before that are consumed.
+        self._iterated: Portion | None = None
+
+    def take(self, count: int) -> list[ReceivedMessage]:
+        """Return up to `count` messages."""
+        self.end_iteration()  # of another task
+        found: list[ReceivedMessage] = []
+        for _ in range(len(self.waiting)):
+            portion = self.waiting.popleft()
+            if portion.owner.dropped:
+                continue
+            if portion.owner.queue in self.paused:
+                self.waiting.append(portion)
+                continue
+            indexes, messages = portion.take(count - len(found))
+            if count == 1 and messages and self._observe is None:
+                self._iterated = portion
+                return messages
+            ends: list[Callable[[ConsumeResult], None]] = []
+            if self._observe is not None:
+                observed = [self._observe(message) for message in messages]
+                messages, ends = [shown for shown, _ in observed], [end for _, end in observed]
+            found += messages
+            self._returned.append(_Returned(portion.batch, indexes, ends))
+            if portion.next < portion.end:
+                self.waiting.appendleft(portion)
+            if len(found) == count:
+                break
+        return found
+
+    def next_at_once(self) -> ReceivedMessage | None:
+        """Count what `take(1)` returned as consumed, and return the next message of the same portion; None if there is
+        none, or `settle` and `take` are to be called."""
+        portion = self._iterated
+        if portion is None:
+            return None
+        messages, at, end = portion.batch.messages, portion.next, portion.end
+        messages[at - 1] = None
+        while at < end:
+            message = messages[at]
+            at += 1
+            if message is not None:
+                portion.next = at
+                return message
+        portion.next = at
+        return None
+
+    def end_iteration(self) -> None:
+        """Have the rest of the portion that is iterated over wait with the others."""
+        portion, self._iterated = self._iterated, None
+        if portion is not None:
+            self._returned.append(_Returned(portion.batch, [portion.next - 1]))
+            if portion.next < portion.end:
+                self.waiting.appendleft(portion)
+
+    def settle(self) -> None:
+        """Count what the last poll has returned as consumed."""
+        self.end_iteration()
+        now = self._now()
+        for each in self._returned:
+            each.batch.remove(each.indexes, now)
+        self.forget_returned(ConsumeResult.SUCCESS)
+
+    def forget_returned(self, result: ConsumeResult) -> None:
+        """Tell the observers what has become of the messages that were returned last."""
+        self.end_iteration()
+        returned, self._returned = self._returned, []
+        for each in returned:
+            for end in each.ends:
+                end(result)
+
+    def returned(self) -> Counter[MessageQueue]:
+        """How many messages the last poll has returned of each queue."""
+        self.end_iteration()
+        return Counter(each.batch.queue for each in self._returned for _ in each.indexes)
+
+    def forget_dropped(self) -> None:
+        self.waiting = deque(portion for portion in self.waiting if not portion.owner.dropped)
 
 
 class ProcessQueue:
@@ -164,17 +279,18 @@ class ProcessQueue:
     @property
     def committable(self) -> int:
         """The lowest unconsumed offset: a consumer that starts there misses nothing."""
-        return min(self.span[0], self.next_offset) if self._batches else self.next_offset
+        first = self._first(self._batches)
+        return self.next_offset if first is None else min(first.queue_offset, self.next_offset)
 
     @property
     def span(self) -> tuple[int, int]:
         """The first and the last offset held; zeros if empty."""
-        if not self._batches:
-            return (0, 0)
-        first = self._batches[0].messages[self._batches[0].first_left()]
-        last = next(each for batch in reversed(self._batches) for each in reversed(batch.messages) if each is not None)
-        assert first is not None
-        return first.queue_offset, last.queue_offset
+        first, last = self._first(self._batches), self._first(reversed(self._batches), -1)
+        return (0, 0) if first is None or last is None else (first.queue_offset, last.queue_offset)
+
+    @staticmethod
+    def _first(batches: Iterable[PulledBatch], step: int = 1) -> ReceivedMessage | None:
+        return next((each for batch in batches for each in batch.messages[::step] if each is not None), None)
 
     def add(
         self, messages: Sequence[ReceivedMessage], next_offset: int, unreadable: Sequence[ReceivedMessage] = ()

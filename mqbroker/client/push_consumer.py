@@ -187,6 +187,12 @@ class PushConsumerCore:
         for assigned in self._assigned.values():
             assigned.resume()
 
+    def next_at_once(self) -> Delivery | None:
+        """The first of `next_messages`, if one waits and nothing else is to be done first."""
+        service = self.consuming
+        found = service.ready(1) if isinstance(service, IterationService) and self._started else ()
+        return found[0] if found else None
+
     async def next_messages(self, count: int) -> list[Delivery]:
         """Up to `count` messages, at least one, of a member without a listener; none when it is closed. Raises
         ClientClosed before the start, and BadListener where a listener gets the messages."""

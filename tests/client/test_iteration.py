@@ -154,3 +154,17 @@ def test_topics_in_a_namespace_are_as_the_program_knows_them(world: World, name_
     world.cluster.store(MessageQueue("ns%T", "a", 0), b"0")
     (held,) = Iterating(world, name_server, namespace="ns").take()
     assert held.topic == "T"
+
+
+def test_a_member_that_was_away_hands_out_nothing_of_before(one_queue: World, name_server: str) -> None:
+    store(one_queue, 8)
+    member = Iterating(one_queue, name_server)
+    (first,) = member.take(1)
+    assert first.body == b"0"
+    one_queue.cluster.reactor.rightNow += 140  # without a turn of the loop
+    one_queue.cluster.offsets["g", Q] = 6  # another member consumes
+    assert member.core.next_at_once() is None
+    got: list[Any] = []
+    one_queue.run(member.core.next_messages(5)).addCallback(got.extend)
+    one_queue.clock.pump([1] * 5)
+    assert [each.body for each in [*got, *member.take()]] == [b"6", b"7"]

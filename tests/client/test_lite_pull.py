@@ -8,10 +8,14 @@ import pytest
 
 from mqbroker.client import BadArgument, ConsumeFrom, LitePullOptions, MessageQueue, Place
 from mqbroker.client.errors import ClientClosed
+from mqbroker.client.iteration import Iterated
 from mqbroker.client.lite_pull import LitePullConsumerCore
+from mqbroker.client.messages import ReceivedMessage
+from mqbroker.client.observers import ConsumeObserver, Consumption
 from mqbroker.client.queue_requests import Reads
 from mqbroker.wire.bodies import HeartbeatData
 from mqbroker.wire.codes import RequestCode
+from tests.client.faults import SILENT
 from tests.client.member import Q
 from tests.client.world import FixedIdentity, World
 
@@ -34,6 +38,22 @@ class Polling:
 
     def poll(self, count: int = 100) -> list[bytes]:
         return [message.body for message in self.world.result(self.core.poll(0, count))]
+
+
+class Iterating(Iterated[ReceivedMessage]):
+    """An iteration over such a consumer."""
+
+    def __init__(self, polling: Polling) -> None:
+        self.polling, self._core = polling, polling.core
+
+    def next(self) -> bytes:
+        return self.polling.world.result(self.__anext__()).body
+
+    def waiting(self) -> list[bytes]:
+        """Gets the next message when it comes."""
+        found: list[bytes] = []
+        self.polling.world.run(self.__anext__()).addCallbacks(lambda message: found.append(message.body), bool)
+        return found
 
 
 def committed(world: World) -> Any:
@@ -138,7 +158,7 @@ def test_what_is_not_polled_bounds_what_is_fetched(one_queue: World, name_server
     store(one_queue, 500)
     polling = Polling(one_queue, name_server, queue_messages_max=50).start()
     one_queue.clock.pump([1] * 5)
-    assert sum(portion.end - portion.next for portion in polling.core._waiting) < 50 + 32
+    assert sum(portion.end - portion.next for portion in polling.core._polled.waiting) < 50 + 32
     found: list[bytes] = []
     for _ in range(100):
         found += polling.poll(20)
@@ -250,3 +270,132 @@ def test_the_first_message_of_a_time_is_found_whatever_the_hint(one_queue: World
     for wanted in range(990, time + 10):
         expected = next((each for each in messages if each.store_timestamp_ms >= wanted), None)
         assert one_queue.result(reads.message_by_time(Q, wanted)) == expected, wanted
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_iterated_message_counts_when_the_next_one_is_requested(
+    one_queue: World, name_server: str, seed: int
+) -> None:
+    rng = Random(seed)
+    store(one_queue, 120)
+    polling = Polling(one_queue, name_server, queue_messages_max=rng.choice([1, 40, 1000])).start()
+    iterating = Iterating(polling)
+    came = consumed = 0
+    while came < 120:
+        for _ in range(rng.choice([1, 1, 31, 32, 33])):
+            if came < 120:
+                consumed = came
+                assert iterating.next() == b"%d" % came
+                came += 1
+            assert polling.core.positions("T") == {Q: consumed}
+        what = rng.randrange(6)
+        if what == 0:
+            consumed = came
+            bodies = polling.poll(rng.choice([1, 5, 50]))
+            assert bodies == [b"%d" % n for n in range(came, came + len(bodies))]
+            came += len(bodies)
+        elif what == 1:
+            polling.core.pause()
+            one_queue.run(polling.core.poll(60)).addErrback(bool).cancel()
+            consumed = came
+            polling.core.resume()
+        elif what == 2:
+            assert one_queue.result(polling.core.lag()).total == 120 - came
+        elif what == 3:
+            one_queue.clock.advance(5)
+            assert committed(one_queue) == consumed
+        elif what == 4:
+            consumed = came
+            one_queue.result(polling.core.commit())
+            assert committed(one_queue) == consumed
+        assert polling.core.positions("T") == {Q: consumed}
+    one_queue.result(polling.core.close())
+    assert committed(one_queue) == consumed
+    assert polling.core._assigned[Q]._process_queue is None
+
+
+def test_a_pause_ends_the_portion_that_is_iterated_over(one_queue: World, name_server: str) -> None:
+    store(one_queue, 4)
+    polling = Polling(one_queue, name_server).start()
+    iterating = Iterating(polling)
+    assert [iterating.next(), iterating.next()] == [b"0", b"1"]
+    polling.core.pause([Q])
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 1
+    found = iterating.waiting()
+    one_queue.cluster.settle()
+    assert found == []
+    polling.core.resume()
+    one_queue.cluster.settle()
+    assert (found, iterating.next()) == ([b"2"], b"3")
+
+
+def test_a_seek_and_a_close_end_the_portion_that_is_iterated_over(one_queue: World, name_server: str) -> None:
+    store(one_queue, 10)
+    polling = Polling(one_queue, name_server).start()
+    iterating = Iterating(polling)
+    assert [iterating.next(), iterating.next()] == [b"0", b"1"]
+    one_queue.result(polling.core.seek(Q, 7))
+    one_queue.cluster.settle()
+    assert [iterating.next(), iterating.next()] == [b"7", b"8"]
+    one_queue.faults.refuse[None, RequestCode.UPDATE_CONSUMER_OFFSET] = SILENT
+    closing = one_queue.run(polling.core.close())
+    with pytest.raises(StopAsyncIteration):
+        iterating.next()
+    assert not closing.called
+    one_queue.clock.pump([1] * 10)
+    assert closing.called
+
+
+def test_several_iterations_share_the_messages(one_queue: World, name_server: str) -> None:
+    polling = Polling(one_queue, name_server).start()
+    iterating = Iterating(polling)
+    polling.core.pause()
+    store(one_queue, 9)
+    one_queue.clock.pump([1] * 2)
+    found = [iterating.waiting() for _ in range(3)]
+    polling.core.resume()
+    one_queue.cluster.settle()
+    rest = [iterating.next() for _ in range(6)]
+    assert sorted(sum(found, rest)) == [b"%d" % n for n in range(9)]
+
+
+def test_an_iteration_that_was_blocked_for_long_takes_its_queues_anew(one_queue: World, name_server: str) -> None:
+    store(one_queue, 8)
+    iterating = Iterating(Polling(one_queue, name_server).start())
+    assert [iterating.next(), iterating.next()] == [b"0", b"1"]
+    one_queue.cluster.reactor.rightNow += 140  # without a turn of the loop
+    one_queue.cluster.offsets["g", Q] = 6  # another member consumes
+    found = iterating.waiting()
+    one_queue.clock.pump([1] * 5)
+    assert (found, iterating.next()) == ([b"6"], b"7")
+
+
+def test_observers_see_each_message_of_an_iteration(one_queue: World, name_server: str) -> None:
+    seen: list[Any] = []
+
+    class Sees(ConsumeObserver):
+        def before_consume(self, consumption: Consumption) -> None:
+            seen.extend(message.body for message in consumption.messages)
+
+        def after_consume(self, consumption: Consumption, outcome: Any) -> None:
+            seen.append(outcome.name)
+
+    store(one_queue, 3)
+    iterating = Iterating(Polling(one_queue, name_server, observers=[Sees()]).start())
+    for _ in range(3):
+        iterating.next()
+    assert seen == [b"0", "SUCCESS", b"1", "SUCCESS", b"2"]
+
+
+def test_what_comes_again_while_it_is_iterated_over_is_not_handed_out_twice(one_queue: World, name_server: str) -> None:
+    store(one_queue, 4)
+    polling = Polling(one_queue, name_server, queue_span_max=1).start()
+    iterating = Iterating(polling)
+    assert [iterating.next(), iterating.next()] == [b"0", b"1"]
+    held = polling.core._assigned[Q]._process_queue
+    assert held is not None
+    held._forget({1, 2, 3})
+    assert (held.committable, held.span, held.is_stretched) == (4, (0, 0), False)
+    held.add(one_queue.result(polling.core._reads.messages(Q, 3, 1)), 4)
+    assert (held.committable, held.span) == (3, (3, 3))

@@ -22,7 +22,7 @@ MISTAKES = [
     Mutation(
         "commit what is pulled, and not what is consumed",
         "client/process_queue.py",
-        "        return min(self.span[0], self.next_offset) if self._batches else self.next_offset\n",
+        "        return self.next_offset if first is None else min(first.queue_offset, self.next_offset)\n",
         "        return self.next_offset\n",
         _GROUPS,
     ),

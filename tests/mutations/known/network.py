@@ -792,8 +792,8 @@ MISTAKES = [
     Mutation(
         "count what a poll returns as consumed at once",
         "client/lite_pull.py",
-        "            if found := self._ready(count):\n",
-        "            if found := self._ready(count):\n                self._settle()\n",
+        "            if found := self._polled.take(count):\n",
+        "            if found := self._polled.take(count):\n                self._polled.settle()\n",
         ("tests/client/test_lite_pull.py",),
     ),
 ]

@@ -13,6 +13,7 @@ import pytest
 
 from mqbroker.spark.bundle import main, write_bundle
 from mqbroker.spark.errors import NotOnExecutors
+from tests.spark.homes import home_of_spark
 from tests.spark.test_spark import Cluster, cluster, publish  # noqa: F401 - a fixture
 
 PROGRAM = """
@@ -64,11 +65,7 @@ def test_a_bundle_is_all_that_executors_need(cluster: Cluster, tmp_path: Path) -
     python, bundle, program = bare_python(tmp_path), tmp_path / "bundle.zip", tmp_path / "program.py"
     write_bundle(bundle)
     program.write_text(PROGRAM)
-    # Workers keep the files of applications in Spark's home.
-    home = tmp_path / "home"
-    home.mkdir()
-    for part in (tmp_path / "packages" / "pyspark").iterdir():
-        (home / part.name).symlink_to(part.resolve())
+    home = home_of_spark(tmp_path)
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(tmp_path / "packages"),

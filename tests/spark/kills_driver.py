@@ -1,0 +1,134 @@
+"""A Spark driver on a cluster of two executors, of which everything is killed: two queries copy a topic, one to Parquet
+files and one to another topic. A query that ends is started again, and why it ended is printed.
+
+Arguments: name server, source topic, target topic, directory, directory for Spark's own files, and "once" to end when
+all that is available is copied, and write what the files then have to ``copied.json`` in the directory.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import mqbroker.spark
+from mqbroker.spark import api
+from tests.spark.homes import home_of_spark
+from tests.spark.session import session_environment, start_session
+
+BODY = "concat_ws(' ', queueId, queueOffset, CAST(body AS STRING)) AS body"
+
+
+@attrs.frozen
+class Copies:
+    """Each method starts a query."""
+
+    spark: Any
+    name_server: str
+    source: str
+    target: str
+    folder: Path
+
+    @property
+    def files(self) -> str:
+        return str(self.folder / "copies")
+
+    def to_files(self, *, once: bool = False) -> Any:
+        def keep(frame: Any, batch: int) -> None:
+            # A batch that is repeated replaces its own files.
+            frame.write.mode("overwrite").parquet(f"{self.files}/batch={batch}")
+
+        if api.HAS_SOURCES:
+            return self._start("files", self._read().writeStream.format("parquet").option("path", self.files), once)
+        return self._stream("files", keep, once)
+
+    def to_topic(self, *, once: bool = False) -> Any:
+        options = {"nameServer": self.name_server, "topic": self.target, "guarantee": "effectively-once"}
+        if api.HAS_SOURCES:
+            writer = self._read().selectExpr(BODY).writeStream.format("rocketmq").options(**options)
+            return self._start("topic", writer, once)
+        sink = mqbroker.spark.foreach_batch(**options)
+        return self._stream("topic", lambda frame, batch: sink(frame.selectExpr(BODY), batch), once)
+
+    def copied(self) -> list[list[Any]]:
+        """Queue, offset and text of each row of the files."""
+        rows = self.spark.read.parquet(self.files).selectExpr("queueId", "queueOffset", "CAST(body AS STRING)")
+        return sorted(map(list, rows.collect()))
+
+    def _read(self) -> Any:
+        return self.spark.readStream.format("rocketmq").options(nameServer=self.name_server, topic=self.source).load()
+
+    def _start(self, name: str, writer: Any, once: bool) -> Any:
+        writer = writer.option("checkpointLocation", f"{self.folder}/{name}")
+        return writer.trigger(availableNow=True).start() if once else writer.start()
+
+    def _stream(self, name: str, process: Callable[[Any, int], None], once: bool) -> Any:
+        options: dict[str, Any] = {"nameServer": self.name_server, "topic": self.source}
+        checkpoint = f"{self.folder}/{name}"
+        run = partial(mqbroker.spark.stream, self.spark, process, checkpoint=checkpoint, trigger_s=0.02, **options)
+        return Run(partial(run, available_now=once))
+
+
+class Run:
+    """A run of `mqbroker.spark.stream` in a thread, with what the test needs of Spark's own queries."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self._run = run
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._keep_error)
+        self._thread.start()
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's
+        return self._thread.is_alive()
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def awaitTermination(self) -> None:  # noqa: N802 - Spark's
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _keep_error(self) -> None:
+        try:
+            self._run()
+        except Exception as error:
+            self._error = error
+
+
+def keep_running(runs: dict[str, Callable[[], Any]]) -> None:
+    """In this thread alone: Spark finds sinks in Python only in one that has the session."""
+    queries = {name: run() for name, run in runs.items()}
+    while True:
+        for name, query in queries.items():
+            if not query.isActive:
+                print(f"ended: {name}: {query.exception()}", flush=True)
+                queries[name] = runs[name]()
+        time.sleep(0.1)
+
+
+def main() -> None:
+    name_server, source, target, folder, scratch, mode = sys.argv[1:]
+    os.environ.update(session_environment(scratch))
+    os.environ["SPARK_HOME"] = str(home_of_spark(Path(scratch)))
+    spark = start_session(scratch, "local-cluster[2,1,1024]")
+    copies = Copies(spark, name_server, source, target, Path(folder))
+    if mode == "once":
+        for run in (copies.to_files, copies.to_topic):
+            # The first may be one batch that is repeated.
+            for _ in range(2):
+                run(once=True).awaitTermination()
+        Path(folder, "copied.json").write_text(json.dumps(copies.copied()))
+        return
+    keep_running({"files": copies.to_files, "topic": copies.to_topic})
+
+
+if __name__ == "__main__":
+    main()

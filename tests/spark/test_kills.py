@@ -1,0 +1,215 @@
+"""All processes of a running job are killed in turn: Python workers, the streams' Python runners, executors, the driver
+and the broker. What has been copied is then compared with the topic, message by message."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+from mqbroker.client.blocking import PullConsumer
+from mqbroker.spark import api
+from mqbroker.spark.java import JavaMissing, find_java
+from tests.daemons.processes import PATIENCE_SECONDS, wait_for
+from tests.spark.session import SOURCE
+from tests.spark.test_spark import Cluster, Publishing, cluster, publish  # noqa: F401 - a fixture
+
+pytestmark = [pytest.mark.spark, pytest.mark.daemons]
+
+#: More kills, and others, at will.
+KILLS = int(os.environ.get("MQBROKER_SPARK_KILLS", "5"))
+SEED = int(os.environ.get("MQBROKER_SPARK_SEED", "43"))
+VICTIMS = ("driver", "worker", "executor", "broker", *(["runner"] if api.HAS_SOURCES else []))
+QUERIES = ("files", "topic")
+
+
+def running() -> dict[int, tuple[int, str]]:
+    """Parent and command of each process of this machine."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != "Z":
+            found[int(folder.name)] = int(parent), command
+    return found
+
+
+def processes_below(root: int) -> dict[int, tuple[int, str]]:
+    """Parent and command of each process that is below `root`, and of `root`."""
+    seen = running()
+    below, more = {root}, {root}
+    while more:
+        more = {pid for pid, (parent, _) in seen.items() if parent in more}
+        below |= more
+    return {pid: seen[pid] for pid in below if pid in seen}
+
+
+@attrs.define
+class Job:
+    """A driver that can be killed and started again, and its files."""
+
+    cluster: Cluster
+    folder: Path
+    moments: random.Random
+    lives: int = 0
+    driver: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def output(self) -> str:
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("output*")))
+
+    def start(self, mode: str = "on") -> "subprocess.Popen[bytes]":
+        self.lives += 1
+        scratch = self.folder / f"scratch{self.lives}"
+        scratch.mkdir()
+        arguments = [self.cluster.name_server, "Source", "Target", str(self.folder), str(scratch), mode]
+        with (self.folder / f"output{self.lives}").open("wb") as output:
+            self.driver = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.kills_driver", *arguments],
+                cwd=SOURCE,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        return self.driver
+
+    def batches(self) -> dict[str, int]:
+        """The last batch of each query that was planned; -1 before the first."""
+        return {
+            query: max((int(path.name) for path in (self.folder / query / "offsets").glob("[0-9]*")), default=-1)
+            for query in QUERIES
+        }
+
+    def wait_until_planned(self, wanted: dict[str, int]) -> None:
+        """Wait until each query has planned this batch."""
+
+        def is_planned() -> bool:
+            assert self.driver is not None
+            assert self.driver.poll() is None, f"the driver ended by itself: {self.output[-5000:]}"
+            now = self.batches()
+            return all(now[query] >= batch for query, batch in wanted.items())
+
+        wait_for(is_planned, f"batches {wanted} are planned", PATIENCE_SECONDS)
+
+    def kill(self, victim: str) -> None:
+        """Kill one of these processes, which must be there."""
+        if victim == "broker":
+            self.cluster.broker.end()
+            time.sleep(self.moments.random())
+            self.cluster.restart_broker()
+        elif victim == "driver":
+            self.kill_driver()
+            self.start()
+        else:
+            found = wait_for(lambda: self._find(victim), f"a {victim}", PATIENCE_SECONDS)
+            os.kill(self.moments.choice(found), signal.SIGKILL)
+
+    def kill_driver(self) -> None:
+        """Kill the Python process and the JVM; the others end by themselves, as on machines of their own."""
+        assert self.driver is not None
+        processes = processes_below(self.driver.pid)
+        for pid, (parent, _) in processes.items():
+            if self.driver.pid in (pid, parent):
+                os.kill(pid, signal.SIGKILL)
+        self.driver.wait()
+        wait_for(lambda: not processes.keys() & running().keys(), "the executors end", PATIENCE_SECONDS)
+
+    def end(self) -> None:
+        """Kill all that is left."""
+        if self.driver is not None:
+            for pid in processes_below(self.driver.pid):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            self.driver.wait()
+
+    def _find(self, victim: str) -> list[int]:
+        assert self.driver is not None
+        processes = processes_below(self.driver.pid)
+        words = {
+            "runner": "python_streaming_source_runner",
+            "executor": "CoarseGrainedExecutorBackend",
+            "worker": "pyspark.daemon pyspark.worker",
+        }
+        found = {pid for pid, (_, command) in processes.items() if words[victim] in command}
+        if victim == "worker":
+            # Of these each is a fork of another one.
+            found = {pid for pid in found if processes[pid][0] in found}
+        return sorted(found)
+
+
+@pytest.fixture
+def job(cluster: Cluster, tmp_path: Path) -> Iterator[Job]:  # noqa: F811
+    try:
+        find_java()
+    except JavaMissing as missing:
+        pytest.skip(str(missing))
+    job = Job(cluster, tmp_path, random.Random(SEED))
+    yield job
+    job.end()
+    # Shown where the test fails.
+    print(job.output[-10000:])
+
+
+def messages_of(cluster: Cluster, topic: str) -> list[tuple[int, int, str]]:  # noqa: F811
+    """Queue, offset and text of all messages of a topic, as a consumer pulls them."""
+    found = []
+    with PullConsumer(cluster.name_server, "checker") as consumer:
+        for queue in consumer.queues(topic):
+            at = 0
+            while at < consumer.max_offset(queue):
+                pulled = consumer.pull(queue, at)
+                found += [(queue.queue_id, message.queue_offset, message.body.decode()) for message in pulled.messages]
+                at = pulled.next_offset
+    return sorted(found)
+
+
+def test_a_job_of_which_everything_is_killed_neither_loses_nor_repeats(cluster: Cluster, job: Job) -> None:  # noqa: F811
+    publish(cluster, "Source", 20)
+    victims: list[str] = []
+    while len(victims) < KILLS:
+        victims += job.moments.sample(VICTIMS, len(VICTIMS))
+    victims = victims[:KILLS]
+    job.start()
+    # The first one in batch 0, of a query that starts at the end of the topic.
+    planned = dict.fromkeys(QUERIES, 0)
+    with Publishing(cluster, "Source") as publishing:
+        for victim in victims:
+            job.wait_until_planned(planned)
+            time.sleep(job.moments.choice((0, 0.1, 1)) * job.moments.random())
+            job.kill(victim)
+            publishing.wait_for_more(50)
+            planned = {query: batch + 2 for query, batch in job.batches().items()}
+        job.wait_until_planned(planned)
+    job.kill_driver()
+    assert job.start("once").wait(2 * PATIENCE_SECONDS) == 0, job.output[-5000:]
+
+    sent = messages_of(cluster, "Source")
+    assert publishing.sent <= set(sent)
+    wanted = {}
+    for query in QUERIES:
+        first = json.loads((job.folder / query / "offsets" / "0").read_text().splitlines()[-1])
+        starts = first["Source"]["broker-a"]
+        wanted[query] = [row for row in sent if row[1] >= starts[str(row[0])]]
+        assert len(wanted[query]) >= 50 * KILLS
+    assert [tuple(row) for row in json.loads((job.folder / "copied.json").read_text())] == wanted["files"]
+    copies = Counter(text for _, _, text in messages_of(cluster, "Target"))
+    assert copies == Counter(f"{queue} {offset} {text}" for queue, offset, text in wanted["topic"])
+    # What is repeated by Spark itself does not end a query; only without its runner it cannot go on.
+    assert job.output.count("\nended: ") <= victims.count("runner"), job.output

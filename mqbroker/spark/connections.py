@@ -214,6 +214,7 @@ def _say_if_not_compiled() -> None:
 
 def client_for(options: SourceOptions) -> QueueClient:
     """The client of this process for `options`; it connects when it is used."""
+    _say_if_not_compiled()
     # A stream that asked one broker after another would see queues that end before they did.
     asks_master = options.is_stream or options.read_from is ReadFrom.MASTER
     way = Way(options.name_servers, options.group, options.namespace, options.credentials, options.tls)

@@ -10,6 +10,7 @@ from mqbroker.client.messages import RawPull
 from mqbroker.errors import MQError, Unreachable
 from mqbroker.spark import connections
 from mqbroker.spark.options import parse_options
+from mqbroker.spark.sink_options import parse_sink_options
 from mqbroker.wire.bodies import MessageQueue
 from tests.spark.fake_log import FakeLog, Want
 
@@ -37,6 +38,24 @@ def test_queries_that_differ_in_it_share_no_client(other: dict[str, str]) -> Non
     first = connections.client_for(parse_options(GOOD, streaming=False))
     assert connections.client_for(parse_options(GOOD | {"topic": "bills"}, streaming=True)) is first
     assert connections.client_for(parse_options(GOOD | other, streaming=False)) is not first
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_process_without_the_compiled_module_says_so_once(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connections, "compiled", object() if is_there else None)
+    for get in (
+        lambda: connections.client_for(parse_options(GOOD, streaming=False)),
+        lambda: connections.sender_for(parse_sink_options(GOOD)),
+    ):
+        connections._say_if_not_compiled.cache_clear()
+        caplog.clear()
+        for _ in range(2):
+            get()
+        said = [] if is_there else ["mqbroker's compiled module is not there, as with a bundle: reads and writes take"]
+        assert [record.getMessage().partition(" more CPU")[0] for record in caplog.records] == said
+    connections._sender.cache_clear()
 
 
 def test_a_client_has_the_account_and_the_encryption() -> None:

@@ -48,12 +48,12 @@ def start_daemon(name: str, folder: Path, *settings: str) -> Process:
     return Process(folder, ["-m", f"mqbroker.daemons.{name}", *options, "--ports-file", "ports.json"])
 
 
-def start_broker(folder: Path, store: Path, name_server: str, port: int) -> Process:
+def start_broker(folder: Path, store: Path, name_server: str, port: int, name: str = "broker-a") -> Process:
     settings = {
         "namesrvAddr": name_server,
         "listenPort": port,
         "haListenPort": 0,
-        "brokerName": "broker-a",
+        "brokerName": name,
         "brokerIP1": "127.0.0.1",
         "storePathRootDir": store,
         "storePathCommitLog": store / "commitlog",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import repeat
+from operator import attrgetter
 
 import attrs
 
@@ -26,6 +26,8 @@ from mqbroker.remoting.response_table import Timer
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.command import RemotingCommand, encode_command
 
+_waits = attrgetter("wait_stored")
+
 
 @attrs.define(eq=False)
 class _Batch(Part):
@@ -37,14 +39,17 @@ class _Batch(Part):
     def end(self, outcomes: list[SendResult] | MQError | None) -> list[int]:
         """Complete the futures: each with its result, or all with an error, or with None, which has each message sent
         alone. Returns the sizes of the bodies whose slots have ended."""
-        each = outcomes if isinstance(outcomes, list) else repeat(outcomes)
+        if isinstance(outcomes, list):
+            for waiter, result in zip(self.waiters, outcomes, strict=True):
+                if not waiter.done():
+                    waiter.set_result(result)
+            return [len(message.body) for message in self.messages]
         ended = []
-        for message, waiter, outcome in zip(self.messages, self.waiters, each, strict=False):
-            is_cancelled = waiter.done()
-            if is_cancelled or isinstance(outcome, SendResult):
+        for message, waiter in zip(self.messages, self.waiters, strict=True):
+            if waiter.done():  # it was cancelled
                 ended.append(len(message.body))
-            if not is_cancelled:
-                waiter.set_result(outcome)
+            else:
+                waiter.set_result(outcomes)
         return ended
 
 
@@ -63,7 +68,9 @@ class AutomaticBatches(PlainSends):
         return super().suits(message) and may_be_in_batch(message)
 
     def take(self, message: Message, choose: Choose | None = None) -> Future:
-        loop = self._net.loop
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = self._net.loop
         waiter = loop.create_future()
         size = size_of(message)
         if self._bytes + size > self._bytes_max:
@@ -91,6 +98,9 @@ class AutomaticBatches(PlainSends):
     def _send_to(
         self, route: Route, messages: list[Message], choices: list[Choose | None], waiters: list[Future]
     ) -> None:
+        if not any(choices) and all(map(_waits, messages)):
+            self._leave(_Batch(messages, waiters=waiters), None, route)
+            return
         batches: dict[tuple[MessageQueue | None, bool], _Batch] = {}
         for message, choose, waiter in zip(messages, choices, waiters, strict=True):
             try:
@@ -98,7 +108,9 @@ class AutomaticBatches(PlainSends):
             except Exception:  # the general path tells the sender that the choice is invalid
                 self._give_back([message], [waiter])
                 continue
-            batch = batches.setdefault((queue, message.wait_stored), _Batch(choose=choose))
+            batch = batches.get((queue, message.wait_stored))
+            if batch is None:
+                batch = batches[queue, message.wait_stored] = _Batch(choose=choose)
             batch.messages.append(message)
             batch.waiters.append(waiter)
         for (queue, _), batch in batches.items():

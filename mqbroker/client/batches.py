@@ -10,6 +10,7 @@ from mqbroker.client.errors import BadMessage
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.options import ProducerOptions
 from mqbroker.client.send import Outgoing, check_size, encoded_properties
+from mqbroker.kernel import compiled
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import RETRY_PREFIX, Prop
 from mqbroker.wire.properties import encode_properties
@@ -59,6 +60,8 @@ class Part:
         """The result of each message, of that of the request."""
         stored = result.offset_msg_id.split(",")
         offset_ids = stored if len(stored) == len(self.ids) else [""] * len(self.ids)
+        if compiled is not None:
+            return compiled.batch_results(self.ids, offset_ids, result, SendResult)
         return [
             SendResult(
                 result.status, msg_id, offset_id, result.queue, result.queue_offset + n, is_traced=result.is_traced

@@ -174,6 +174,30 @@ def encode_batch(list messages, str id_prefix, int64_t id_number):
     return b"".join(parts), ids
 
 
+def batch_results(list ids not None, list offset_ids not None, object whole, type kind):
+    """A `kind` for each message of a batch, as `whole` is for all: with an id and an offset of its own."""
+    cdef Py_ssize_t i
+    cdef PyMemberDef *msg_id = slot_of(kind, "msg_id")
+    cdef PyMemberDef *offset_msg_id = slot_of(kind, "offset_msg_id")
+    cdef PyMemberDef *queue_offset = slot_of(kind, "queue_offset")
+    cdef PyMemberDef *alike[3]
+    cdef list found = []
+    alike[0], alike[1], alike[2] = slot_of(kind, "status"), slot_of(kind, "queue"), slot_of(kind, "is_traced")
+    status, queue, is_traced, offset = whole.status, whole.queue, whole.is_traced, whole.queue_offset
+    if len(ids) != len(offset_ids):
+        raise ValueError("not an offset id for each id")
+    for i in range(len(ids)):
+        result = PyType_GenericAlloc(<PyTypeObject *> kind, 0)
+        PyMember_SetOne(<char *> <void *> result, alike[0], status)
+        PyMember_SetOne(<char *> <void *> result, alike[1], queue)
+        PyMember_SetOne(<char *> <void *> result, alike[2], is_traced)
+        PyMember_SetOne(<char *> <void *> result, msg_id, ids[i])
+        PyMember_SetOne(<char *> <void *> result, offset_msg_id, offset_ids[i])
+        PyMember_SetOne(<char *> <void *> result, queue_offset, offset + i)
+        found.append(result)
+    return found
+
+
 cdef str four_digits(int64_t number):
     cdef char digits[8]
     sprintf(digits, "%04X", <unsigned int> (number & 0xFFFF))

@@ -17,7 +17,8 @@ from typing import Any
 import attrs
 import pytest
 
-from mqbroker.client import messages
+from mqbroker.client import batches, messages
+from mqbroker.client.batches import Part
 from mqbroker.client.errors import UnexpectedResponse
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
 from mqbroker.client.options import ProducerOptions
@@ -249,6 +250,32 @@ def test_batches_are_encoded_as_in_python(seed: int) -> None:
             for each, msg_id in zip(made, ids, strict=True)
         ]
         assert found == (encode_batch(entries), ids)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_results_of_a_batch_are_as_in_python(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    for _ in range(30):
+        ids = [f"id{n}" for n in range(rng.randrange(1, 40))]
+        offset_ids = ",".join(f"0A{n}" for n in range(rng.choice([len(ids), len(ids), 1, 50])))
+        first = rng.choice([0, 7, 2**63 - 1])
+        whole = SendResult(
+            rng.choice(list(SendStatus)), "all", offset_ids, QUEUE, first, is_traced=rng.choice([True, False])
+        )
+        part = Part(ids=ids)
+        found = part.results(whole)
+        with monkeypatch.context() as patch:
+            patch.setattr(batches, "compiled", None)
+            expected = part.results(whole)
+        assert [*map(attrs.astuple, found)] == [*map(attrs.astuple, expected)]
+        assert {type(each) for each in found} == {SendResult}
+
+
+def test_results_of_a_batch_need_an_offset_id_for_each_id() -> None:
+    assert compiled is not None
+    whole = SendResult(SendStatus.SEND_OK, "all", "0A", QUEUE, 0)
+    with pytest.raises(ValueError, match="offset id for each"):
+        compiled.batch_results(["a", "b"], ["0A"], whole, SendResult)
 
 
 # --- what is answered

@@ -64,9 +64,18 @@ def test_a_broker_is_added_and_removed_under_a_stream(spark: Any, cluster: Clust
     try:
         wait_for_all("the messages of one broker")
         other = start_other("first")
-        topic: dict[str, Any] = {"topic": TOPIC, "readQueueNums": QUEUES, "writeQueueNums": QUEUES, "perm": 6}
+        topic: dict[str, Any] = {
+            "topic": TOPIC,
+            "defaultTopic": "TBW102",
+            "readQueueNums": QUEUES,
+            "writeQueueNums": QUEUES,
+            "perm": 6,
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": 0,
+            "order": "false",
+        }
         port = other.wait_for_port()
-        assert ask(port, RequestCode.UPDATE_AND_CREATE_TOPIC, defaultTopic="TBW102", **topic).code == 0
+        assert ask(port, RequestCode.UPDATE_AND_CREATE_TOPIC, **topic).code == 0
         sent += send(cluster, {"broker-a", "broker-b"})
         wait_for_all("those of both")
         # It says good-bye, so that the name server does not list it any more.

@@ -1,17 +1,53 @@
 """A small Spark session: two threads, loopback only, nothing written outside of `scratch`."""
 
+import functools
+import hashlib
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.class_archive import archive_options
+
 SOURCE = str(Path(__file__).parent.parent.parent)
+#: The JVM lives shortly: a fast start counts for more than fast code.
+_SHORT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 
 
-def session_environment(scratch: object) -> dict[str, str]:
+def short_lived_jvm() -> str:
+    """Options of a JVM that lives shortly; the first caller of an environment waits until its classes are archived."""
+    return f"{_SHORT} {class_archive_options()}"
+
+
+@functools.cache
+def class_archive_options() -> str:
+    """Those that use the archive of this PySpark and this Java, which is kept with the packages of the environment."""
+    import pyspark
+
+    home = os.environ.get("JAVA_HOME")
+    java = Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
+    parts = [java.resolve(), Path(pyspark.__file__), Path(__file__).with_name("class_archive.py").read_text()]
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return archive_options(Path(sys.prefix, f"spark-classes-{pyspark.__version__}-{digest}.jsa"), _make_archive)
+
+
+def _make_archive(option: str) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-m", "tests.spark.class_archive", scratch, option]
+        # A machine that is too slow for it goes without.
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, cwd=SOURCE, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False)
+
+
+def session_environment(scratch: object, options: str | None = None) -> dict[str, str]:
     """What has to be in the environment: Python workers run this interpreter, and find the source uninstalled."""
-    # The JVM lives shortly: a fast start counts for more than fast code.
-    jvm = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData -Djava.io.tmpdir={scratch} -Duser.home={scratch}"
+    jvm = short_lived_jvm() if options is None else f"{_SHORT} {options}"
+    jvm += f" -Djava.io.tmpdir={scratch} -Duser.home={scratch}"
     return {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{jvm}' pyspark-shell",
@@ -20,8 +56,8 @@ def session_environment(scratch: object) -> dict[str, str]:
     }
 
 
-def start_session(scratch: object, master: str = "local[2]") -> Any:
-    """Start Spark in this process, whose environment is that of `session_environment`."""
+def start_session(scratch: object, master: str = "local[2]", more: Mapping[str, str] | None = None) -> Any:
+    """Start Spark in this process, whose environment is that of `session_environment`; `more` are settings."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).appName("mqbroker tests")
@@ -35,6 +71,7 @@ def start_session(scratch: object, master: str = "local[2]") -> Any:
         "spark.sql.streaming.pollingDelay": "20ms",
         # A busy machine starts Python slowly.
         "spark.python.authenticate.socketTimeout": "60s",
+        **(more or {}),
     }
     for key, value in settings.items():
         builder = builder.config(key, value)

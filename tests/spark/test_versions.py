@@ -1,4 +1,8 @@
-"""What every supported version of PySpark does, and where they differ: `tox -e spark35,spark40,spark41,spark42`."""
+"""What every supported version of PySpark does, and where they differ: `tox -e spark35,spark40,spark41,spark42`.
+
+Those that are marked `repeats` show nothing of the newest PySpark that test_spark, test_sink, test_programs and
+test_kills do not show.
+"""
 
 import json
 import os
@@ -163,6 +167,7 @@ def test_a_batch_has_every_message_and_every_column(query: Query) -> None:
     assert query.batch("VBatch", startingOffsets="latest").count() == 0
 
 
+@pytest.mark.repeats
 def test_runs_of_what_is_available_take_each_message_once(query: Query) -> None:
     sent = publish(query.cluster, "VAvailable", 50)
     assert query.run("VAvailable", startingOffsets="earliest") == [50]
@@ -277,6 +282,7 @@ def test_a_batch_that_is_repeated_has_the_same_messages(query: Query) -> None:
     assert query.rows() == sorted(sent)
 
 
+@pytest.mark.repeats
 def test_mistakes_reach_the_user(query: Query) -> None:
     publish(query.cluster, "VMistakes", 1)
     with pytest.raises(Exception, match="did you mean startingOffsets"):
@@ -285,6 +291,7 @@ def test_mistakes_reach_the_user(query: Query) -> None:
         query.batch("VMistakes", "bodi BINARY").count()
 
 
+@pytest.mark.repeats
 def test_each_batch_of_a_stream_is_written_to_a_topic_once(query: Query) -> None:
     publish(query.cluster, "VFrom", 200)
     sink = mqbroker.spark.foreach_batch(nameServer=query.cluster.name_server, topic="VTo", guarantee="effectively-once")
@@ -299,6 +306,7 @@ def test_each_batch_of_a_stream_is_written_to_a_topic_once(query: Query) -> None
     assert texts == Counter(f"message {n}" for n in range(200))
 
 
+@pytest.mark.repeats
 @pytest.mark.skipif(not api.HAS_SOURCES, reason="PySpark 3.5 has no sinks in Python")
 def test_a_stream_is_written_to_a_topic_by_the_format(query: Query) -> None:
     publish(query.cluster, "VStream", 100, tags="a", properties={"n": "1"}, keys=["k"])
@@ -408,6 +416,7 @@ def kill_in_batch(driver: "subprocess.Popen[bytes]", checkpoint: Path, batch: in
         driver.wait()
 
 
+@pytest.mark.repeats
 def test_a_stream_whose_driver_is_killed_neither_loses_nor_repeats(query: Query) -> None:
     topic, moments = "Killed", random.Random(SEED)
     publish(query.cluster, topic, 20)

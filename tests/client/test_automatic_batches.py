@@ -169,6 +169,19 @@ def test_each_send_of_a_batch_that_never_arrives_fails(sender: Sender) -> None:
     assert all("topic T" in str(each.value) for each in sender.found[1:])
 
 
+def test_a_send_that_is_cancelled_on_its_way_keeps_no_other_from_its_result(sender: Sender) -> None:
+    held: list[Passage] = []
+    sender.world.faults.refuse[None, BATCH] = held.append
+    first = sender.send(b"1")
+    sender.send(b"2")
+    sender.wait(0.006)
+    first.cancel()
+    held[0].pass_on()
+    sender.wait(0)
+    assert isinstance(sender.found[0], Failure)
+    assert [each.queue_offset for each in sender.found[1:]] == [2]
+
+
 def test_cancelled_sends_do_not_leave(sender: Sender) -> None:
     first, second = sender.send(b"1"), sender.send(b"2")
     first.cancel()

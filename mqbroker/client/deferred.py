@@ -22,7 +22,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from twisted.internet.base import ReactorBase
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IReactorCore
-from twisted.python.failure import Failure
 
 from mqbroker.client.automatic_batches import sends_together
 from mqbroker.client.consume_service import Listener
@@ -45,7 +44,7 @@ from mqbroker.client.index_requests import Queries
 from mqbroker.client.iteration import Delivery, Iterated, by_iteration
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.lite_pull import LitePullConsumerCore
-from mqbroker.client.messages import Message, ReceivedMessage, SendResult
+from mqbroker.client.messages import ReceivedMessage, SendResult
 from mqbroker.client.net import decline
 from mqbroker.client.options import (
     ClientOptions,
@@ -100,22 +99,12 @@ def sending(
         taken = None if kwargs else producer.take_plain(*args)
         if taken is None:
             return Deferred.fromCoroutine(method(producer, *args, **kwargs))
-        about = producer, args[0], taken
-        ended: Deferred[Any] = taken.deferred
-        return ended.addCallbacks(_ended, _given_up, callbackArgs=about, errbackArgs=about)
+        message: Any = args[0]
+        taken.send = producer, message
+        ended: Deferred[SendResult] = taken.deferred
+        return ended
 
     return calling
-
-
-def _ended(result: Any, producer: ProducerCore, message: Message, taken: Any) -> Any:
-    if isinstance(result, SendResult):
-        return result
-    return Deferred.fromCoroutine(producer.send_otherwise(message, result))
-
-
-def _given_up(failure: Failure, producer: ProducerCore, message: Message, taken: Any) -> Failure:
-    producer.give_up(message, taken)
-    return failure
 
 
 class _Client(AwaitedContext, OnLoop):

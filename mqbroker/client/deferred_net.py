@@ -22,7 +22,9 @@ from zope.interface import implementer
 
 from mqbroker.client.connection import Connection, WhyLost
 from mqbroker.client.loop_net import CONNECT_TIMEOUT_S, LoopNet
+from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.net import Account, RequestHandler, Task
+from mqbroker.client.producer import ProducerCore
 from mqbroker.client.tls import why_lost
 from mqbroker.errors import MQError, Unreachable
 from mqbroker.remoting.client import Connector, tcp_connector
@@ -174,22 +176,28 @@ class _Timer:
             self._call.cancel()
 
 
+_WAITING, _CANCELLED = object(), object()
+
+
 class DeferredFuture:
     """A `Future` around a Deferred, which fires in a later turn."""
 
-    __slots__ = ("_is_cancelled", "_is_done", "_loop", "_outcome", "deferred")
+    __slots__ = ("_going_on", "_loop", "_outcome", "deferred", "send")
 
     def __init__(self, loop: ReactorLoop) -> None:
         self._loop = loop
+        self._outcome: Any = _WAITING
+        #: Of a send that may be plain, its producer and message: it goes on where that comes to no SendResult. Cheaper
+        #: than a callback.
+        self.send: tuple[ProducerCore, Message] | None = None
+        self._going_on: Deferred[Any] | None = None
         self.deferred: Deferred[Any] = Deferred(self._cancel)
-        self._is_done = self._is_cancelled = False
-        self._outcome: Any = None
 
     def done(self) -> bool:
-        return self._is_done
+        return self._outcome is not _WAITING
 
     def cancelled(self) -> bool:
-        return self._is_cancelled
+        return self._outcome is _CANCELLED
 
     def cancel(self) -> None:
         self.deferred.cancel()
@@ -200,8 +208,8 @@ class DeferredFuture:
         return self._outcome
 
     def set_result(self, result: Any) -> None:
-        assert not self._is_done
-        self._is_done, self._outcome = True, result
+        assert self._outcome is _WAITING
+        self._outcome = result
         self._loop.call_soon(self._fire)
 
     def set_exception(self, error: BaseException) -> None:
@@ -211,12 +219,23 @@ class DeferredFuture:
         return self.deferred.__await__()
 
     def _fire(self) -> None:
-        if not self.deferred.called:
+        if self.deferred.called:
+            return
+        if self.send is None or isinstance(self._outcome, SendResult):
             self.deferred.callback(self._outcome)
+            return
+        producer, message = self.send
+        self._going_on = Deferred.fromCoroutine(producer.send_otherwise(message, self._outcome))
+        self._going_on.addBoth(self.deferred.callback)
 
     def _cancel(self, deferred: Deferred[Any]) -> None:
-        if not self._is_done:
-            self._is_done = self._is_cancelled = True
+        if self._outcome is _WAITING:
+            self._outcome = _CANCELLED
+        elif self._going_on is not None:
+            self._going_on.cancel()
+        elif self.send is not None:
+            producer, message = self.send
+            producer.give_up(message, self)
 
 
 #: The task that runs.

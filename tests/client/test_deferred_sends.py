@@ -161,6 +161,20 @@ def test_what_is_cancelled_when_it_is_to_be_sent_otherwise_gives_its_place_back(
     assert len(sender.bodies) == 1
 
 
+def test_what_is_cancelled_while_it_is_sent_otherwise_is_not_sent_again(sender: Sender) -> None:
+    sender.world.faults.refuse[None, SEND] = lambda passage: passage.answer(
+        passage.request.response(passage.request, ResponseCode.SYSTEM_BUSY, "busy")
+    )
+    cancelled = sender.send(b"x")
+    sender.world.cluster.settle()
+    assert sender.found == [], "it waits to be sent again"
+    cancelled.cancel()
+    assert [type(error) for error in errors(sender.found)] == [CancelledError]
+    before = len(sender.bodies)
+    sender.world.clock.pump([0.1] * 40)
+    assert (len(sender.bodies), len(sender.found)) == (before, 1)
+
+
 def test_what_is_no_message_fails_as_any_other_send(sender: Sender) -> None:
     wrong: Any = "text"
     sender.producer.send(wrong).addBoth(sender.found.append)

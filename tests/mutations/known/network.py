@@ -693,9 +693,9 @@ MISTAKES = [
     ),
     Mutation(
         "keep the place of a send that was cancelled before it went another way",
-        "client/deferred.py",
-        "    producer.give_up(message, taken)\n",
-        "",
+        "client/deferred_net.py",
+        "            producer.give_up(message, self)\n",
+        "            pass\n",
         ("tests/client/test_deferred_sends.py",),
         with_compiled=True,
     ),
@@ -709,8 +709,8 @@ MISTAKES = [
     Mutation(
         "end a wait that was cancelled once more",
         "client/deferred_net.py",
-        "        if not self.deferred.called:\n",
-        "        if self._is_done:\n",
+        "        if self.deferred.called:\n",
+        "        if self._outcome is _WAITING:\n",
         ("tests/client/test_reactor_loop.py",),
     ),
     Mutation(

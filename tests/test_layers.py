@@ -43,6 +43,7 @@ SMALL_DOORS: dict[str, set[str]] = {
     # It runs on a thread, where sockets wait by the clock of the machine.
     "client/address_server.py": {"time.monotonic"},
     "client/blocking.py": {"threading", "concurrent.futures"},
+    "client/direct_sends.py": {"threading"},
     "client/thread_clients.py": {"random.Random", "threading"},
     "client/thread_sends.py": {"threading", "concurrent.futures"},
     # Read by any thread, and written by those of listeners.

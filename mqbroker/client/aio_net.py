@@ -53,6 +53,7 @@ class AioNet(LoopNet):
         """Raises BadTls if files of `tls` cannot be used."""
         super().__init__(on_request, rng, credentials, partial(why_lost, tls=tls))
         self._tls = None if tls is None else Contexts(tls, ssl_context)
+        self.is_encrypted = tls is not None
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 

@@ -60,6 +60,11 @@ class Availability:
         for broker in brokers:
             self._until.pop(broker, None)
 
+    @property
+    def avoids_any(self) -> bool:
+        """Whether some are avoided, or were until a short time ago; may be read on any thread."""
+        return bool(self._until)
+
     def avoided(self) -> set[str]:
         """The names of the brokers that are avoided now; none in most cases."""
         if not self._until:

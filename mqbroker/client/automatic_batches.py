@@ -64,6 +64,9 @@ class AutomaticBatches(PlainSends):
         self._bytes = 0
         self._timer: Timer | None = None
 
+    def direct(self) -> None:
+        """They leave together."""
+
     def suits(self, message: Message) -> bool:
         return super().suits(message) and may_be_in_batch(message)
 

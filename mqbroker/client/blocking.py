@@ -35,7 +35,7 @@ from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.subscription import ALL, Sql
 from mqbroker.client.thread_calls import CheckThreads, ThreadConsumeService
 from mqbroker.client.thread_clients import OfOneProcess, PerProcess, call, later
-from mqbroker.client.thread_sends import UnderWay, sending, sending_async
+from mqbroker.client.thread_sends import UnderWay, sending, sending_async, sending_oneway
 from mqbroker.client.transactions import (
     TransactionCore,
     TransactionResult,
@@ -61,11 +61,12 @@ class Producer(PerProcess[aio.Producer, ProducerOptions]):
         self._under_way = UnderWay(self._options)
 
     def _make(self) -> aio.Producer:
-        self._under_way = UnderWay(self._options)
-        return aio.Producer(self._name_servers, self._group, options=self._options)
+        made = aio.Producer(self._name_servers, self._group, options=self._options)
+        self._under_way = UnderWay(self._options, core(made).direct_sends())
+        return made
 
     send_batch = call(ProducerCore.send_batch, core)
-    send_oneway = call(ProducerCore.send_oneway, core)
+    send_oneway = sending_oneway(ProducerCore.send_oneway)
     request = call(ProducerCore.request, core)
     queues = call(ProducerCore.queues, core)
 
@@ -84,6 +85,7 @@ class Producer(PerProcess[aio.Producer, ProducerOptions]):
         if made is not None and self._pid == os.getpid():
             made[0].check_may_block()
             self._under_way.wait_until_empty(self._options.close_timeout_s / 2)
+        self._under_way.close()
         super().close()
 
     async def _close(self, client: aio.Producer) -> None:
@@ -118,8 +120,7 @@ class TransactionProducer(Producer):
         return functools.partial(type(self), *given, topics=self._topics, options=self._options), ()
 
     def _make(self) -> aio.TransactionProducer:
-        self._under_way = UnderWay(self._options)
-        return aio.TransactionProducer(
+        made = aio.TransactionProducer(
             self._name_servers,
             self._group,
             self._check,
@@ -127,6 +128,8 @@ class TransactionProducer(Producer):
             options=self._options,
             call=CheckThreads().call,
         )
+        self._under_way = UnderWay(self._options, core(made).direct_sends())
+        return made
 
     def send_in_transaction(
         self,

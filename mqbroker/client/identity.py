@@ -61,18 +61,23 @@ class Identity:
         self._now = now
         #: As brokers know it; empty before `take`.
         self.client_id = ""
+        self._ip = ""
         self._ids: UniqIdSource | None = None
 
     def take(self) -> None:
         """Take the identity of this process; called when the client starts."""
-        ip, pid = local_ip(self._name_servers), os.getpid()
+        self._ip = local_ip(self._name_servers)
         unit = f"@{self._unit_name}" if self._unit_name else ""
-        self.client_id = make_client_id(ip, pid, self._rng) + unit
-        self._ids = UniqIdSource(ip, pid, self._rng.getrandbits(32), self._now)
+        self.client_id = make_client_id(self._ip, os.getpid(), self._rng) + unit
+        self._ids = self.id_source()
+
+    def id_source(self) -> UniqIdSource:
+        """A source of message ids of its own, for one thread."""
+        return UniqIdSource(self._ip, os.getpid(), self._rng.getrandbits(32), self._now)
 
     def become(self, other: Identity) -> None:
         """Take the identity of another, for messages, too."""
-        self.client_id, self._ids = other.client_id, other._ids
+        self.client_id, self._ids, self._ip = other.client_id, other._ids, other._ip
 
     @property
     def next_ids(self) -> UniqIdSource:

@@ -94,6 +94,7 @@ class LoopNet(ABC):
         self.sends_ended: SendsEnded = len
         #: The same for all with the same connections.
         self.hooks = Hooks()
+        self.is_encrypted = False
 
     # what depends on the loop
 

@@ -9,7 +9,8 @@ from itertools import groupby, repeat
 from operator import attrgetter, methodcaller
 
 from mqbroker.client.attempts import Attempts, Chosen, FirstAttempt
-from mqbroker.client.connection import Place, Sent
+from mqbroker.client.connection import Connection, Place, Sent
+from mqbroker.client.direct_sends import DirectSends
 from mqbroker.client.identity import Identity
 from mqbroker.client.loop import Future, Loop
 from mqbroker.client.loop_net import LoopNet
@@ -60,6 +61,10 @@ class PlainSends:
         self._waiters: list[Future] = []
         self._targets: dict[str, _Targets] = {}
 
+    def direct(self) -> DirectSends | None:
+        """What takes sends of threads that wait for them."""
+        return DirectSends(self._net, self, self._identity, self._availability)
+
     def suits(self, message: Message) -> bool:
         """Whether `message` may be plain."""
         return 0 < len(message.body) <= self._size_max and type(message) is Message
@@ -83,6 +88,22 @@ class PlainSends:
         if len(self._messages) >= _TOGETHER_MAX:
             self.flush()
         return waiter
+
+    def place(self, message: Message, turn: int) -> tuple[Place, Connection, int] | None:
+        """Where a send goes in this turn of the queues: its place, the connection to there, and the milliseconds for
+        the answer; None where the loop has to be asked. May be called on any thread."""
+        targets = self._targets.get(message.topic)
+        if targets is None or self._availability.avoids_any or not self.suits(message):
+            return None
+        if targets.route is not self._routes.known(message.topic, create=True):
+            return None
+        number = turn % len(targets.places)
+        addr = targets.addrs[number]
+        connection = None if addr is None else self._net.free_connection(addr)
+        if connection is None or self._heartbeats.is_due(connection.addr):
+            return None
+        timeout_ms = self._timeout_ms if len(targets.by_addr) == 1 else self._first_timeout_ms
+        return targets.places[number], connection, timeout_ms
 
     def give_up(self, message: Message, taken: Future) -> None:
         """What `take` has returned is no longer awaited."""

@@ -32,6 +32,7 @@ from mqbroker.wire.codes import REPLY_TOPIC_POSTFIX, RequestCode
 from mqbroker.wire.command import RemotingCommand
 
 if TYPE_CHECKING:
+    from mqbroker.client.direct_sends import DirectSends
     from mqbroker.client.plain_sends import PlainSends
 
 log = logging.getLogger(__name__)
@@ -256,6 +257,15 @@ class ProducerCore:
         """Send what was no plain send after all; its slot ends with it. Raises `outcome` if that is an error."""
         with Slot(self._in_flight, len(message.body)):
             return await self._send_otherwise(message, choose, None, outcome)
+
+    def direct_sends(self) -> DirectSends | None:
+        """What takes sends of threads that wait for them, if any does."""
+        return None if self._plain is None else self._plain.direct()
+
+    async def send_after(self, message: Message, first: FirstAttempt) -> SendResult:
+        """Go on with a send whose `first` attempt was made elsewhere. Raises as `send` does."""
+        with await self._slot(len(message.body)):
+            return await self._send_otherwise(message, None, None, first)
 
     def give_up(self, message: Message, taken: Any) -> None:
         """What `take_plain` has returned is no longer awaited."""

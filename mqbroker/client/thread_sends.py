@@ -10,8 +10,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, cast
 
+from mqbroker.client.attempts import FirstAttempt
+from mqbroker.client.direct_sends import DirectSends
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.faces import core
 from mqbroker.client.loop_thread import follow, wait_for
@@ -37,9 +39,33 @@ def sending(method: SendMethod[P]) -> Callable[Concatenate[Any, P], SendResult]:
     def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> SendResult:
         thread, made = parts(client)
         thread.check_may_block()
+        under_way = _under_way(client)
+        if not kwargs and len(args) == 1:
+            outcome = under_way.send_directly(args[0])
+            if isinstance(outcome, SendResult):
+                return outcome
+            if outcome is not None:
+                producer: ProducerCore = core(made)
+                return thread.run(producer.send_after(cast(Message, args[0]), outcome))
         future: Future[SendResult] = Future()
         thread.call(functools.partial(_send, core(made), future, args, kwargs), future)
-        return wait_for(future)
+        result = wait_for(future)
+        under_way.has_unordered = False
+        return result
+
+    return calling
+
+
+def sending_oneway(
+    method: Callable[Concatenate[ProducerCore, P], Coroutine[Any, Any, None]],
+) -> Callable[Concatenate[Any, P], None]:
+    """Make a producer's method that sends without a response."""
+
+    @functools.wraps(method)
+    def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        thread, made = parts(client)
+        _under_way(client).has_unordered = True
+        thread.run(method(core(made), *args, **kwargs))
 
     return calling
 
@@ -91,11 +117,24 @@ def _sent(producer: ProducerCore, future: Future[SendResult], message: Message, 
 class UnderWay:
     """The `send_async` sends of a producer that have no result yet, by number and bytes: threads wait for room."""
 
-    def __init__(self, options: ProducerOptions) -> None:
+    def __init__(self, options: ProducerOptions, direct: DirectSends | None = None) -> None:
+        self._direct = direct
+        #: Whether a message that nobody waits for may be on its way on the loop's connection: the next goes there, too.
+        self.has_unordered = False
         self._count_max = options.sends_in_flight_max
         self._bytes_max = options.sends_in_flight_bytes_max
         self._changed = threading.Condition()
         self._count = self._bytes = 0
+
+    def send_directly(self, message: object) -> SendResult | FirstAttempt | None:
+        """As `DirectSends.send`; None also where it would overtake others."""
+        if self._direct is None or self._count or self.has_unordered or not isinstance(message, Message):
+            return None
+        return self._direct.send(message)
+
+    def close(self) -> None:
+        if self._direct is not None:
+            self._direct.close()
 
     def enter(self, size: int, *, may_wait: bool) -> None:
         with self._changed:

@@ -174,33 +174,41 @@ class Connection:
 
     def data_received(self, data: bytes) -> None:
         now = self._loop.time()
-        if compiled is not None:
-            data = self._take_plain(data, now)
-            if not data:
+        while data := data if compiled is None else self._take_plain(data, now):
+            end = self._end_of_next(data, 0)
+            try:
+                commands = [decode_command(*frame) for frame in self._decoder.feed(data[:end])]
+            except BadFrame as error:
+                log.warning("closing the connection to %s: %s", self.addr, error)
+                self._tell_listeners("failed", self.addr, str(error))
+                self.close()
                 return
-        try:
-            commands = [decode_command(*frame) for frame in self._decoder.feed(data)]
-        except BadFrame as error:
-            log.warning("closing the connection to %s: %s", self.addr, error)
-            self._tell_listeners("failed", self.addr, str(error))
-            self.close()
-            return
-        self._handle(commands, now)
+            self._handle(commands, now)
+            data = data[end:]
+
+    def _end_of_next(self, data: bytes, at: int) -> int:
+        """How much of `data` is read without a look for responses to plain sends: the frame at `at`, or all where there
+        are none to come."""
+        return at + 4 + int.from_bytes(data[at : at + 4], "big") if self._sent else len(data)
 
     def _take_plain(self, data: bytes, now: float) -> bytes:
         """Take the plain responses from the beginning of `data`; returns the rest."""
-        whole, at = self._decoder.join(data), 0
+        whole = self._decoder.join(data)
         if whole is None or compiled is None:
             return data
-        if self._sent:
-            stored, at = compiled.take_stored(whole, self._sent, SendResult, SendStatus.SEND_OK)
-            if stored:
-                self._responses.heard_at = now
-                self._tell(stored)
-        responses, at = take_responses(whole, at)
-        if responses:
+        while whole:
+            at = 0
+            if self._sent:
+                stored, at = compiled.take_stored(whole, self._sent, SendResult, SendStatus.SEND_OK)
+                if stored:
+                    self._responses.heard_at = now
+                    self._tell(stored)
+            responses, end = take_responses(whole[: self._end_of_next(whole, at)], at)
+            if not responses:
+                return whole[at:]
             self._handle(responses, now)
-        return whole[at:]
+            whole = whole[end:]
+        return whole
 
     def _tell(self, ended: list[tuple[Sent, SendResult | RemotingCommand | MQError]]) -> None:
         """Tell the owners of plain sends that they have ended, and how."""

@@ -64,14 +64,18 @@ def check_namespace(namespace: object) -> str:
 
 def within(namespace: str, name: str) -> str:
     """The topic or group `name` as brokers know it: with the namespace, as Java's clients write it."""
+    if not namespace:
+        return name
     prefix, rest = _parts(name)
-    if not namespace or _is_system(name) or rest.startswith(f"{namespace}%"):
+    if _is_system(name) or rest.startswith(f"{namespace}%"):
         return name
     return f"{prefix}{namespace}%{rest}"
 
 
 def bare(name: str, namespace: str | None = None) -> str:
     """The topic or group `name` without its namespace, or without this one if it is given."""
+    if "%" not in name:
+        return name
     prefix, rest = _parts(name)
     found, separator, inside = rest.partition("%")
     if not separator or not found or _is_system(name) or (namespace is not None and found != namespace):

@@ -134,6 +134,8 @@ class Guard:
         KeyboardInterrupt."""
         try:
             result = call(*args)
+            if result is None and returns is object:
+                return None
             if inspect.iscoroutine(result):
                 result.close()
                 raise TypeError("it is a coroutine function, and must be a plain one: nobody awaits it")
@@ -161,23 +163,25 @@ class Observers:
 
     def __init__(self, members: Sequence[Any], steady: Callable[[], float]) -> None:
         self._members = tuple(members)
+        sends = [each for each in members if isinstance(each, SendObserver)]
+        #: What is called for a send, in these orders.
+        self._before, self._after = [each.before_send for each in sends], [each.after_send for each in reversed(sends)]
         self._steady = steady
         self._call = Guard("observer", "operation continues", steady).call
 
     async def sending(
-        self, send: Send, run: Callable[[list[Message]], Awaitable[T]], addr_of: Callable[[object], str]
+        self, send: Send, addr_of: Callable[[object], str], run: Callable[..., Awaitable[T]], *given: Any
     ) -> T:
-        """What `run` returns for the messages, after the observers have seen them; `addr_of` is of what came of it.
-        Raises Forbidden, and what `run` raises."""
-        seen: list[SendObserver] = []
+        """What `run` returns for the messages and what is `given`, after the observers have seen them; `addr_of` is of
+        what came of it. Raises Forbidden, and what `run` raises."""
+        unseen = len(self._before)
         began = self._steady()
         outcome: Any = None
         try:
-            for each in self._members:
-                if isinstance(each, SendObserver):
-                    self._call(each.before_send, send, may_raise=(Forbidden,))
-                    seen.append(each)
-            result = await run(send.messages)
+            for before in self._before:
+                self._call(before, send, may_raise=(Forbidden,))
+                unseen -= 1
+            result = await run(send.messages, *given)
             outcome = [result] if isinstance(result, SendResult) else result or []
             return result
         except BaseException as error:
@@ -185,8 +189,8 @@ class Observers:
             raise
         finally:
             send.took_s, send.addr = self._steady() - began, addr_of(outcome)
-            for each in reversed(seen):
-                self._call(each.after_send, send, outcome)
+            for after in self._after[unseen:]:
+                self._call(after, send, outcome)
 
     def consumers(self) -> list[ConsumeObserver]:
         """Those of consumption."""

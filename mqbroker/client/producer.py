@@ -84,7 +84,7 @@ class ProducerCore:
         observers = [each for each in (*options.observers, self._tracer) if isinstance(each, SendObserver)]
         self._observers = Observers(observers, net.steady) if observers else None
         self._plain: PlainSends | None = None
-        if plain_sends and not (self._observers or self._namespace or options.retry_unstored or options.vip_channel):
+        if plain_sends and not (self._namespace or options.retry_unstored or options.vip_channel):
             self._plain = plain_sends(identity, self._attempts, self._in_flight)
         self._requests = SendsInFlight(net, options.requests_in_flight_max, options.sends_in_flight_bytes_max)
         self._replies = Replies(net)
@@ -120,36 +120,33 @@ class ProducerCore:
         broker will never accept the message, BadMessage, TopicNotFound, NameServerUnreachable, NoBrokerForTopic, and
         ClientClosed if the producer was closed meanwhile.
         """
-        self.checked(message)
-        choose = chooser(message, queue, key, selector)
-        plain = self._plain
+        choose, until = chooser(self.checked(message), queue, key, selector), self._until(timeout_s)
+        if self._observers is None and not self._namespace:
+            return await self._send_one([message], choose, until)
+        return await self._observed(SendKind.SEND, [message], self._send_one, choose, until)
+
+    async def _send_one(self, messages: list[Message], choose: Choose | None, until: float | None) -> SendResult:
+        """Send the message, on the plain path if that may be."""
+        message, plain = messages[0], self._plain
         if (
-            plain is not None
-            and timeout_s is None
-            and not self._attempts.is_closed
-            and plain.suits(message)
-            and not (self._ordered and choose)
+            plain is None
+            or until is not None
+            or self._attempts.is_closed
+            or not plain.suits(message)
+            or (self._ordered and choose)
         ):
-            size = len(message.body)
-            if not self._in_flight.acquired(size):
-                await self._in_flight.acquire(size)
-            waiter = plain.take(message, choose)
-            try:
-                result = await waiter
-            except BaseException:  # it was cancelled
-                plain.give_up(message, waiter)
-                raise
-            return result if isinstance(result, SendResult) else await self.send_otherwise(message, result, choose)
-        return await self._send_general(message, choose, self._until(timeout_s), SendKind.SEND)
-
-    async def _send_general(
-        self, message: Message, choose: Choose | None, until: float | None, kind: SendKind
-    ) -> SendResult:
-        async def run(messages: list[Message]) -> SendResult:
-            with await self._slot(len(messages[0].body), until):
-                return await self._send_otherwise(messages[0], choose, until, None)
-
-        return await self._observed(kind, [message], run)
+            with await self._slot(len(message.body), until):
+                return await self._send_otherwise(message, choose, until, None)
+        size = len(message.body)
+        if not self._in_flight.acquired(size):
+            await self._in_flight.acquire(size)
+        waiter = plain.take(message, choose)
+        try:
+            result = await waiter
+        except BaseException:  # it was cancelled
+            plain.give_up(message, waiter)
+            raise
+        return result if isinstance(result, SendResult) else await self.send_otherwise(message, result, choose)
 
     async def request(
         self,
@@ -173,7 +170,7 @@ class ProducerCore:
             await self._be_known(message.topic, until)
             asked, correlation_id = self._replies.expect(message, self._identity.client_id, seconds)
             try:
-                sent = await self._send_general(asked, choose, until, SendKind.REQUEST)
+                sent = await self._observed(SendKind.REQUEST, [asked], self._send_one, choose, until)
                 reply = await self._replies.wait(correlation_id, until - self._net.steady())
             finally:
                 self._replies.forget(correlation_id)
@@ -206,45 +203,42 @@ class ProducerCore:
         """Whether a broker's request is for this producer."""
         return request.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT and self._replies.expects(request)
 
-    async def _observed(
-        self, kind: SendKind, messages: list[Message], run: Callable[[list[Message]], Awaitable[T]]
-    ) -> T:
-        """What `run`, which sends, returns for the messages, after the observers have seen them."""
+    def _observed(
+        self, kind: SendKind, messages: list[Message], run: Callable[..., Awaitable[T]], *given: Any
+    ) -> Awaitable[T]:
+        """What `run`, which sends, returns for the messages and what is `given`, after the observers have seen them."""
         if self._namespace:
             messages = [attrs.evolve(each, topic=within(self._namespace, each.topic)) for each in messages]
-            run = partial(self._in_namespace, run)
+            run, given = self._in_namespace, (run, *given)
         if self._observers is None:
-            return await run(messages)
+            return run(messages, *given)
         send = Send(self._group, self._identity.client_id, kind, messages, self._now_ms())
-        return await self._observers.sending(send, run, self._addr_of)
+        return self._observers.sending(send, self._addr_of, run, *given)
 
-    async def _in_namespace(self, run: Callable[[list[Message]], Awaitable[T]], messages: list[Message]) -> T:
+    async def _in_namespace(self, messages: list[Message], run: Callable[..., Awaitable[Any]], *given: Any) -> Any:
         """What `run` returns, with queues of topics as the user knows them."""
-        found: Any = await run(messages)
+        found = await run(messages, *given)
         results = [found] if isinstance(found, SendResult) else found
         bared = results and [attrs.evolve(each, queue=bare_queue(self._namespace, each.queue)) for each in results]
-        return cast(T, bared[0] if isinstance(found, SendResult) else bared)
+        return bared[0] if isinstance(found, SendResult) else bared
 
     async def send_unseen(self, message: Message) -> SendResult:
         """Send a message that no observer sees."""
-        with await self._slot(len(message.body)):
-            return await self._send_otherwise(message, None, None, None)
+        return await self._send_one([message], None, None)
 
     def _addr_of(self, outcome: object) -> str:
         """The address of the broker that was asked last in a send, or empty."""
-        if isinstance(outcome, SendFailed) and outcome.attempts:
-            return outcome.attempts[-1][1]
-        if not isinstance(outcome, list) or not outcome:
-            return ""
-        queue = outcome[-1].queue
-        route = self._routes.known(within(self._namespace, queue.topic), create=True)
-        return (route and route.master(queue.broker_name)) or ""
+        if isinstance(outcome, list) and outcome:
+            queue = outcome[-1].queue
+            route = self._routes.last(within(self._namespace, queue.topic))
+            return (route and route.master(queue.broker_name)) or ""
+        return outcome.attempts[-1][1] if isinstance(outcome, SendFailed) and outcome.attempts else ""
 
     def take_plain(self, message: object = None) -> Any:
-        """Begin a send to the next queue without a coroutine, where it may be plain and has its turn: returns what
-        `PlainSends.take` does, else None. Where that comes to no SendResult, `send_otherwise` goes on; where it is
-        cancelled, `give_up` is called."""
-        plain = self._plain
+        """Begin a send to the next queue without a coroutine, where it may be plain, has its turn, and is not observed:
+        returns what `PlainSends.take` does, else None. Where that comes to no SendResult, `send_otherwise` goes on;
+        where it is cancelled, `give_up` is called."""
+        plain = None if self._observers else self._plain
         if plain is None or self._attempts.is_closed or not isinstance(message, Message) or not plain.suits(message):
             return None
         if not self._in_flight.acquired(len(message.body)):

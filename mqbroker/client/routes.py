@@ -187,6 +187,11 @@ class Routes:
         entry = self._entries.get(topic)
         return None if entry is None or entry.waiting or not self._is_good(entry, create) else entry.route
 
+    def last(self, topic: str) -> Route | None:
+        """The route that was got last, however old it is."""
+        entry = self._entries.get(topic)
+        return None if entry is None else entry.route
+
     async def refresh_all(self) -> None:
         """Request the route of every topic in use."""
         for topic, entry in list(self._entries.items()):

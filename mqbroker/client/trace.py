@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-
-import attrs
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from mqbroker.client.listeners import ConsumeResult, Throttle
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
@@ -21,7 +19,7 @@ log = logging.getLogger(__name__)
 
 #: Traces leave once in so many seconds, so many at once; while more wait than the maximum, new ones are dropped.
 FLUSH_S = 0.5
-_TOGETHER_MAX = 100
+_TOGETHER_MAX = 400
 _WAITING_MAX = 10_000
 #: A message's keys are part of its properties, which have 32,767 bytes at most.
 _KEYS_BYTES_MAX = 16_000
@@ -29,14 +27,14 @@ _KEYS_BYTES_MAX = 16_000
 #: The ordinals of Java's MessageType and ConsumeReturnType.
 _NORMAL, _HALF, _COMMIT, _DELAYED = 0, 1, 2, 3
 _SUCCESS, _EXCEPTION, _FAILED = 0, 2, 4
+#: What Java writes for what is not there; its decoder fails where a line ends in an empty field.
+_NONE = "null"
+#: Looked up once: an enumeration takes long for that.
+_TRANSACTION, _STORED = SendKind.TRANSACTION, SendStatus.SEND_OK
 
 
-@attrs.frozen
-class _Trace:
-    """One entry: its text, and what finds it."""
-
-    text: str
-    keys: tuple[str, ...]
+#: One entry: its text, and what finds it.
+_Trace = tuple[str, Sequence[str]]
 
 
 class Tracer(SendObserver, ConsumeObserver):
@@ -57,15 +55,18 @@ class Tracer(SendObserver, ConsumeObserver):
     def after_send(self, send: Send, outcome: list[SendResult] | BaseException) -> None:
         if isinstance(outcome, BaseException):
             return  # as in Java: nothing is known of it by an id
+        group, took_ms, is_half = bare(send.group), int(send.took_s * 1000), send.kind is _TRANSACTION
         for message, result in zip(send.messages, outcome, strict=False):
             if not result.is_traced:
                 continue
-            kind = _HALF if send.kind is SendKind.TRANSACTION else _DELAYED if message.delay_level else _NORMAL
-            what = bare(send.group), bare(message.topic), result.msg_id, _text(message.tags), _keys(message)
-            how = send.addr, len(message.body), int(send.took_s * 1000), kind, result.offset_msg_id
-            is_stored = _flag(result.status is SendStatus.SEND_OK)
-            start = "Pub", send.began_ms, DEFAULT_TRACE_REGION_ID
-            self._add(result.msg_id, message.keys, *start, *what, *how, is_stored)
+            kind = _HALF if is_half else _DELAYED if message.delay_level else _NORMAL
+            is_stored = "true" if result.status is _STORED else "false"
+            text = (
+                f"Pub\x01{send.began_ms}\x01{DEFAULT_TRACE_REGION_ID}\x01{group}\x01{bare(message.topic)}"
+                f"\x01{result.msg_id}\x01{message.tags or _NONE}\x01{_keys(message)}\x01{send.addr}"
+                f"\x01{len(message.body)}\x01{took_ms}\x01{kind}\x01{result.offset_msg_id}\x01{is_stored}\x02"
+            )
+            self._put(text, (result.msg_id, *message.keys))
 
     def ended(self, group: str, topic: str, msg_id: str, addr: str, state: str, *, is_from_check: bool) -> None:
         """The transaction of a message has ended; `state` is Java's name for that."""
@@ -108,9 +109,10 @@ class Tracer(SendObserver, ConsumeObserver):
             while waiting and len(texts) < _TOGETHER_MAX and size < _KEYS_BYTES_MAX:
                 trace = waiting.popleft()
                 taken.append(trace)
-                texts.append(trace.text)
-                keys.update(dict.fromkeys(trace.keys))
-                size += sum(len(key) + 1 for key in trace.keys)
+                texts.append(trace[0])
+                for key in trace[1]:
+                    keys[key] = None
+                    size += len(key) + 1
             self._under_way = len(taken)
             try:
                 await self._send(Message(self._topic, "".join(texts), keys=tuple(keys)))
@@ -126,13 +128,15 @@ class Tracer(SendObserver, ConsumeObserver):
                 self._under_way = 0
 
     def _add(self, msg_id: str, keys: Iterable[str], *fields: object) -> None:
-        if len(self._waiting) >= _WAITING_MAX:
-            self._dropped += 1
-            if self._dropped % _WAITING_MAX == 1:
-                log.warning("%d traces lost so far: they are produced faster than brokers store them", self._dropped)
+        self._put("\x01".join(map(str, fields)) + "\x02", [key for key in (msg_id, *keys) if key])
+
+    def _put(self, text: str, keys: Sequence[str]) -> None:
+        if len(self._waiting) < _WAITING_MAX:
+            self._waiting.append((text, keys))
             return
-        named = tuple(key for key in (msg_id, *keys) if key)
-        self._waiting.append(_Trace("\x01".join(map(str, fields)) + "\x02", named))
+        self._dropped += 1
+        if self._dropped % _WAITING_MAX == 1:
+            log.warning("%d traces lost so far: they are produced faster than brokers store them", self._dropped)
 
     def _now_ms(self) -> int:
         return int(self._net.now() * 1000)
@@ -143,13 +147,8 @@ def _traced(messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
     return [message for message in messages if message.properties.get(Prop.TRACE_SWITCH) != "false"]
 
 
-def _text(value: str | None) -> str:
-    # As Java writes what is not there; its decoder fails where a line ends in an empty field.
-    return value or "null"
-
-
 def _keys(message: Message | ReceivedMessage) -> str:
-    return _text(KEY_SEPARATOR.join(message.keys))
+    return KEY_SEPARATOR.join(message.keys) if message.keys else _NONE
 
 
 def _flag(value: bool) -> str:

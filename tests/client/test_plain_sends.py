@@ -9,13 +9,24 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import pytest
 
-from mqbroker.client import ClientClosed, Message, ProducerOptions, SendFailed
+from mqbroker.client import (
+    ClientClosed,
+    Forbidden,
+    Message,
+    ProducerOptions,
+    Send,
+    SendFailed,
+    SendObserver,
+    SendResult,
+)
 from mqbroker.client.aio import Producer
 from mqbroker.client.attempts import Attempts
+from mqbroker.client.connection import Connection, Line
 from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.routes import Route
 from mqbroker.client.send import queue_for_key
@@ -334,7 +345,7 @@ def test_an_answer_to_what_was_not_asked_stands_for_no_message(topic: Loopback) 
     assert bodies(topic) == [b"x", b"x"]
 
 
-class Connection:
+class FakeConnection:
     """Takes runs, and answers nothing."""
 
     def __init__(self, addr: str) -> None:
@@ -349,7 +360,7 @@ class Connection:
 def test_each_message_goes_to_the_master_of_its_queue() -> None:
     queues = tuple(MessageQueue("T", name, n) for name in ("a", "b") for n in range(2))
     route = Route("T", queues, (), {"a": {0: "10.0.0.2:1"}, "b": {0: "10.0.0.3:1"}})
-    connections = {addr: Connection(addr) for addr in ("10.0.0.2:1", "10.0.0.3:1")}
+    connections = {addr: FakeConnection(addr) for addr in ("10.0.0.2:1", "10.0.0.3:1")}
     net: Any = SimpleNamespace(free_connection=connections.get, now=lambda: 1.0)
     parts: Any = SimpleNamespace(
         known=lambda topic, create: route,
@@ -373,3 +384,144 @@ def test_each_message_goes_to_the_master_of_its_queue() -> None:
         assert [body for _, body in sent] == sorted(body for _, body in sent)
     counts = Counter(queue for sent in by_name.values() for queue, _ in sent)
     assert counts == dict.fromkeys(queues, 5)
+
+
+class Sees(SendObserver):
+    """Notes what is sent and what comes of it; makes letters capital ones, and forbids a message."""
+
+    def __init__(self) -> None:
+        self.before: list[bytes] = []
+        self.after: list[tuple[bytes, Any]] = []
+
+    def before_send(self, send: Send) -> None:
+        (message,) = send.messages
+        self.before.append(message.body)
+        if message.body == b"forbidden":
+            raise Forbidden("as the test wants")
+        send.messages = [attrs.evolve(message, body=message.body.upper())]
+
+    def after_send(self, send: Send, outcome: list[SendResult] | BaseException) -> None:
+        self.after.append((send.messages[0].body, outcome))
+
+
+def test_observed_sends_keep_their_order_and_are_as_observers_want_them(
+    topic: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(producer: Producer) -> Any:
+        if compiled is not None:
+            monkeypatch.setattr("mqbroker.client.producer.prepare", None)  # of the general path
+        keys = ["k" if n % 3 else None for n in range(40)]
+        return await all_of(*(producer.send(Message("T", b"a%02d" % n), key=keys[n]) for n in range(40)))
+
+    sees = Sees()
+    found = with_producer(topic, use, observers=[sees])
+    assert [result.queue_offset for result in found] == list(range(1, 41))
+    assert bodies(topic) == [b"A%02d" % n for n in range(40)]
+    assert sees.before[1:] == [b"a%02d" % n for n in range(40)]
+    assert sees.after[1:] == [(b"A%02d" % n, [found[n]]) for n in range(40)]
+
+
+def test_a_plain_send_that_is_repeated_is_observed_once(topic: Loopback) -> None:
+    async def use(producer: Producer) -> Any:
+        be_busy_at_first(topic)
+        return await all_of(*(producer.send(Message("T", b"%d" % n)) for n in range(3)))
+
+    sees = Sees()
+    found = with_producer(topic, use, observers=[sees])
+    assert sorted(bodies(topic)) == [b"0", b"0", b"1", b"1", b"2", b"2"]
+    assert sees.before == [b"first", b"0", b"1", b"2"]
+    assert sorted(sees.after[1:]) == [(b"%d" % n, [found[n]]) for n in range(3)]
+
+
+def test_a_send_that_an_observer_forbids_takes_no_place(topic: Loopback) -> None:
+    async def use(producer: Producer) -> Any:
+        forbidden = await all_of(*(producer.send(Message("T", b"forbidden")) for _ in range(3)))
+        return *forbidden, await producer.send(Message("T", b"next"))
+
+    first, last = Sees(), Sees()
+    first.before_send = lambda send: None
+    *forbidden, sent = with_producer(topic, use, observers=[first, last], sends_in_flight_max=1)
+    assert all(isinstance(each, Forbidden) for each in forbidden)
+    assert sent.queue_offset == 1
+    assert bodies(topic) == [b"NEXT"]
+    assert first.after[1:] == [*((b"forbidden", each) for each in forbidden), (b"NEXT", [sent])]
+    assert last.after[1:] == [(b"NEXT", [sent])]
+
+
+def test_an_observer_sees_that_a_plain_send_is_cancelled(topic: Loopback) -> None:
+    async def use(producer: Producer) -> Any:
+        held: list[Passage] = []
+        came = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        topic.faults.refuse[None, SEND] = lambda passage: (held.append(passage), loop.call_soon_threadsafe(came.set))
+        sending = asyncio.create_task(producer.send(Message("T", b"sent")))
+        await came.wait()
+        sending.cancel()
+        topic.faults.refuse.clear()
+        with topic.lock:
+            held[0].pass_on()
+            topic.settle()
+        await all_of(sending)
+        return await producer.send(Message("T", b"next"))
+
+    sees = Sees()
+    result = with_producer(topic, use, observers=[sees])
+    (sent, cancelled), following = sees.after[1:]
+    assert (sent, type(cancelled)) == (b"SENT", asyncio.CancelledError)
+    assert following == (b"NEXT", [result])
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+def test_traces_are_plain_sends(topic: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic.add_topic("traces", queues=1)
+
+    async def use(producer: Producer) -> None:
+        tracer: Any = producer._core._tracer
+        await tracer.flush()  # which gets the route
+        monkeypatch.setattr("mqbroker.client.producer.prepare", None)  # of the general path
+        await producer.send(Message("T", b"x"))
+        await tracer.flush()
+
+    with_producer(topic, use, trace_topic="traces")
+    stored = [record.body for record in topic.stored(MessageQueue("traces", "a", 0))]
+    assert [body[:4] for body in stored] == [b"Pub\1", b"Pub\1"]
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+def test_what_a_broker_asks_and_other_responses_may_stand_before_plain_ones() -> None:
+    stored = {"msgId": "0A", "queueId": "0"}
+    asked: list[RemotingCommand] = []
+    ended: list[Any] = []
+    answered: list[Any] = []
+
+    async def main() -> None:
+        connection = Connection(
+            "a:1",
+            asyncio.get_running_loop(),
+            Line(),
+            lambda command, _: asked.append(command),
+            lambda *a, **k: MQError(),
+        )
+        transport: Any = SimpleNamespace(write=len, is_closing=lambda: False, close=lambda: None)
+        connection.opened(transport)
+        owner: Any = Mock(sends_ended=lambda sends: ended.extend(result for _, result in sends))
+        place = MessageQueue("T", "a", 0), b'{"code":310,"extFields":{"a":"g"'
+        assert connection.send_run([Message("T", b"x")] * 3, [place] * 3, [None] * 3, 1.0, 9000, "id", 1, owner) == 3
+        command = RemotingCommand(RequestCode.SEND_MESSAGE_V2)
+        opaque = connection.post(command, 9000, answered.append, lambda opaque: b"")
+        first, *plain = connection._sent
+        responses = [
+            RemotingCommand(0, {**stored, "queueOffset": "0"}, opaque=first, flag=1),
+            RemotingCommand(0, {"any": "é"}, opaque=opaque, flag=1),
+            RemotingCommand(0, {**stored, "queueOffset": "1"}, opaque=plain[0], flag=1),
+            RemotingCommand(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, {"some": "field"}, opaque=7),
+            RemotingCommand(0, {**stored, "queueOffset": "2"}, opaque=plain[1], flag=1),
+        ]
+        data = b"".join(map(encode_command, responses))
+        for part in (data[:5], data[5:-9], data[-9:]):
+            connection.data_received(part)
+        connection.close()
+
+    asyncio.run(main())
+    assert [each.queue_offset for each in ended] == [0, 1, 2]
+    assert [each.ext_fields for each in (*answered, *asked)] == [{"any": "é"}, {"some": "field"}]

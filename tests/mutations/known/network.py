@@ -141,16 +141,16 @@ MISTAKES = [
     Mutation(
         "send past the observers of a producer",
         "client/producer.py",
-        "if plain_sends and not (self._observers or ",
-        "if plain_sends and not (",
+        "        plain = None if self._observers else self._plain\n",
+        "        plain = self._plain\n",
         ("tests/client/test_observers.py",),
         with_compiled=True,
     ),
     Mutation(
         "end a line of a trace in an empty field, which Java's reader fails on",
         "client/trace.py",
-        '    return value or "null"\n',
-        '    return value or ""\n',
+        '_NONE = "null"\n',
+        '_NONE = ""\n',
         ("tests/client/test_trace.py",),
     ),
     Mutation(

@@ -11,6 +11,7 @@ import pytest
 from mqbroker_demo.spark_process import what_is_missing
 from tests.daemons.processes import SOURCE
 from tests.sessions import Terminal, commands, follow, is_like, need_namespaces, reader_environment, steps
+from tests.spark.session import short_lived_jvm
 
 ROOT = Path(__file__).parent.parent.parent
 TUTORIAL = ROOT / "docs" / "tutorial"
@@ -33,10 +34,11 @@ def test_the_first_page(tmp_path: Path) -> None:
 
 @pytest.mark.daemons
 def test_the_page_with_two_brokers(tmp_path: Path) -> None:
-    pages = [TUTORIAL / "cluster.rst"]
+    pages, environment = [TUTORIAL / "cluster.rst"], reader_environment(tmp_path, PYTHONPATH=SOURCE)
     if what_is_missing() is None:
         pages.append(TUTORIAL / "spark.rst")
-    assert follow(pages, tmp_path / "clone", reader_environment(tmp_path, PYTHONPATH=SOURCE)) >= 18
+        environment["SPARK_SUBMIT_OPTS"] = short_lived_jvm()
+    assert follow(pages, tmp_path / "clone", environment) >= 18
 
 
 @pytest.mark.daemons

@@ -16,12 +16,12 @@ from tests.class_archive import archive_options
 
 SOURCE = str(Path(__file__).parent.parent.parent)
 #: The JVM lives shortly: a fast start counts for more than fast code.
-_SHORT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 
 
 def short_lived_jvm() -> str:
     """Options of a JVM that lives shortly; the first caller of an environment waits until its classes are archived."""
-    return f"{_SHORT} {class_archive_options()}"
+    return f"{SHORT_LIVED} {class_archive_options()}"
 
 
 @functools.cache
@@ -46,7 +46,7 @@ def _make_archive(option: str) -> None:
 
 def session_environment(scratch: object, options: str | None = None) -> dict[str, str]:
     """What has to be in the environment: Python workers run this interpreter, and find the source uninstalled."""
-    jvm = short_lived_jvm() if options is None else f"{_SHORT} {options}"
+    jvm = short_lived_jvm() if options is None else f"{SHORT_LIVED} {options}"
     jvm += f" -Djava.io.tmpdir={scratch} -Duser.home={scratch}"
     return {
         "PYSPARK_PYTHON": sys.executable,
@@ -71,6 +71,7 @@ def start_session(scratch: object, master: str = "local[2]", more: Mapping[str, 
         "spark.sql.streaming.pollingDelay": "20ms",
         # A busy machine starts Python slowly.
         "spark.python.authenticate.socketTimeout": "60s",
+        "spark.executor.extraJavaOptions": short_lived_jvm(),
         **(more or {}),
     }
     for key, value in settings.items():

@@ -1,5 +1,6 @@
 """A Spark driver on a cluster of two executors, of which everything is killed: two queries copy a topic, one to Parquet
-files and one to another topic. A query that ends is started again, and why it ended is printed.
+files and one to another topic. A query that ends is started again, and why it ended becomes a line of ``ended`` in the
+directory, of JSON.
 
 Arguments: name server, source topic, target topic, directory, directory for Spark's own files, and "once" to end when
 all that is available is copied, and write what the files then have to ``copied.json`` in the directory.
@@ -103,13 +104,14 @@ class Run:
             self._error = error
 
 
-def keep_running(runs: dict[str, Callable[[], Any]]) -> None:
+def keep_running(runs: dict[str, Callable[[], Any]], ended: Path) -> None:
     """In this thread alone: Spark finds sinks in Python only in one that has the session."""
     queries = {name: run() for name, run in runs.items()}
     while True:
         for name, query in queries.items():
             if not query.isActive:
-                print(f"ended: {name}: {query.exception()}", flush=True)
+                with ended.open("a") as file:
+                    print(json.dumps([name, str(query.exception())]), file=file)
                 queries[name] = runs[name]()
         time.sleep(0.1)
 
@@ -127,7 +129,7 @@ def main() -> None:
                 run(once=True).awaitTermination()
         Path(folder, "copied.json").write_text(json.dumps(copies.copied()))
         return
-    keep_running({"files": copies.to_files, "topic": copies.to_topic})
+    keep_running({"files": copies.to_files, "topic": copies.to_topic}, Path(folder, "ended"))
 
 
 if __name__ == "__main__":

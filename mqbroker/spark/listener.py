@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import threading
@@ -132,10 +133,11 @@ class ProgressListener(StreamingQueryListener):
         """The bytes of the batch and the queues of a source of this format; other sources have none. Logs what the
         batch skips, and counts it in `ranges`."""
         try:
-            start = StreamOffset.from_json(json.loads(source.startOffset or "{}"))
-            end = StreamOffset.from_json(json.loads(source.endOffset))
-            latest = StreamOffset.from_json(json.loads(source.latestOffset or source.endOffset)).positions
-        except (TypeError, ValueError, AttributeError):
+            start = StreamOffset.from_json(_offset(source.startOffset) or {})
+            given = _offset(source.endOffset)
+            end = StreamOffset.from_json(given)
+            latest = StreamOffset.from_json(_offset(source.latestOffset) or given).positions
+        except (TypeError, ValueError, AttributeError, SyntaxError):
             return 0, {}
         for queue, at in sorted(end.resumed.items()) if end != start else ():
             ranges[queue] += 1
@@ -189,6 +191,17 @@ class ProgressListener(StreamingQueryListener):
         add("rows_per_second", "gauge", [({"query": lag.name}, lag.rows_per_second) for lag in lags])
         add("batch_seconds", "gauge", [({"query": lag.name}, lag.batch_seconds) for lag in lags])
         return "\n".join(lines) + "\n"
+
+
+def _offset(text: str | None) -> Any:
+    """An offset of a progress. Where there is none PySpark says "None"; before 4.2 sessions of Spark Connect write what
+    is JSON as Python does."""
+    if text is None or text in ("", "None"):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ast.literal_eval(text)
 
 
 def _labels(lag: QueryLag, queue: MessageQueue) -> dict[str, Any]:

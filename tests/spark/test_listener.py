@@ -60,6 +60,20 @@ def test_prometheus_reads_lag_rates_and_losses_by_queue() -> None:
     assert "# TYPE mqbroker_spark_rows_per_second gauge\n" in text
 
 
+@pytest.mark.parametrize("write", [json.dumps, repr])
+@pytest.mark.parametrize("nothing", [None, "None"])
+def test_offsets_are_read_as_each_pyspark_writes_them(
+    write: Any, nothing: str | None, listener: ProgressListener
+) -> None:
+    for latest, behind in ((write(LATEST), 10), (nothing, 0)):
+        event = progress((write(END), latest))
+        event.progress.sources[0].startOffset = nothing
+        listener.onQueryProgress(event)
+        (lag,) = listener.lags()
+        assert sum(queue.messages for queue in lag.queues.values()) == behind
+        assert len(lag.queues) == 2
+
+
 @pytest.mark.parametrize("offset", [None, "5", "[1]", "not JSON", '{"a":{"b":3}}', '{"logOffset":1}'])
 def test_sources_of_other_formats_are_ignored(listener: ProgressListener, offset: str | None) -> None:
     listener.onQueryProgress(progress((offset, offset)))

@@ -37,6 +37,9 @@ def class_archive_options() -> str:
 
 
 def _make_archive(option: str) -> None:
+    # One has 200 MB, and that of an earlier PySpark, Java or program is of no use. A JVM that runs keeps its own.
+    for old in Path(sys.prefix).glob("spark-classes-*.jsa"):
+        old.unlink()
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "tests.spark.class_archive", scratch, option]
         # A machine that is too slow for it goes without.

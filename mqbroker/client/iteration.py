@@ -141,15 +141,14 @@ class IterationService(ConsumeService):
         waiting = self._waiting
         while waiting and len(found) < count and len(self._runs) < self._concurrency:
             portion = waiting[0]
-            if portion.owner.dropped:
+            index = portion.next
+            if portion.owner.dropped or index >= portion.end:
                 waiting.popleft()
                 continue
-            indexes, messages = portion.take(1)
-            if portion.next >= portion.end:
-                waiting.popleft()
-            if messages:
-                held = _Held(messages[0], portion=portion, index=indexes[0])
-                message = messages[0]
+            portion.next += 1
+            message = portion.batch.messages[index]
+            if message is not None:
+                held = _Held(message, portion=portion, index=index)
                 if self.observe is not None:
                     message, held.tell = self.observe(message)
                 self._runs[held] = None

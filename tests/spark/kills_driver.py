@@ -9,17 +9,13 @@ all that is available is copied, and write what the files then have to ``copied.
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-import mqbroker.spark
-from mqbroker.spark import api
 from tests.spark.homes import home_of_spark
 from tests.spark.session import session_environment, start_session
 
@@ -41,21 +37,12 @@ class Copies:
         return str(self.folder / "copies")
 
     def to_files(self, *, once: bool = False) -> Any:
-        def keep(frame: Any, batch: int) -> None:
-            # A batch that is repeated replaces its own files.
-            frame.write.mode("overwrite").parquet(f"{self.files}/batch={batch}")
-
-        if api.HAS_SOURCES:
-            return self._start("files", self._read().writeStream.format("parquet").option("path", self.files), once)
-        return self._stream("files", keep, once)
+        return self._start("files", self._read().writeStream.format("parquet").option("path", self.files), once)
 
     def to_topic(self, *, once: bool = False) -> Any:
         options = {"nameServer": self.name_server, "topic": self.target, "guarantee": "effectively-once"}
-        if api.HAS_SOURCES:
-            writer = self._read().selectExpr(BODY).writeStream.format("rocketmq").options(**options)
-            return self._start("topic", writer, once)
-        sink = mqbroker.spark.foreach_batch(**options)
-        return self._stream("topic", lambda frame, batch: sink(frame.selectExpr(BODY), batch), once)
+        writer = self._read().selectExpr(BODY).writeStream.format("rocketmq").options(**options)
+        return self._start("topic", writer, once)
 
     def copied(self) -> list[list[Any]]:
         """Queue, offset and text of each row of the files."""
@@ -68,40 +55,6 @@ class Copies:
     def _start(self, name: str, writer: Any, once: bool) -> Any:
         writer = writer.option("checkpointLocation", f"{self.folder}/{name}")
         return writer.trigger(availableNow=True).start() if once else writer.start()
-
-    def _stream(self, name: str, process: Callable[[Any, int], None], once: bool) -> Any:
-        options: dict[str, Any] = {"nameServer": self.name_server, "topic": self.source}
-        checkpoint = f"{self.folder}/{name}"
-        run = partial(mqbroker.spark.stream, self.spark, process, checkpoint=checkpoint, trigger_s=0.02, **options)
-        return Run(partial(run, available_now=once))
-
-
-class Run:
-    """A run of `mqbroker.spark.stream` in a thread, with what the test needs of Spark's own queries."""
-
-    def __init__(self, run: Callable[[], None]) -> None:
-        self._run = run
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._keep_error)
-        self._thread.start()
-
-    @property
-    def isActive(self) -> bool:  # noqa: N802 - Spark's
-        return self._thread.is_alive()
-
-    def exception(self) -> Exception | None:
-        return self._error
-
-    def awaitTermination(self) -> None:  # noqa: N802 - Spark's
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _keep_error(self) -> None:
-        try:
-            self._run()
-        except Exception as error:
-            self._error = error
 
 
 def keep_running(runs: dict[str, Callable[[], Any]], ended: Path) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 import attrs
 import pytest
 
-pytest.importorskip("pyspark")
+# Spark has no queries in Python before that; test_versions kills the drivers of 3.5.
+pytest.importorskip("pyspark", minversion="4.0")
 pytest.importorskip("pyarrow")
 
 from mqbroker.client.blocking import PullConsumer
-from mqbroker.spark import api
 from mqbroker.spark.java import JavaMissing, find_java
 from tests.daemons.processes import PATIENCE_SECONDS, wait_for
 from tests.spark.session import SOURCE
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.daemons]
 #: More kills, and others, at will.
 KILLS = int(os.environ.get("MQBROKER_SPARK_KILLS", "5"))
 SEED = int(os.environ.get("MQBROKER_SPARK_SEED", "43"))
-VICTIMS = ("driver", "worker", "executor", "broker", *(["runner"] if api.HAS_SOURCES else []))
+VICTIMS = ("driver", "worker", "executor", "broker", "runner")
 QUERIES = ("files", "topic")
 
 

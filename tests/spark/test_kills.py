@@ -22,7 +22,7 @@ pytest.importorskip("pyarrow")
 from mqbroker.client.blocking import PullConsumer
 from mqbroker.spark.java import JavaMissing, find_java
 from tests.daemons.processes import PATIENCE_SECONDS, wait_for
-from tests.spark.session import SOURCE
+from tests.spark.session import SOURCE, class_archive_options
 from tests.spark.test_spark import Cluster, Publishing, cluster, publish  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.spark, pytest.mark.daemons]
@@ -165,6 +165,8 @@ def job(cluster: Cluster, tmp_path: Path) -> Iterator[Job]:  # noqa: F811
         find_java()
     except JavaMissing as missing:
         pytest.skip(str(missing))
+    # Made before a driver needs it, which has a limited time to start.
+    class_archive_options()
     job = Job(cluster, tmp_path, random.Random(SEED))
     yield job
     job.end()

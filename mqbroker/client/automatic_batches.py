@@ -56,6 +56,8 @@ class _Batch(Part):
 class AutomaticBatches(PlainSends):
     """Takes sends, as PlainSends do; those for one queue leave together after `linger_s`, or when they are enough."""
 
+    takes_times = False
+
     def __init__(self, net: LoopNet, identity: Identity, attempts: Attempts, in_flight: SendsInFlight) -> None:
         super().__init__(net, identity, attempts, in_flight)
         self._attempts = attempts
@@ -68,9 +70,9 @@ class AutomaticBatches(PlainSends):
         """They leave together."""
 
     def suits(self, message: Message) -> bool:
-        return super().suits(message) and may_be_in_batch(message)
+        return type(message) is Message and super().suits(message) and may_be_in_batch(message)
 
-    def take(self, message: Message, choose: Choose | None = None) -> Future:
+    def take(self, message: Message, choose: Choose | None = None, timeout_ms: int | None = None) -> Future:
         loop = self._loop
         if loop is None:
             loop = self._loop = self._net.loop

@@ -95,6 +95,9 @@ class Message:
 
     #: Names among the system's that `properties` may have.
     _allowed: ClassVar[frozenset[str]] = frozenset()
+    #: See SystemMessage.
+    if not TYPE_CHECKING:
+        preferred: ClassVar[str | None] = None
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.topic, str):
@@ -147,8 +150,8 @@ class Message:
                 f"message {request.msg_id} of topic {request.topic} is not a request: there is no one to reply to"
             )
         marks = {Prop.MESSAGE_TYPE: REPLY_TYPE, **{name: found[name] for name in kept if name in found}}
-        reply = SystemMessage.of(Message(f"{found[Prop.CLUSTER]}_{REPLY_TOPIC_POSTFIX}", body, **fields), marks)
-        return attrs.evolve(reply, preferred=request.queue.broker_name)
+        reply = Message(f"{found[Prop.CLUSTER]}_{REPLY_TOPIC_POSTFIX}", body, **fields)
+        return SystemMessage.of(reply, marks, preferred=request.queue.broker_name)
 
     def with_properties(self, properties: Mapping[str, str]) -> Self:
         """This message with `properties` added, which replace those with the same names. Raises BadMessage."""
@@ -205,9 +208,9 @@ _MESSAGE_FIELDS = tuple(field.name for field in attrs.fields(Message))
 
 @attrs.frozen
 class SystemMessage(Message):
-    """A message with properties by which brokers and other clients act: sends of it take the general path."""
+    """A message with properties by which brokers and other clients act."""
 
-    #: The broker that it goes to if that is up and no queue is chosen.
+    #: Of a reply, the broker that it goes to if that is up and no queue is chosen.
     preferred: str | None = attrs.field(default=None, kw_only=True)
 
     _allowed: ClassVar[frozenset[str]] = frozenset(
@@ -223,10 +226,11 @@ class SystemMessage(Message):
     )
 
     @classmethod
-    def of(cls, message: Message, properties: Mapping[str, str]) -> SystemMessage:
+    def of(cls, message: Message, properties: Mapping[str, str], *, preferred: str | None = None) -> SystemMessage:
         """The message with `properties` added, which are the system's."""
         fields = {name: getattr(message, name) for name in _MESSAGE_FIELDS}
-        return cls(**{**fields, "properties": {**message.properties, **properties}})
+        fields["properties"] = {**message.properties, **properties}
+        return cls(**fields, preferred=preferred)
 
 
 def nearest_delay_level(delay: timedelta) -> int:

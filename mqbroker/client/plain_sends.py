@@ -20,6 +20,7 @@ from mqbroker.client.routes import Route
 from mqbroker.client.send import Choose, Outgoing, SendsInFlight
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import Prop
 from mqbroker.wire.command import RemotingCommand, json_head
 
 #: The fields of a send's header that are the message's own.
@@ -32,13 +33,17 @@ _TOPICS_MAX = 1024
 #: with one core for each, 64 senders get half as much again as if all left at the end, 256 a seventh.
 _TOGETHER_MAX = 32
 
-_topic = attrgetter("topic")
+#: What sends have in common that go to the same queues with the same code.
+_kind = attrgetter("topic", "preferred")
 _is_done = methodcaller("done")
 
 
 class PlainSends:
     """Takes sends; those of a turn of the loop leave at its end, or when they are enough, in the order in which they
     came."""
+
+    #: Whether `take` may be given a time.
+    takes_times = True
 
     def __init__(self, net: LoopNet, identity: Identity, attempts: Attempts, in_flight: SendsInFlight) -> None:
         """`attempts` are those of the general path."""
@@ -53,13 +58,16 @@ class PlainSends:
         self._request = attempts.request
         self._timeout_ms = milliseconds("send_timeout_s", options.send_timeout_s)
         self._first_timeout_ms = self._timeout_ms if options.retries == 0 else max(1, self._timeout_ms // 2)
+        self._is_only = options.retries == 0
         self._identity = identity
         self._size_max = min(options.compress_over_bytes - 1, options.message_bytes_max)
         self._loop: Loop | None = None
         self._messages: list[Message] = []
         self._choices: list[Choose | None] = []
         self._waiters: list[Future] = []
-        self._targets: dict[str, _Targets] = {}
+        self._targets: dict[tuple[str, bool], _Targets] = {}
+        #: The time that was given for the sends that are taken, or None for the usual.
+        self._given_ms: int | None = None
 
     def direct(self) -> DirectSends | None:
         """What takes sends of threads that wait for them."""
@@ -67,9 +75,10 @@ class PlainSends:
 
     def suits(self, message: Message) -> bool:
         """Whether `message` may be plain."""
-        return 0 < len(message.body) <= self._size_max and type(message) is Message
+        is_half = type(message) is not Message and Prop.TRANSACTION_PREPARED in message.properties
+        return 0 < len(message.body) <= self._size_max and not is_half
 
-    def take(self, message: Message, choose: Choose | None = None) -> Future:
+    def take(self, message: Message, choose: Choose | None = None, timeout_ms: int | None = None) -> Future:
         """Send `message` soon, to the queue that `choose` returns or to the next, in a slot among those in flight that
         is acquired.
 
@@ -80,6 +89,9 @@ class PlainSends:
         if loop is None:
             loop = self._loop = self._net.loop
         waiter = loop.create_future()
+        if timeout_ms != self._given_ms:  # those that leave together have one time-out
+            self.flush()
+            self._given_ms = timeout_ms
         if not self._messages:
             loop.call_soon(self.flush)
         self._messages.append(message)
@@ -92,7 +104,8 @@ class PlainSends:
     def place(self, message: Message, turn: int) -> tuple[Place, Connection, int] | None:
         """Where a send goes in this turn of the queues: its place, the connection to there, and the milliseconds for
         the answer; None where the loop has to be asked. May be called on any thread."""
-        targets = self._targets.get(message.topic)
+        topic, preferred = _kind(message)
+        targets = None if preferred else self._targets.get((topic, False))
         if targets is None or self._availability.avoids_any or not self.suits(message):
             return None
         if targets.route is not self._routes.known(message.topic, create=True):
@@ -124,7 +137,7 @@ class PlainSends:
                     self._in_flight.release(len(messages[n].body))
                     del messages[n], choices[n], waiters[n]
         at = 0
-        for topic, group in groupby(messages, _topic):
+        for (topic, _), group in groupby(messages, _kind):
             of_topic = list(group)
             end = at + len(of_topic)
             route = self._routes.known(topic, create=True)
@@ -138,32 +151,39 @@ class PlainSends:
         self, route: Route, messages: list[Message], choices: list[Choose | None], waiters: list[Future]
     ) -> None:
         """Send messages of one topic, which has queues."""
-        topic = messages[0].topic
-        targets = self._targets.get(topic)
+        topic, preferred = _kind(messages[0])
+        key = topic, preferred is not None
+        targets = self._targets.get(key)
         if targets is None or targets.route is not route:
             if len(self._targets) >= _TOPICS_MAX:
                 self._targets.clear()
-            targets = self._targets[topic] = _Targets(route, self._request)
+            targets = self._targets[key] = _Targets(route, self._request, is_reply=key[1])
         try:
-            numbers = self._queue_numbers(topic, targets, choices)
+            numbers = self._queue_numbers(topic, targets, choices, preferred)
         except Exception:  # the general path tells the sender that the choice is invalid
             self._give_back(messages, waiters)
             return
+        given_ms = self._given_ms or self._timeout_ms
         if len(targets.by_addr) == 1:
             places = [targets.places[number] for number in numbers]
-            self._send(targets.addrs[0], route, messages, places, waiters, self._timeout_ms)
+            self._send(targets.addrs[0], route, messages, places, waiters, given_ms)
             return
         # As in Attempts: a silent broker leaves time for another, unless the sender chose its queue.
-        timeout_ms = self._timeout_ms if choices.count(None) < len(choices) else self._first_timeout_ms
+        is_only = self._is_only or choices.count(None) < len(choices)
+        timeout_ms = given_ms if is_only else max(1, given_ms // 2)
         for addr, of_addr in targets.by_addr.items():
             mine = [n for n, number in enumerate(numbers) if number in of_addr]
             places = [targets.places[numbers[n]] for n in mine]
             self._send(addr, route, [messages[n] for n in mine], places, [waiters[n] for n in mine], timeout_ms)
 
-    def _queue_numbers(self, topic: str, targets: _Targets, choices: list[Choose | None]) -> list[int]:
+    def _queue_numbers(
+        self, topic: str, targets: _Targets, choices: list[Choose | None], preferred: str | None
+    ) -> list[int]:
         """To which of the topic's queues each message goes: to the one that its sender chooses, or the next."""
         queues, free = targets.route.publish_queues, choices.count(None)
         avoided = self._availability.avoided().intersection(targets.names) if free else None
+        if preferred is not None:
+            avoided = targets.names.difference((preferred,))
         # Before a turn is taken: a choice may fail, and then the general path gives the turns.
         chosen = [] if free == len(choices) else [targets.numbers[choose(queues)] for choose in choices if choose]
         if avoided:
@@ -243,10 +263,14 @@ class PlainSends:
 class _Targets:
     """Where the messages of a topic go: of each queue in turn its place, and by address the numbers of the queues."""
 
-    def __init__(self, route: Route, request: Callable[[Outgoing, MessageQueue], RemotingCommand]) -> None:
+    def __init__(
+        self, route: Route, request: Callable[[Outgoing, MessageQueue], RemotingCommand], *, is_reply: bool
+    ) -> None:
         self.route = route
         self.addrs = [route.master(queue.broker_name) for queue in route.publish_queues]
-        self.places: list[Place] = [(queue, head_of(request, queue)) for queue in route.publish_queues]
+        self.places: list[Place] = [
+            (queue, head_of(request, queue, is_reply=is_reply)) for queue in route.publish_queues
+        ]
         self.numbers = {queue: number for number, queue in enumerate(route.publish_queues)}
         self.names = {queue.broker_name for queue in route.publish_queues}
         self.by_addr: dict[str | None, set[int]] = {}
@@ -254,7 +278,9 @@ class _Targets:
             self.by_addr.setdefault(addr, set()).add(number)
 
 
-def head_of(request: Callable[[Outgoing, MessageQueue], RemotingCommand], queue: MessageQueue) -> bytes:
+def head_of(
+    request: Callable[[Outgoing, MessageQueue], RemotingCommand], queue: MessageQueue, *, is_reply: bool = False
+) -> bytes:
     """The beginning of the header of sends to `queue`, up to the fields that are the message's own."""
-    command = request(Outgoing(queue.topic, b"", "", "", 0), queue)
+    command = request(Outgoing(queue.topic, b"", "", "", 0, is_reply=is_reply), queue)
     return json_head(command, without=_OWN_FIELDS)

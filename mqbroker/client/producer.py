@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
@@ -130,23 +131,26 @@ class ProducerCore:
         message, plain = messages[0], self._plain
         if (
             plain is None
-            or until is not None
             or self._attempts.is_closed
             or not plain.suits(message)
             or (self._ordered and choose)
+            or (until is not None and not plain.takes_times)
         ):
             with await self._slot(len(message.body), until):
                 return await self._send_otherwise(message, choose, until, None)
         size = len(message.body)
         if not self._in_flight.acquired(size):
-            await self._in_flight.acquire(size)
-        waiter = plain.take(message, choose)
+            await self._in_flight.acquire(size, None if until is None else until - self._net.steady())
+        left_ms = None if until is None else ceil((until - self._net.steady()) * 1000)
+        if left_ms is not None and left_ms <= 0:
+            return await self.send_otherwise(message, None, choose, until)  # which says so
+        waiter = plain.take(message, choose, left_ms)
         try:
             result = await waiter
         except BaseException:  # it was cancelled
             plain.give_up(message, waiter)
             raise
-        return result if isinstance(result, SendResult) else await self.send_otherwise(message, result, choose)
+        return result if isinstance(result, SendResult) else await self.send_otherwise(message, result, choose, until)
 
     async def request(
         self,
@@ -246,11 +250,15 @@ class ProducerCore:
         return plain.take(message)
 
     async def send_otherwise(
-        self, message: Message, outcome: FirstAttempt | Chosen | MQError | None, choose: Choose | None = None
+        self,
+        message: Message,
+        outcome: FirstAttempt | Chosen | MQError | None,
+        choose: Choose | None = None,
+        until: float | None = None,
     ) -> SendResult:
         """Send what was no plain send after all; its slot ends with it. Raises `outcome` if that is an error."""
         with Slot(self._in_flight, len(message.body)):
-            return await self._send_otherwise(message, choose, None, outcome)
+            return await self._send_otherwise(message, choose, until, outcome)
 
     def direct_sends(self) -> DirectSends | None:
         """What takes sends of threads that wait for them, if any does."""
@@ -277,7 +285,8 @@ class ProducerCore:
             raise outcome.with_traceback(None)  # which others raise, too
         if isinstance(outcome, FirstAttempt):
             outgoing = prepare(message, self._options, lambda: outcome.msg_id, int(outcome.began_at * 1000))
-            return await self._attempts.send(outgoing, choose, outcome.sent_at + self._allowed_s, outcome)
+            until = outcome.sent_at + self._allowed_s if until is None else until
+            return await self._attempts.send(outgoing, choose, until, outcome)
         if choose is not None and (self._ordered or len(message.body) >= _LARGE_BYTES):
             # What follows a large one with the same key must not overtake it.
             self._ordered += 1

@@ -20,6 +20,8 @@ from mqbroker.wire.record import Host
 
 log = logging.getLogger(__name__)
 
+_CORRELATION = f"\x02{Prop.CORRELATION_ID}\x01"
+
 
 @attrs.define(eq=False)
 class Expected:
@@ -71,11 +73,8 @@ class Replies:
 
     def expects(self, request: RemotingCommand) -> bool:
         """Whether it is the reply to one of these."""
-        try:
-            properties = decode_properties((request.ext_fields.get("properties") or "").encode())
-        except MQError:
-            return False
-        return properties.get(Prop.CORRELATION_ID) in self._expected
+        _, _, rest = f"\x02{request.ext_fields.get('properties')}".partition(_CORRELATION)
+        return rest.partition("\x02")[0] in self._expected
 
     def take(self, request: RemotingCommand) -> RemotingCommand:
         """Take a reply that a broker pushes; returns the response."""

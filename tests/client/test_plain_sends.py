@@ -27,6 +27,7 @@ from mqbroker.client import (
 from mqbroker.client.aio import Producer
 from mqbroker.client.attempts import Attempts
 from mqbroker.client.connection import Connection, Line
+from mqbroker.client.messages import SystemMessage
 from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.routes import Route
 from mqbroker.client.send import queue_for_key
@@ -350,14 +351,35 @@ class FakeConnection:
 
     def __init__(self, addr: str) -> None:
         self.addr = addr
-        self.sent: list[tuple[MessageQueue, bytes]] = []
+        self.sent: list[tuple[MessageQueue, bytes, bytes]] = []
 
     def send_run(self, messages: Any, places: Any, *rest: Any) -> int:
-        self.sent += [(queue, message.body) for message, (queue, _) in zip(messages, places, strict=True)]
+        self.sent += [(*place, message.body) for message, place in zip(messages, places, strict=True)]
         return len(messages)
 
 
 def test_each_message_goes_to_the_master_of_its_queue() -> None:
+    by_name = sent_by_broker([Message("T", b"%02d" % n) for n in range(20)])
+    for name, sent in by_name.items():
+        assert {queue.broker_name for queue, _, _ in sent} == {name}
+        assert [body for _, _, body in sent] == sorted(body for _, _, body in sent)
+    counts = Counter(queue for sent in by_name.values() for queue, _, _ in sent)
+    assert set(counts.values()) == {5}
+    assert len(counts) == 4
+
+
+def test_replies_go_to_the_broker_of_the_request_under_their_own_code() -> None:
+    reply = SystemMessage.of(Message("T", b"reply"), {"MSG_TYPE": "reply"}, preferred="b")
+    by_name = sent_by_broker([Message("T", b"0"), reply, reply, Message("T", b"1"), reply, reply])
+    codes = [head[:11] for _, head, body in by_name["a"] + by_name["b"] if body != b"reply"]
+    assert codes == [b'{"code":310'] * 2
+    replies = [(queue, head[:11]) for queue, head, body in by_name["b"] if body == b"reply"]
+    assert [head for _, head in replies] == [b'{"code":325'] * 4
+    assert {queue for queue, _ in replies} == {MessageQueue("T", "b", 0), MessageQueue("T", "b", 1)}
+
+
+def sent_by_broker(messages: list[Message]) -> dict[str, list[tuple[MessageQueue, bytes, bytes]]]:
+    """What PlainSends send of them to brokers a and b, which have two queues each."""
     queues = tuple(MessageQueue("T", name, n) for name in ("a", "b") for n in range(2))
     route = Route("T", queues, (), {"a": {0: "10.0.0.2:1"}, "b": {0: "10.0.0.3:1"}})
     connections = {addr: FakeConnection(addr) for addr in ("10.0.0.2:1", "10.0.0.3:1")}
@@ -373,17 +395,40 @@ def test_each_message_goes_to_the_master_of_its_queue() -> None:
         net.loop = asyncio.get_running_loop()
         net.rng, net.steady = Random(1), lambda: 0.0
         sends = PlainSends(net, parts, Attempts(net, parts, parts, "g", OPTIONS), parts)
-        for n in range(20):
-            sends.take(Message("T", b"%02d" % n))
+        for message in messages:
+            sends.take(message)
         sends.flush()
 
     asyncio.run(main())
-    by_name = {"a": connections["10.0.0.2:1"].sent, "b": connections["10.0.0.3:1"].sent}
-    for name, sent in by_name.items():
-        assert {queue.broker_name for queue, _ in sent} == {name}
-        assert [body for _, body in sent] == sorted(body for _, body in sent)
-    counts = Counter(queue for sent in by_name.values() for queue, _ in sent)
-    assert counts == dict.fromkeys(queues, 5)
+    return {"a": connections["10.0.0.2:1"].sent, "b": connections["10.0.0.3:1"].sent}
+
+
+def test_each_send_has_the_time_that_is_given_for_it(topic: Loopback) -> None:
+    async def use(producer: Producer) -> Any:
+        held: list[Passage] = []
+
+        def hold(passage: Passage) -> None:
+            if passage.request.body == b"answered":
+                passage.pass_on()
+            elif passage.request.body == b"long":
+                held.append(passage)
+
+        topic.faults.refuse[None, SEND] = hold
+        short = asyncio.create_task(producer.send(Message("T", b"short"), timeout_s=0.2))
+        long = asyncio.create_task(producer.send(Message("T", b"long"), timeout_s=60))
+        await asyncio.create_task(producer.send(Message("T", b"answered")))
+        (failed,) = await all_of(short)
+        assert not long.done()
+        with topic.lock:
+            held[0].pass_on()
+            topic.settle()
+        return failed, await long
+
+    failed, sent = with_producer(topic, use, send_timeout_s=20)
+    assert isinstance(failed, SendFailed)
+    assert isinstance(failed.attempts[0][2], RequestTimedOut)
+    assert sent.status == 0
+    assert bodies(topic) == [b"short", b"long", b"answered"]
 
 
 class Sees(SendObserver):
@@ -525,3 +570,14 @@ def test_what_a_broker_asks_and_other_responses_may_stand_before_plain_ones() ->
     asyncio.run(main())
     assert [each.queue_offset for each in ended] == [0, 1, 2]
     assert [each.ext_fields for each in (*answered, *asked)] == [{"any": "é"}, {"some": "field"}]
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+def test_half_messages_are_not_plain(topic: Loopback) -> None:
+    marks = {"TRAN_MSG": "true"}, {"CORRELATION_ID": "1"}
+
+    async def use(producer: Producer) -> Any:
+        suits: Any = producer._core._plain.suits  # type: ignore[union-attr]
+        return [suits(SystemMessage.of(Message("T", b"x"), properties)) for properties in marks]
+
+    assert with_producer(topic, use) == [False, True], "a half message has a flag of its own"

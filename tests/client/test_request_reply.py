@@ -20,6 +20,7 @@ from mqbroker.client import (
     ReceivedMessage,
 )
 from mqbroker.errors import ConnectionClosed, RequestTimedOut
+from mqbroker.kernel import compiled
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from tests.client.loopback import Loopback
@@ -65,6 +66,18 @@ def test_a_request_gets_its_reply(face: Any, cluster: Loopback, producer: Any) -
         assert producer.request(Message("T", b"key"), key="k", timeout_s=10).body == b"KEY"
         assert producer.request(Message("T", b"queue"), queue=Q, timeout_s=10).body == b"QUEUE"
     assert len(cluster.faults.asked(REPLY)) == 5
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
+def test_requests_and_replies_are_plain_sends(
+    face: Any, cluster: Loopback, producer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_topic("T")
+    with responder(face, producer, lambda message: message.body.upper()):
+        producer.request(Message("T", b"first"), timeout_s=10)
+        monkeypatch.setattr("mqbroker.client.producer.prepare", None)  # of the general path
+        assert producer.request(Message("T", b"x", tags="t"), timeout_s=10).body == b"X"
+    assert len(cluster.faults.asked(REPLY)) == 2
 
 
 def test_without_a_reply_it_says_so_in_time(face: Any, cluster: Loopback, producer: Any) -> None:

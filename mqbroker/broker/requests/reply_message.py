@@ -81,7 +81,7 @@ class ReplyRequests:
         now_ms = int(self.clock.seconds() * 1000)
         properties[Prop.PUSH_REPLY_TIME] = str(now_ms)
         push = h.ReplyMessageRequestHeader(
-            **attrs.asdict(header, filter=lambda field, _: field.name in _SHARED),
+            **{name: getattr(header, name) for name in _SHARED},
             properties=reencode_properties(properties).decode(),
             born_host=sender.remote_addr,
             store_host=join_address(*self.store_host),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import zlib
 from queue import SimpleQueue
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from mqbroker.client import (
     PushOptions,
     ReceivedMessage,
 )
+from mqbroker.client.replies import Replies
 from mqbroker.errors import ConnectionClosed, RequestTimedOut
 from mqbroker.kernel import compiled
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -78,6 +81,18 @@ def test_requests_and_replies_are_plain_sends(
         monkeypatch.setattr("mqbroker.client.producer.prepare", None)  # of the general path
         assert producer.request(Message("T", b"x", tags="t"), timeout_s=10).body == b"X"
     assert len(cluster.faults.asked(REPLY)) == 2
+
+
+def test_a_reply_is_known_by_its_correlation_id() -> None:
+    net: Any = SimpleNamespace(rng=Random(1), signal=object)
+    replies, others = Replies(net), Replies(net)
+    _, correlation_id = replies.expect(Message("T", b"x"), "client", 1.0)
+    others.expect(Message("T", b"x"), "client", 1.0)
+    for properties in (f"CORRELATION_ID\1{correlation_id}\2", f"a\1b\2CORRELATION_ID\1{correlation_id}"):
+        reply = RemotingCommand(PUSH, {"properties": properties})
+        assert (replies.expects(reply), others.expects(reply)) == (True, False)
+    for fields in ({}, {"properties": f"MY_CORRELATION_ID\1{correlation_id}\2"}):
+        assert not replies.expects(RemotingCommand(PUSH, fields))
 
 
 def test_without_a_reply_it_says_so_in_time(face: Any, cluster: Loopback, producer: Any) -> None:

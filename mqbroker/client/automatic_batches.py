@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 import attrs
 
@@ -72,26 +73,28 @@ class AutomaticBatches(PlainSends):
     def suits(self, message: Message) -> bool:
         return type(message) is Message and super().suits(message) and may_be_in_batch(message)
 
-    def take(self, message: Message, choose: Choose | None = None, timeout_ms: int | None = None) -> Future:
+    def take(
+        self, message: Message, choose: Choose | None = None, timeout_ms: int | None = None, waiter: Any = None
+    ) -> Future:
         loop = self._loop
         if loop is None:
             loop = self._loop = self._net.loop
-        waiter = loop.create_future()
+        taken: Future = waiter or loop.create_future()
         size = size_of(message)
         if self._bytes + size > self._bytes_max:
             self.flush()
         if self._timer is None:
             if self._routes.known(message.topic, create=True) is None:
-                waiter.set_result(None)
-                return waiter
+                taken.set_result(None)
+                return taken
             self._timer = loop.call_later(self._linger_s, self.flush)
         self._messages.append(message)
         self._choices.append(choose)
-        self._waiters.append(waiter)
+        self._waiters.append(taken)
         self._bytes += size
         if self._in_flight.is_full:  # no more can come
             self.flush()
-        return waiter
+        return taken
 
     def flush(self) -> None:
         if self._timer is not None:

@@ -61,7 +61,8 @@ class Part:
         stored = result.offset_msg_id.split(",")
         offset_ids = stored if len(stored) == len(self.ids) else [""] * len(self.ids)
         if compiled is not None:
-            return compiled.batch_results(self.ids, offset_ids, result, SendResult)
+            results: list[SendResult] = compiled.batch_results(self.ids, offset_ids, result, SendResult)
+            return results
         return [
             SendResult(
                 result.status, msg_id, offset_id, result.queue, result.queue_offset + n, is_traced=result.is_traced

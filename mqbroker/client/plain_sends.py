@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import groupby, repeat
 from operator import attrgetter, methodcaller
+from typing import Any
 
 from mqbroker.client.attempts import Attempts, Chosen, FirstAttempt
 from mqbroker.client.connection import Connection, Place, Sent
@@ -78,9 +79,11 @@ class PlainSends:
         is_half = type(message) is not Message and Prop.TRANSACTION_PREPARED in message.properties
         return 0 < len(message.body) <= self._size_max and not is_half
 
-    def take(self, message: Message, choose: Choose | None = None, timeout_ms: int | None = None) -> Future:
+    def take(
+        self, message: Message, choose: Choose | None = None, timeout_ms: int | None = None, waiter: Any = None
+    ) -> Future:
         """Send `message` soon, to the queue that `choose` returns or to the next, in a slot among those in flight that
-        is acquired.
+        is acquired. Returns `waiter`, which has `done` and `set_result`, or a future of the loop.
 
         The slot ends with a SendResult. Otherwise it is kept: with a FirstAttempt, or if the message was not sent with
         the queue that was Chosen, or None.
@@ -88,7 +91,7 @@ class PlainSends:
         loop = self._loop
         if loop is None:
             loop = self._loop = self._net.loop
-        waiter = loop.create_future()
+        taken: Future = waiter or loop.create_future()
         if timeout_ms != self._given_ms:  # those that leave together have one time-out
             self.flush()
             self._given_ms = timeout_ms
@@ -96,10 +99,10 @@ class PlainSends:
             loop.call_soon(self.flush)
         self._messages.append(message)
         self._choices.append(choose)
-        self._waiters.append(waiter)
+        self._waiters.append(taken)
         if len(self._messages) >= _TOGETHER_MAX:
             self.flush()
-        return waiter
+        return taken
 
     def place(self, message: Message, turn: int) -> tuple[Place, Connection, int] | None:
         """Where a send goes in this turn of the queues: its place, the connection to there, and the milliseconds for

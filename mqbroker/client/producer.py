@@ -238,7 +238,7 @@ class ProducerCore:
             return (route and route.master(queue.broker_name)) or ""
         return outcome.attempts[-1][1] if isinstance(outcome, SendFailed) and outcome.attempts else ""
 
-    def take_plain(self, message: object = None) -> Any:
+    def take_plain(self, message: object = None, waiter: object = None) -> Any:
         """Begin a send to the next queue without a coroutine, where it may be plain, has its turn, and is not observed:
         returns what `PlainSends.take` does, else None. Where that comes to no SendResult, `send_otherwise` goes on;
         where it is cancelled, `give_up` is called."""
@@ -247,7 +247,7 @@ class ProducerCore:
             return None
         if not self._in_flight.acquired(len(message.body)):
             return None
-        return plain.take(message)
+        return plain.take(message, waiter=waiter)
 
     async def send_otherwise(
         self,
@@ -262,7 +262,7 @@ class ProducerCore:
 
     def direct_sends(self) -> DirectSends | None:
         """What takes sends of threads that wait for them, if any does."""
-        return None if self._plain is None else self._plain.direct()
+        return None if self._plain is None or self._observers else self._plain.direct()
 
     async def send_after(self, message: Message, first: FirstAttempt) -> SendResult:
         """Go on with a send whose `first` attempt was made elsewhere. Raises as `send` does."""

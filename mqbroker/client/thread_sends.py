@@ -48,7 +48,7 @@ def sending(method: SendMethod[P]) -> Callable[Concatenate[Any, P], SendResult]:
                 producer: ProducerCore = core(made)
                 return thread.run(producer.send_after(cast(Message, args[0]), outcome))
         future: Future[SendResult] = Future()
-        thread.call(functools.partial(_send, core(made), future, args, kwargs), future)
+        thread.call(functools.partial(_send, under_way, core(made), future, args, kwargs), future)
         result = wait_for(future)
         under_way.has_unordered = False
         return result
@@ -82,7 +82,7 @@ def sending_async(method: SendMethod[P], doc: str) -> Callable[Concatenate[Any, 
         future: Future[SendResult] = Future()
         future.add_done_callback(functools.partial(under_way.leave, size))
         try:
-            thread.call(functools.partial(_send, core(made), future, args, kwargs), future)
+            thread.call(functools.partial(_send, under_way, core(made), future, args, kwargs), future)
         except ClientClosed:
             future.cancel()  # which gives its room back
             raise
@@ -92,26 +92,43 @@ def sending_async(method: SendMethod[P], doc: str) -> Callable[Concatenate[Any, 
     return calling
 
 
-def _send(producer: ProducerCore, future: Future[SendResult], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _send(
+    under_way: UnderWay,
+    producer: ProducerCore,
+    future: Future[SendResult],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
     """Begin a send on the loop's thread; a plain one needs no task."""
     try:
-        taken = None if any(value is not None for value in kwargs.values()) else producer.take_plain(*args)
-        if taken is None:
+        is_plain = len(args) == 1 and not (kwargs and any(value is not None for value in kwargs.values()))
+        if not is_plain or producer.take_plain(args[0], _Waiter(under_way, producer, future, args[0])) is None:
             follow(asyncio.ensure_future(producer.send(*args, **kwargs)), future)
-        else:
-            taken.add_done_callback(functools.partial(_sent, producer, future, args[0]))
     except TypeError as error:  # of the arguments
         future.set_exception(error)
 
 
-def _sent(producer: ProducerCore, future: Future[SendResult], message: Message, taken: asyncio.Future[Any]) -> None:
-    """Called when a plain send has ended."""
-    outcome = taken.result()
-    if isinstance(outcome, SendResult):
-        with suppress(InvalidStateError):  # it was cancelled meanwhile
-            future.set_result(outcome)
-    else:
-        follow(asyncio.ensure_future(producer.send_otherwise(message, outcome)), future)
+class _Waiter:
+    """Has the future of a thread told what comes of a plain send, with as little as that needs."""
+
+    __slots__ = ("_future", "_message", "_producer", "_under_way")
+
+    def __init__(self, under_way: UnderWay, producer: ProducerCore, future: Future[SendResult], message: Any) -> None:
+        self._under_way, self._producer, self._future, self._message = under_way, producer, future, message
+
+    def done(self) -> bool:
+        """Whether it was cancelled."""
+        return self._future.cancelled()
+
+    def set_result(self, outcome: Any) -> None:
+        self._under_way.ended(self, outcome)
+
+    def tell(self, outcome: Any) -> None:
+        if isinstance(outcome, SendResult):
+            with suppress(InvalidStateError):  # it was cancelled meanwhile
+                self._future.set_result(outcome)
+        else:
+            follow(asyncio.ensure_future(self._producer.send_otherwise(self._message, outcome)), self._future)
 
 
 class UnderWay:
@@ -123,8 +140,11 @@ class UnderWay:
         self.has_unordered = False
         self._count_max = options.sends_in_flight_max
         self._bytes_max = options.sends_in_flight_bytes_max
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
         self._count = self._bytes = 0
+        self._ended: list[tuple[_Waiter, Any]] = []
 
     def send_directly(self, message: object) -> SendResult | FirstAttempt | None:
         """As `DirectSends.send`; None also where it would overtake others."""
@@ -137,21 +157,41 @@ class UnderWay:
             self._direct.close()
 
     def enter(self, size: int, *, may_wait: bool) -> None:
-        with self._changed:
-            while may_wait and self._count and not self._has_room(size):
-                self._changed.wait()
+        with self._lock:
+            if may_wait and self._count and not self._has_room(size):
+                self._wait(lambda: not self._count or self._has_room(size))
             self._count += 1
             self._bytes += size
 
     def leave(self, size: int, _: object) -> None:
-        with self._changed:
+        with self._lock:
             self._count -= 1
             self._bytes -= size
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify_all()
 
     def wait_until_empty(self, seconds: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._count, seconds)
+        with self._lock:
+            self._wait(lambda: not self._count, seconds)
+
+    def _wait(self, until: Callable[[], bool], seconds: float | None = None) -> None:
+        self._waiting += 1
+        try:
+            self._changed.wait_for(until, seconds)
+        finally:
+            self._waiting -= 1
+
+    def ended(self, waiter: _Waiter, outcome: Any) -> None:
+        """A plain send has ended. The program is told on the loop's next turn: what it does then must not meet the
+        ending of others half done."""
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._ended.append((waiter, outcome))
+
+    def _tell(self) -> None:
+        ended, self._ended = self._ended, []
+        for waiter, outcome in ended:
+            waiter.tell(outcome)
 
     def _has_room(self, size: int) -> bool:
         return self._count < self._count_max and self._bytes + size <= self._bytes_max

@@ -577,7 +577,7 @@ def test_half_messages_are_not_plain(topic: Loopback) -> None:
     marks = {"TRAN_MSG": "true"}, {"CORRELATION_ID": "1"}
 
     async def use(producer: Producer) -> Any:
-        suits: Any = producer._core._plain.suits  # type: ignore[union-attr]
+        suits: Any = producer._core._plain.suits
         return [suits(SystemMessage.of(Message("T", b"x"), properties)) for properties in marks]
 
     assert with_producer(topic, use) == [False, True], "a half message has a flag of its own"

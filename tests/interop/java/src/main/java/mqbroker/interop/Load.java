@@ -15,7 +15,6 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
-import org.apache.rocketmq.client.producer.RequestCallback;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
@@ -124,7 +123,7 @@ public final class Load {
         end(took.length, failed, "p50_us", took[took.length / 2] / 1e3);
     }
 
-    private void request(String topic, int count, int inFlight, int bytes) throws Exception {
+    private void request(String topic, int count, int threads, int bytes) throws Exception {
         byte[] body = new byte[bytes];
         if (replying == null) {
             replying = consumer(topic, topic + "-java-replies", (messages, context) -> {
@@ -137,31 +136,15 @@ public final class Load {
                 }
                 return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
             });
-            replying.setConsumeThreadMax(inFlight);
-            replying.setConsumeThreadMin(inFlight);
+            replying.setConsumeThreadMax(threads);
+            replying.setConsumeThreadMin(threads);
             replying.start();
         }
-        Semaphore room = new Semaphore(inFlight);
-        AtomicInteger failed = new AtomicInteger();
-        RequestCallback callback = new RequestCallback() {
-            @Override
-            public void onSuccess(Message reply) {
-                room.release();
-            }
-
-            @Override
-            public void onException(Throwable error) {
-                failed.incrementAndGet();
-                room.release();
-            }
-        };
         begin();
-        for (int i = 0; i < count; i++) {
-            room.acquire();
-            producer.request(new Message(topic, body), callback, TIMEOUT_MS);
-        }
-        room.acquire(inFlight);
-        end(count, failed.get());
+        int each = count / threads;
+        // On threads, as 4.9.7 calls a RequestCallback when the request is stored, and once more for the reply.
+        int failed = onThreads(threads, each, at -> producer.request(new Message(topic, body), TIMEOUT_MS));
+        end(each * threads, failed);
     }
 
     private void transact(String topic, int count, int threads, int bytes) throws Exception {

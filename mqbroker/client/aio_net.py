@@ -126,7 +126,7 @@ class AioNet(LoopNet):
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of the client failed", exc_info=task.exception())
 
-    def _call_from_thread(self, call: Callable[[], object]) -> None:
+    def call_from_thread(self, call: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(call)
 

@@ -22,8 +22,10 @@ from mqbroker.wire.codes import MASTER_ID, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.names import join_address, split_address
 
+#: A broker that answers within this is not avoided, seconds.
+QUICK_S = 0.55
 #: For how many seconds a broker is avoided below each latency, and above the last one: MQFaultStrategy of 4.9.7.
-_LATENCIES_S = (0.55, 1.0, 2.0, 3.0, 15.0)
+_LATENCIES_S = (QUICK_S, 1.0, 2.0, 3.0, 15.0)
 _AVOIDED_S = (0.0, 30.0, 60.0, 120.0, 180.0, 600.0)
 #: The latency that a failed attempt counts as, as in 4.9.7.
 _FAILED_S = 30.0

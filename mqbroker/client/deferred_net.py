@@ -113,7 +113,7 @@ class DeferredNet(LoopNet):
     def spawn(self, coroutine: Coroutine[Any, Any, None], ended: Callable[[], None] | None = None) -> Task:
         return _Task(coroutine, self._clock, ended)
 
-    def _call_from_thread(self, call: Callable[[], object]) -> None:
+    def call_from_thread(self, call: Callable[[], object]) -> None:
         cast(Any, self._clock).callFromThread(call)
 
     async def _all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:

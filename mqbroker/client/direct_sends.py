@@ -9,11 +9,12 @@ import struct
 import threading
 from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 
-from mqbroker.client.attempts import Availability, FirstAttempt
+from mqbroker.client.attempts import QUICK_S, Availability, FirstAttempt
 from mqbroker.client.connection import Connection
 from mqbroker.client.identity import Identity
 from mqbroker.client.loop_net import CONNECT_TIMEOUT_S, IN_MEMORY, LoopNet
@@ -142,7 +143,8 @@ class DirectSends:
         outcome = self._asked(used, frames[0], sent_at, timeout_ms, pending)
         if isinstance(outcome, SendResult):
             used.used_at = self._net.steady()
-            self._availability.took(queue.broker_name, used.used_at - sent_at)
+            if (seconds := used.used_at - sent_at) > QUICK_S:
+                self._net.call_from_thread(partial(self._availability.took, queue.broker_name, seconds))
             return outcome
         return FirstAttempt(began, sent_at, msg_id, queue, used.addr, outcome)
 
@@ -169,7 +171,10 @@ class DirectSends:
                     command = decode_command(*parts)
                     if command.is_response and command.opaque == used.opaque:
                         return command
-                used.allow(max(1, timeout_ms - int((self._net.steady() - sent_at) * 1000)))
+                left_ms = timeout_ms - int((self._net.steady() - sent_at) * 1000)
+                if left_ms <= 0:
+                    raise BlockingIOError
+                used.allow(left_ms)
         except BlockingIOError:  # the time is over
             return RequestTimedOut(f"no answer from {used.addr} to a send in {timeout_ms} ms")
         except BadFrame as error:

@@ -128,7 +128,7 @@ class LoopNet(ABC):
         """A new connection. Raises Unreachable or TlsFailed, BadTls if files cannot be used, and if `addr` is none."""
 
     @abstractmethod
-    def _call_from_thread(self, call: Callable[[], object]) -> object:
+    def call_from_thread(self, call: Callable[[], object]) -> object:
         """Have the loop call it soon; may be called on any thread."""
 
     @abstractmethod
@@ -337,7 +337,7 @@ class LoopNet(ABC):
         try:
             if (server := IN_MEMORY.get(addr)) is not None:
                 connection = self._new_connection(addr)
-                server.connect(connection, self._call_from_thread)
+                server.connect(connection, self.call_from_thread)
             else:
                 connection = await self._connect(addr)
             if self._closed:

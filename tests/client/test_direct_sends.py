@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
+from queue import SimpleQueue
 from typing import Any
 
 import attrs
@@ -206,6 +207,44 @@ def test_a_silent_broker_costs_the_sends_time_and_no_more(topic: Loopback) -> No
         assert not sockets_of(producer)  # a late answer would be taken for the next send's
         topic.faults.refuse.clear()
         assert producer.send(Message("T", b"1")).queue_offset >= 0
+
+
+def test_a_broker_that_never_ends_talking_costs_the_sends_time_and_no_more(topic: Loopback) -> None:
+    other = encode_command(RemotingCommand(ResponseCode.SUCCESS, {}, flag=1, opaque=987654))
+    asked, over = SimpleQueue[Passage](), threading.Event()
+
+    def talk() -> None:
+        passage = asked.get()
+        while not over.is_set():
+            with topic.lock:
+                passage.connection.write(other)
+                topic.settle()
+
+    talking = threading.Thread(target=talk)
+    talking.start()
+    with Producer(topic.addr, "pg", options=ProducerOptions(send_timeout_s=0.3, retries=0)) as producer:
+        warm_up(producer)
+        topic.faults.refuse[None, SEND] = asked.put
+        with pytest.raises(SendFailed, match=r"no answer from .* in 300 ms"):
+            producer.send(Message("T", b"0"))
+        over.set()
+        talking.join(PATIENCE_S)
+
+
+def test_a_slow_broker_is_avoided(topic: Loopback, producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_sends, "QUICK_S", -1.0)
+    took, noted = threading.Event(), []
+
+    def note(broker: str, seconds: float) -> None:
+        noted.append((broker, threading.current_thread().name))
+        took.set()
+
+    direct = producer._under_way._direct
+    assert direct is not None
+    monkeypatch.setattr(direct._availability, "took", note)
+    producer.send(Message("T", b"0"))
+    assert took.wait(PATIENCE_S)
+    assert noted == [("a", "mq-client")]
 
 
 def test_a_socket_that_was_idle_is_not_used_again(

@@ -209,7 +209,10 @@ def test_a_silent_broker_costs_the_sends_time_and_no_more(topic: Loopback) -> No
         assert producer.send(Message("T", b"1")).queue_offset >= 0
 
 
-def test_a_broker_that_never_ends_talking_costs_the_sends_time_and_no_more(topic: Loopback) -> None:
+def test_a_broker_that_never_ends_talking_costs_the_sends_time_and_no_more(
+    topic: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_sends, "_READ_BYTES", 1)  # so that there is always more
     other = encode_command(RemotingCommand(ResponseCode.SUCCESS, {}, flag=1, opaque=987654))
     asked, over = SimpleQueue[Passage](), threading.Event()
 
@@ -217,7 +220,7 @@ def test_a_broker_that_never_ends_talking_costs_the_sends_time_and_no_more(topic
         passage = asked.get()
         while not over.is_set():
             with topic.lock:
-                passage.connection.write(other)
+                passage.connection.write(other * 10)
                 topic.settle()
 
     talking = threading.Thread(target=talk)

@@ -140,6 +140,8 @@ class UnderWay:
         self.has_unordered = False
         self._count_max = options.sends_in_flight_max
         self._bytes_max = options.sends_in_flight_bytes_max
+        #: Those that wait are woken when a quarter is free: for one at a time, each would cost two switches of threads.
+        self._count_low, self._bytes_low = self._count_max * 3 // 4, self._bytes_max * 3 // 4
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
@@ -167,7 +169,7 @@ class UnderWay:
         with self._lock:
             self._count -= 1
             self._bytes -= size
-            if self._waiting:
+            if self._waiting and self._count <= self._count_low and self._bytes <= self._bytes_low:
                 self._changed.notify_all()
 
     def wait_until_empty(self, seconds: float) -> None:

@@ -368,3 +368,34 @@ def test_sends_under_way_are_seen_by_those_that_would_overtake() -> None:
     assert under_way.send_directly(Message("T", b"0")) is None
     under_way.leave(1, None)
     assert under_way.send_directly(attrs.evolve(Message("T", b"0"))) == "direct"
+
+
+def test_threads_that_wait_for_room_are_woken_for_a_quarter_of_it() -> None:
+    under_way = UnderWay(ProducerOptions(sends_in_flight_max=8, sends_in_flight_bytes_max=1000))
+    entered = threading.Event()
+
+    def enter(size: int) -> None:
+        under_way.enter(size, may_wait=True)
+        entered.set()
+
+    for _ in range(8):
+        enter(10)
+    entered.clear()
+    thread = threading.Thread(target=enter, args=[700])
+    thread.start()
+    under_way.leave(10, None)
+    assert not entered.wait(0.1)  # there is room, for one
+    under_way.leave(10, None)
+    assert entered.wait(PATIENCE_S)
+    thread.join()
+    entered.clear()
+    thread = threading.Thread(target=enter, args=[400])
+    thread.start()
+    under_way.leave(10, None)
+    assert not entered.wait(0.1)  # there is none for so many bytes
+    under_way.leave(700, None)
+    assert entered.wait(PATIENCE_S)
+    thread.join()
+    for size in (400, 10, 10, 10, 10, 10):
+        under_way.leave(size, None)
+    under_way.wait_until_empty(0)

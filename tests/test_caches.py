@@ -105,6 +105,9 @@ TABLES: Final = {
 #: What only the program itself names, or what does not outlive a request or a registration.
 OWN: Final = {
     "client/attempts.py: Availability._until": "brokers of routes",
+    "client/direct_sends.py: DirectSends._count": "addresses of routes",
+    "client/direct_sends.py: DirectSends._idle": "addresses of routes, SOCKETS_MAX each",
+    "client/direct_sends.py: DirectSends._sends": "addresses of routes",
     "client/heartbeats.py: Heartbeats.sent_at": "addresses of routes",
     "client/loop_net.py: IN_MEMORY": "brokers in memory that the program has started",
     "store/memory_disk.py: MemoryDisk._files": "files of a broker in memory",
@@ -126,7 +129,7 @@ OWN: Final = {
     "client/membership.py: Membership.subscriptions": "topics that the program subscribes to",
     "client/offset_stores.py: MemoryOffsets._offsets": "queues that were ever assigned, ROUTE_QUEUES_MAX of a topic",
     "client/offset_stores.py: LocalOffsets._written": "as _offsets",
-    "client/lite_pull.py: LitePullConsumerCore._paused": "assigned queues",
+    "client/process_queue.py: Polled.paused": "assigned queues",
     "client/orderly.py: QueueLocks._until": "assigned queues",
     "client/push_consumer.py: PushConsumerCore._releasing": "queues that were assigned, until the listener ends",
     "client/membership.py: Membership.queues": "ROUTE_QUEUES_MAX of a topic",

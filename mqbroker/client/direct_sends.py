@@ -38,9 +38,6 @@ SOCKETS_MAX = 16
 #: A socket that was not used for so long, seconds, is closed: it has no heartbeats, and the broker may have closed it.
 _IDLE_S = 10.0
 _READ_BYTES = 64 * 1024
-#: Topics whose turns are kept.
-_TOPICS_MAX = 1024
-
 
 #: What the compiled module notes of a request: see `encode_sends`.
 Pending = dict[int, tuple[None, Message, MessageQueue, str, None]]
@@ -81,9 +78,6 @@ class DirectSends:
         self._identity = identity
         self._availability = availability
         self._gate = threading.Lock()
-        #: Of each topic, whose turn among its queues is next; threads may share one.
-        self._turns: dict[str, int] = {}
-        self._first_turn = net.rng.randrange(1 << 16)
         self._idle: dict[str, list[_Socket]] = defaultdict(list)
         self._open: set[_Socket] = set()
         #: By address: sends that found no socket since one could not be opened; sockets that are open, or being opened.
@@ -94,18 +88,14 @@ class DirectSends:
     def send(self, message: Message) -> SendResult | FirstAttempt | None:
         """Send `message` to the next queue: the result, an attempt that has not sent it, or None where it has to be
         sent on the loop."""
-        topic = message.topic
-        turn = self._turns.get(topic, self._first_turn)
-        place = self._plain.place(message, turn)
+        place = self._plain.place(message)
         if place is None:
             return None
         (queue, head), connection, timeout_ms = place
         used = self._take(connection)
         if used is None:
             return None
-        if len(self._turns) >= _TOPICS_MAX:
-            self._turns.clear()
-        self._turns[topic] = turn + 1
+        self._plain.take_turn(message.topic)
         is_done = False
         try:
             outcome = self._send(used, message, queue, head, timeout_ms)

@@ -104,22 +104,26 @@ class PlainSends:
             self.flush()
         return taken
 
-    def place(self, message: Message, turn: int) -> tuple[Place, Connection, int] | None:
-        """Where a send goes in this turn of the queues: its place, the connection to there, and the milliseconds for
-        the answer; None where the loop has to be asked. May be called on any thread."""
+    def place(self, message: Message) -> tuple[Place, Connection, int] | None:
+        """Where a send goes that has the next turn: its place, the connection to there, and the milliseconds for the
+        answer; None where the loop has to be asked. May be called on any thread, as `take_turn`."""
         topic, preferred = _kind(message)
         targets = None if preferred else self._targets.get((topic, False))
         if targets is None or self._availability.avoids_any or not self.suits(message):
             return None
         if targets.route is not self._routes.known(message.topic, create=True):
             return None
-        number = turn % len(targets.places)
+        number = self._rotation.turn_after(message.topic) % len(targets.places)
         addr = targets.addrs[number]
         connection = None if addr is None else self._net.free_connection(addr)
         if connection is None or self._heartbeats.is_due(connection.addr):
             return None
         timeout_ms = self._timeout_ms if len(targets.by_addr) == 1 else self._first_timeout_ms
         return targets.places[number], connection, timeout_ms
+
+    def take_turn(self, topic: str) -> None:
+        """A message of `topic` goes where `place` said. Threads that ask at the same time may go to the same queue."""
+        self._rotation.turns(topic, 1, 1)
 
     def give_up(self, message: Message, taken: Future) -> None:
         """What `take` has returned is no longer awaited."""

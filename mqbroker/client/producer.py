@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from functools import partial
-from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
@@ -141,10 +140,10 @@ class ProducerCore:
         size = len(message.body)
         if not self._in_flight.acquired(size):
             await self._in_flight.acquire(size, None if until is None else until - self._net.steady())
-        left_ms = None if until is None else ceil((until - self._net.steady()) * 1000)
-        if left_ms is not None and left_ms <= 0:
+        left_s = None if until is None else until - self._net.steady()
+        if left_s is not None and left_s <= 0:
             return await self.send_otherwise(message, None, choose, until)  # which says so
-        waiter = plain.take(message, choose, left_ms)
+        waiter = plain.take(message, choose, None if left_s is None else max(1, int(left_s * 1000)))  # as in Attempts
         try:
             result = await waiter
         except BaseException:  # it was cancelled

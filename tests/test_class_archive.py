@@ -2,6 +2,9 @@
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.class_archive import archive_options
 
@@ -43,3 +46,23 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
     with suppress(KeyboardInterrupt):
         archive_options(tmp_path / "classes.jsa", break_off)
     assert [path.name for path in tmp_path.iterdir()] == ["classes.jsa.lock"]
+
+
+def test_what_writes_the_archive_of_spark_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    from tests.spark import session
+
+    class Builder:
+        """As SparkSession.builder."""
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *given: self
+
+    def wait() -> str:
+        raise AssertionError("it waits for itself")
+
+    monkeypatch.setattr("pyspark.sql.SparkSession.builder", Builder())
+    monkeypatch.setattr(session, "short_lived_jvm", wait)
+    session.start_session("scratch", more={"spark.executor.extraJavaOptions": ""})
+    with pytest.raises(AssertionError, match="waits for itself"):
+        session.start_session("scratch")

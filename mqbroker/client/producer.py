@@ -143,7 +143,8 @@ class ProducerCore:
         left_s = None if until is None else until - self._net.steady()
         if left_s is not None and left_s <= 0:
             return await self.send_otherwise(message, None, choose, until)  # which says so
-        waiter = plain.take(message, choose, None if left_s is None else max(1, int(left_s * 1000)))  # as in Attempts
+        left_ms = None if left_s is None else max(1, int(left_s * 1000))  # as in Attempts
+        waiter = plain.take(message, choose, left_ms)
         try:
             result = await waiter
         except BaseException:  # it was cancelled

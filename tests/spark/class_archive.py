@@ -78,7 +78,8 @@ def main() -> None:
         return
     scratch, option = sys.argv[1:]
     os.environ.update(session_environment(scratch, option))
-    spark = start_session(scratch)
+    # Executors of their own would wait for the archive, which this writes.
+    spark = start_session(scratch, more={"spark.executor.extraJavaOptions": ""})
     gateway = spark.sparkContext._gateway
     use_everything(spark, scratch)
     spark.stop()

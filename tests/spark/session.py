@@ -74,9 +74,10 @@ def start_session(scratch: object, master: str = "local[2]", more: Mapping[str, 
         "spark.sql.streaming.pollingDelay": "20ms",
         # A busy machine starts Python slowly.
         "spark.python.authenticate.socketTimeout": "60s",
-        "spark.executor.extraJavaOptions": short_lived_jvm(),
         **(more or {}),
     }
+    if "spark.executor.extraJavaOptions" not in settings:  # which waits for the archive, if that is not there yet
+        settings["spark.executor.extraJavaOptions"] = short_lived_jvm()
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()

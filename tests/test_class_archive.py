@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -52,16 +52,10 @@ def test_what_writes_the_archive_of_spark_does_not_wait_for_it(monkeypatch: pyte
     pytest.importorskip("pyspark")
     from tests.spark import session
 
-    class Builder:
-        """As SparkSession.builder."""
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *given: self
-
     def wait() -> str:
         raise AssertionError("it waits for itself")
 
-    monkeypatch.setattr("pyspark.sql.SparkSession.builder", Builder())
+    monkeypatch.setattr("pyspark.sql.SparkSession.builder", MagicMock())
     monkeypatch.setattr(session, "short_lived_jvm", wait)
     session.start_session("scratch", more={"spark.executor.extraJavaOptions": ""})
     with pytest.raises(AssertionError, match="waits for itself"):

@@ -372,7 +372,7 @@ class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
         if not self._core.consuming.is_calling:
             thread.check_may_block()
             wait_for(self._closing)
-            self._released.wait()  # who waits for a future is woken before its callbacks are called
+            self._released.wait()  # a future wakes its waiters before it calls its callbacks
             thread.join_if_over()
 
     def _release(self, _closed: object) -> None:

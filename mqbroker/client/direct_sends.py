@@ -141,7 +141,7 @@ class DirectSends:
     def _asked(
         self, used: _Socket, frame: bytes, sent_at: float, timeout_ms: int, pending: Pending
     ) -> SendResult | RemotingCommand | MQError:
-        """The answer to a request, or why there is none."""
+        """The answer to a request, or the error in its place."""
         assert compiled is not None
         decoder, has_answered = None, used.opaque > 1
         try:
@@ -201,7 +201,7 @@ class DirectSends:
                 made.settimeout(None)
                 made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 opened = _Socket(made, addr, connection, self._identity.id_source(), now)
-        except OSError:  # the loop has a connection, or says why there is none
+        except OSError:  # the send goes over the loop, which reports a broker that is down
             pass
         with self._gate:
             if opened is not None and not self._is_closed:

@@ -54,6 +54,13 @@ def bodies(topic: Loopback) -> list[bytes]:
     return [message.body for n in range(4) for message in topic.stored(MessageQueue("T", "a", n))]
 
 
+def pass_on(topic: Loopback, passages: list[Passage]) -> None:
+    with topic.lock:
+        for passage in passages:
+            passage.pass_on()
+        topic.settle()
+
+
 def sockets_of(producer: Producer) -> Any:
     direct = producer._under_way._direct
     assert direct is not None
@@ -100,10 +107,7 @@ def test_each_thread_has_a_socket_while_it_sends(topic: Loopback, producer: Prod
     assert all_there.wait(PATIENCE_S)
     assert len({id(passage.connection) for passage in passages}) == 5
     topic.faults.refuse.clear()
-    with topic.lock:
-        for passage in passages:
-            passage.pass_on()
-        topic.settle()
+    pass_on(topic, passages)
     for thread in threads:
         thread.join(PATIENCE_S)
     assert sorted(bodies(topic)) == [*(b"%d" % n for n in range(5)), b"first", b"first"]
@@ -127,10 +131,7 @@ def test_threads_above_the_limit_use_the_loop(
     for thread in threads:
         thread.start()
     assert both.wait(PATIENCE_S)
-    with topic.lock:
-        for passage in passages:
-            passage.pass_on()
-        topic.settle()
+    pass_on(topic, passages)
     for thread in threads:
         thread.join(PATIENCE_S)
     assert len(topic.connections) == 2
@@ -268,9 +269,7 @@ def test_no_send_overtakes_one_that_nobody_waits_for(topic: Loopback, producer: 
     future = producer.send_async(Message("T", b"async"))
     assert producer.send(Message("T", b"after")).status is SendStatus.SEND_OK
     assert len(topic.connections) == 1  # both are on the loop's
-    with topic.lock:
-        held[0].pass_on()
-        topic.settle()
+    pass_on(topic, held)
     future.result(PATIENCE_S)
     topic.faults.refuse.clear()
     producer.send_oneway(Message("T", b"oneway"))

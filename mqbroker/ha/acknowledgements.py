@@ -63,8 +63,8 @@ class CountQuorum:
 
 
 class ConfirmedEnd:
-    """Up to where enough slaves have had the log. It never goes back, and begins where the log ends: what stands there
-    at a start may have been read before.
+    """The offset up to which enough slaves have the log. It never decreases, and starts at the log's end, as consumers
+    may have read that far before.
 
     :param on_move: called when `end` has grown.
     """

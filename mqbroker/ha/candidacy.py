@@ -45,7 +45,7 @@ class Holdings:
         return self.history.epoch_at(self.end)
 
     def is_against(self, other: Member) -> bool:
-        """Whether the other member has what was acknowledged, and this log has others' messages in its place."""
+        """Whether the other member has the acknowledged messages, and this log has different ones in their place."""
         conflict = other.conflict if other.is_whole else None
         return conflict is not None and self.history.has(conflict.epoch, conflict.lease)
 
@@ -70,7 +70,7 @@ def why_set_back(state: IEpoch, epoch: int, lease: int) -> str:
 
 
 def why_wrong(state: GroupState, holdings: Holdings, others: Mapping[int, Member]) -> str:
-    """Why nobody may be master in this epoch or the next one by this state, with this log; empty if somebody may."""
+    """Why this state and this log allow no master in this epoch or the next one; empty if they allow one."""
     for replica_id, other in sorted(others.items()):
         if holdings.is_against(other) and other.epoch >= state.unclean:
             return (
@@ -89,10 +89,10 @@ def why_wrong(state: GroupState, holdings: Holdings, others: Mapping[int, Member
 def why_not_elected(
     state: GroupState, me: int, holdings: Holdings, others: Mapping[int, Member], known: Iterable[Identity] = ()
 ) -> str:
-    """Why this broker may lack what was acknowledged, or others have more of that; empty if it may be master.
+    """Why this broker may lack acknowledged messages, or others have more of them; empty if it may be master.
 
     :param others: the other members that run.
-    :param known: what etcd has of all members, also of those that do not run.
+    :param known: etcd's entries of all members, running or not.
     """
     wrong = why_wrong(state, holdings, others)
     if wrong:
@@ -133,8 +133,8 @@ def why_not_named(state: GroupState, to: int, member: Member) -> str:
 
 
 def why_not_removed(state: GroupState, replica_id: int, identity: Identity, holdings: Holdings) -> str:
-    """Why a broker that does not run may not be forgotten: its store may be needed for what was acknowledged. Empty if
-    it may.
+    """Why a stopped broker may not be removed from the group: its store may be needed for acknowledged messages. Empty
+    if it may.
 
     :param holdings: the master's.
     """
@@ -154,7 +154,7 @@ def why_not_removed(state: GroupState, replica_id: int, identity: Identity, hold
 
 
 def _why_others_have_more(state: GroupState, me: int, holdings: Holdings, others: Mapping[int, Member]) -> str:
-    """Of those that may all lack something, all must be there, and the one that has most is elected."""
+    """If all may lack messages, all must be running, and the one with the most is elected."""
     for replica_id in sorted(state.in_sync - {me}):
         other = others[replica_id].remainder if replica_id in others else None
         if other is None or other.of != state.epoch:
@@ -165,7 +165,7 @@ def _why_others_have_more(state: GroupState, me: int, holdings: Holdings, others
 
 
 def why_not_unclean(holdings: Holdings, others: Mapping[int, Member]) -> str:
-    """Why this broker is no choice though it may lack what was acknowledged: another one that runs has more."""
+    """Why this broker, which may lack acknowledged messages, is not elected: another running one has more."""
     if not holdings.epoch:
         return "this broker has nothing of the group's log"
     if holdings.has_gaps:
@@ -233,4 +233,4 @@ class IOwnStore(Protocol):
         """Note that this broker has seen it."""
 
     def new_nonce(self) -> str:
-        """A text that nobody can guess."""
+        """An unguessable text."""

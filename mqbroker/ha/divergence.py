@@ -39,7 +39,7 @@ class FallenBehind(Diverged):
 
 
 class IComparedLog(Protocol):
-    """What is compared of a slave's log."""
+    """The parts of a slave's log that are compared."""
 
     @property
     def start(self) -> int:
@@ -73,7 +73,8 @@ async def log_bounds(client: RemotingClient, address: str, timeout_ms: int = TIM
 
 
 async def record_at(client: RemotingClient, address: str, offset: int, timeout_ms: int = TIMEOUT_MS) -> bytes:
-    """The record at `offset` of the log of the broker at `address`. Raises Refused where there is none, MQError."""
+    """The record at `offset` of the log of the broker at `address`. Raises Refused without a record there, and
+    MQError."""
     command = RemotingCommand.request(RequestCode.VIEW_MESSAGE_BY_ID, h.ViewMessageRequestHeader(offset=offset))
     return succeeded(await client.invoke_sync(address, command, timeout_ms)).body
 
@@ -96,7 +97,7 @@ class LogComparison:
             raise FallenBehind.of(self._raw.end, begin, advice)
 
     async def master_begin(self, bounds: tuple[int, int] | None) -> int:
-        """Where the master's log begins; 0 if nobody says. Raises MQError."""
+        """Where the master's log begins; 0 if it does not say. Raises MQError."""
         if bounds is not None:
             return bounds[0]
         return max(0, (await log_bounds(self._client, self.master_addr)).begin) if self.master_addr else 0

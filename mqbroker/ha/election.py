@@ -1,13 +1,12 @@
-"""Elections in a group of brokers of one name: who is its master, in which epoch, and which replicas are in sync
-stand in etcd.
+"""Master election among the brokers of one name. etcd holds the master, its epoch and the in-sync replicas.
 
     /mqbroker/CLUSTER/NAME/state         epoch, master, its lease, in-sync replicas; changed by compare-and-swap only
-    /mqbroker/CLUSTER/NAME/members/ID    the addresses of a broker that runs; goes with its lease
+    /mqbroker/CLUSTER/NAME/members/ID    the addresses of a running broker; deleted with its lease
     /mqbroker/CLUSTER/NAME/identities/ID which store a broker has; see `mqbroker.ha.candidacy`
 
-A master is one as long as its member's key has the lease that the state names. When that has expired, a replica of the
-in-sync set writes the next epoch, with itself as master, if its store is whole. Epochs only go up: by a state that is
-older than this broker's log nothing is done.
+A broker is master while its member key has the lease that the state names. When that has expired, a replica of the
+in-sync set whose store is complete writes the next epoch, with itself as master. Epochs only increase: a state that is
+older than this broker's log is ignored.
 """
 
 from __future__ import annotations
@@ -176,7 +175,7 @@ class GroupMember(Service):
 
     @property
     def is_master(self) -> bool:
-        """Whether this broker is the master, and its lease is certain to stand: nobody else can be elected before."""
+        """Whether this broker is the master and its lease certainly valid, so that no other can be elected."""
         state = self._state
         holds = self.role.is_master and state is not None and state.lease == self._lease and not self._has_named
         return holds and self._steady() < self._deadline
@@ -413,7 +412,7 @@ class GroupMember(Service):
         return f"{self._settings.prefix}members/{replica_id}"
 
     async def _look(self) -> None:
-        """Read the group's keys, and do what they ask for."""
+        """Read the group's keys, and act on them."""
         lease, known = self._lease, self._state_revision
         found = await self._etcd.read(self._settings.prefix)
         self._heard()
@@ -490,7 +489,8 @@ class GroupMember(Service):
         )
 
     async def _say_what_changed(self, own: KeyValue) -> None:
-        """Tell the others of another epoch, whether the store is whole, and of a master that lacks what it has."""
+        """Publish a new epoch, whether the store is complete, and that the master lacks messages that this broker
+        has."""
         if self._store.is_open:
             said, fresh = Member.from_json(own.value), self._fresh_member(self._store.holdings, None)
             if attrs.evolve(said, committed=fresh.committed) != fresh:
@@ -572,7 +572,7 @@ class GroupMember(Service):
         return ""
 
     async def _is_settled(self, found: Snapshot, own: KeyValue) -> bool:
-        """Compare the store with the one that etcd knows, and tell etcd of it; returns whether that is done."""
+        """Compare the store with the one that etcd knows, and publish the result; returns whether it was published."""
         key, store = f"{self._settings.prefix}identities/{self._settings.replica_id}", self._store
         item, known = found.items.get(key), self._identities.get(self._settings.replica_id)
         if store.identity.name != self._new_name:
@@ -602,7 +602,7 @@ class GroupMember(Service):
         return is_known
 
     def _master_of(self, state: GroupState, found: Snapshot) -> Member | None:
-        """The master, if its lease stands."""
+        """The master, if its lease is valid."""
         item = found.items.get(self._member_key(state.master))
         if item is None or item.lease != state.lease:
             return None
@@ -625,7 +625,7 @@ class GroupMember(Service):
         await self._elect(state, 0, [Compare(self._member_key(me), own.modified)])
 
     async def _write_again(self, state: GroupState) -> None:
-        """Keep a write that names another master, and of which etcd has told nothing, from being done later."""
+        """Make sure that a write which names another master, and whose outcome is unknown, cannot take effect later."""
         written = await self._etcd.txn([Compare(self._key, self._state_revision)], [Put(self._key, state.to_json())])
         if written is None:
             raise GroupError("another master may have been named")
@@ -746,5 +746,5 @@ def _member_of(key: str, item: KeyValue) -> Member:
 
 
 def _ends_at(asked_at: float, ttl_s: int) -> float:
-    """Until when a lease certainly stands that was asked for then."""
+    """Until when a lease that was requested then is certainly valid."""
     return asked_at + LEASE_PART * min(ttl_s, TTL_MAX_SECONDS)

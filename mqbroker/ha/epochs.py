@@ -17,7 +17,7 @@ EPOCHS_MAX = 100_000
 
 
 class BadHistory(MQError):
-    """What should be a history of epochs is none."""
+    """Invalid epoch history."""
 
 
 @attrs.frozen
@@ -38,12 +38,12 @@ class EpochHistory:
 
     @property
     def last(self) -> int:
-        """The newest epoch; 0 if there is none."""
+        """The newest epoch; 0 without epochs."""
         return self.epochs[-1].number if self.epochs else 0
 
     @property
     def lease(self) -> int:
-        """The lease with which the master of the newest epoch was elected; 0 if there is none."""
+        """The lease with which the master of the newest epoch was elected; 0 without epochs."""
         return self.epochs[-1].lease if self.epochs else 0
 
     def has(self, number: int, lease: int) -> bool:
@@ -61,7 +61,7 @@ class EpochHistory:
         return EpochHistory(tuple(kept))
 
     def epoch_at(self, end: int) -> int:
-        """The epoch in which a log that ends at `end` was written last; 0 if there is none."""
+        """The epoch of the last message in a log that ends at `end`; 0 without epochs."""
         return max((epoch.number for epoch in self.epochs if epoch.start <= end), default=0)
 
     def common_end(self, end: int, other: EpochHistory, other_end: int) -> int | None:

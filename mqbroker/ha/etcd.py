@@ -76,7 +76,7 @@ class Put:
 
 
 class IEtcd(Protocol):
-    """What is needed of etcd. All raise EtcdError, then the outcome is unknown."""
+    """The operations of etcd that elections need. All raise EtcdError; the outcome is unknown then."""
 
     async def read(self, prefix: str) -> Snapshot:
         """All keys below the prefix, as the majority of etcd's members has them."""
@@ -107,8 +107,8 @@ def is_repeatable(compares: Sequence[Compare], puts: Sequence[Put]) -> bool:
 
 
 def outcome(puts: Sequence[Put], found: Mapping[str, KeyValue], is_repeated: bool) -> int | None:
-    """What has become of a transaction whose conditions did not hold: at which revision it was done, None if it was
-    not. Raises EtcdError if that is unknown.
+    """The outcome of a transaction whose conditions did not hold: the revision at which an earlier attempt was applied,
+    None if none was. Raises EtcdError if that is unknown.
 
     :param found: the keys that it writes, as they are.
     :param is_repeated: another member was asked the same and has not answered: it may be why they did not hold.

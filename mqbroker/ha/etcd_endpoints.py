@@ -1,6 +1,6 @@
-"""Which member of etcd is asked first, and which next: a hung member delays a request, and does not fail it.
+"""Choice among the endpoints of etcd: a member that hangs delays a request, and does not fail it.
 
-Nothing here knows what is asked, nor how it is sent.
+Independent of the requests and of how they are sent.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ log = Logger()
 
 T = TypeVar("T")
 
-#: An endpoint that did not answer, or failed, is asked after all others for so long.
+#: How long an endpoint that failed or timed out is tried after all others, seconds.
 SILENT_SECONDS = 10.0
 
 
 class EtcdError(MQError):
-    """etcd gave no usable answer. What was asked of it may have happened, or happen still."""
+    """etcd gave no usable response. The request may have been applied, or may be applied later."""
 
 
 class NotDone(EtcdError):
-    """A member of etcd did not do what it was asked, and never will: it was not reached, or refused."""
+    """A member of etcd was not reached, or refused the request, which was certainly not applied."""
 
 
 @attrs.frozen
@@ -83,7 +83,7 @@ class Endpoints:
         return _Asking(self, self._in_order(), send, may_repeat).done
 
     def _in_order(self) -> list[str]:
-        """Beginning with the current one; those that were silent lately come last."""
+        """The endpoints in order: the current one first, those that timed out lately last."""
         turned = self._endpoints[self._current :] + self._endpoints[: self._current]
         now = self.clock.seconds()
         return sorted(turned, key=lambda endpoint: self._silent_until.get(endpoint, 0.0) > now)

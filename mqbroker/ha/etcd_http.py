@@ -1,4 +1,4 @@
-"""Requests to etcd's HTTP gateway: connections, certificates and accounts. What they ask is not known here."""
+"""HTTP client of etcd's JSON gateway: connections, certificates and accounts. Independent of the requests' content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = Logger()
 
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
 PASSWORD_BYTES_MAX = 4096
-#: An account is authenticated at most once in so many seconds, whatever etcd says of the token.
+#: Minimum interval between two authentications of an account, seconds, whatever etcd answers about the token.
 AUTHENTICATE_SECONDS = 1.0
 #: etcd's words for a token that is unknown, as after a restart, or too old, or from before accounts were changed.
 _TOKEN_ENDED = ("invalid auth token", "revision of auth store is old")
@@ -155,7 +155,7 @@ class Gateway:
         return response.code, await self._whole(response)
 
     async def _whole(self, response: Any) -> Any:
-        """The decoded body; bytes where it is no JSON."""
+        """The decoded body; the bytes if it is not JSON."""
         received = _Body()
         response.deliverBody(received)
         try:
@@ -226,7 +226,7 @@ def _read_password(path: str) -> str:
 
 @attrs.frozen
 class _Certificates:
-    """What a connection shows, and which authorities it trusts; None: those of the machine."""
+    """The client certificate of a connection, and the authorities that it trusts; None: the machine's."""
 
     authorities: list[X509] | None
     key: PKey | None

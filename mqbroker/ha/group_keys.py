@@ -14,9 +14,9 @@ from mqbroker.errors import MQError
 
 NUMBER_MAX = 2**63 - 1
 REPLICAS_MAX = 64
-#: No lease of etcd has this number: nobody is master by it, and an election follows.
+#: Not a valid lease of etcd: no broker is master by it, and an election follows.
 NO_LEASE = 1
-#: Of the state and of identities: those of a later version are not understood, and nothing is done by them.
+#: Version of state and identities. Those of a later version are ignored.
 VERSION = 1
 
 
@@ -26,8 +26,8 @@ class GroupError(MQError):
 
 @attrs.frozen
 class GroupState:
-    """What the group has agreed on. `committed`: the commit point when this was written: whoever is elected has the log
-    below it. `unclean`: the newest epoch whose master was elected by uncleanElectionEnable, though others may have
+    """The group's state in etcd. `committed`: the commit point when it was written; any broker that is elected has the
+    log below it. `unclean`: the newest epoch whose master was elected by uncleanElectionEnable, though others may have
     more; `lowered`: the newest from which on commit points may be lower than before, as all that were in sync had lost
     something; `switched`: the newest whose master the former one named; 0 if there is none."""
 
@@ -44,7 +44,7 @@ class GroupState:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether a person has chosen whose log is kept, by `mq ha rebuild --keep`, and nobody is elected yet."""
+        """Whether an operator has chosen whose log is kept, by `mq ha rebuild --keep`, and no master is elected yet."""
         return self.lease == NO_LEASE and self.unclean == self.epoch
 
     def to_json(self) -> bytes:

@@ -1,8 +1,8 @@
-"""The in-sync set of a group, as its master keeps it: the replicas that have all that was acknowledged.
+"""The in-sync set of a group, kept by its master: the replicas that have all acknowledged messages.
 
-A message is acknowledged when all of them have it, and at least minInSyncReplicas are there. The set stands in
-etcd, and any of its members may be elected, so it changes there first: while a change is under way, or its outcome
-unknown, the members before and after it count.
+A message is acknowledged when all of them have it, and they are at least minInSyncReplicas. The set is in etcd, and any
+member of it may be elected, so it changes there first: while a change is under way, or its outcome unknown, the members
+before and after it count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mqbroker.repeated_call import RepeatedCall
 log = Logger()
 
 LOOK_SECONDS = 0.25
-#: A member without a link for so long is taken out: its process ended, or it was cut off.
+#: How long a member may have no link before it is removed from the set, seconds.
 GONE_SECONDS = 1.0
 
 
@@ -61,12 +61,12 @@ class InSyncSet:
         self._slaves, self._steady, self._settings, self._me = slaves, steady, settings, me
         self._is_master, self._propose = is_master, propose
         self.members = members
-        #: Members of proposals that may stand in etcd already, or come to stand there.
+        #: Members of proposals that etcd may have, or may still get.
         self._possible: frozenset[int] = frozenset()
         #: Replicas that are about to be taken in.
         self._joining: frozenset[int] = frozenset()
         self._acknowledged = dict.fromkeys(members, confirmed)
-        #: The replicas that have said in this epoch what they have: at its beginning they may lack the log's end.
+        #: The replicas that have reported in this epoch: at its beginning they may lack the log's end.
         self._reported: set[int] = set()
         #: When each member was last connected, and the time up to which it has the log.
         self._seen_at = dict.fromkeys(members, steady())
@@ -76,7 +76,7 @@ class InSyncSet:
         self._confirmed = self._told = confirmed
         #: Called when `confirmed` has grown, before sends that waited for that are answered.
         self.on_confirmed: list[Callable[[], None]] = []
-        #: Nobody of the group may cut its log below: what was acknowledged is there.
+        #: No member may truncate its log below this offset: messages up to it were acknowledged.
         self.committed = 0
         #: Called when that has grown.
         self.on_committed: Callable[[int], None] = lambda committed: None
@@ -95,11 +95,12 @@ class InSyncSet:
         if self._proposing is not None:
             self._proposing.cancel()
 
-    # --- what is acknowledged
+    # --- acknowledgements
 
     @property
     def confirmed(self) -> int:
-        """Whoever is elected has the log below this offset. Of a set of one broker it is where the log ends."""
+        """The commit point: any broker that is elected has the log below it. In a set of one broker, the end of the
+        log."""
         self._confirmed = max(self._confirmed, self.reached())
         return self._confirmed
 
@@ -172,11 +173,10 @@ class InSyncSet:
             self.committed = committed
             self.on_committed(committed)
 
-    # --- who is in the set
+    # --- members of the set
 
     def stands(self, members: frozenset[int]) -> None:
-        """Called with the set that etcd has, whenever its revision has changed: no earlier proposal can come to stand
-        any more."""
+        """Called with etcd's set whenever its revision has changed: no earlier proposal can take effect any more."""
         if members != self.members:
             log.info("in-sync replicas are {members} now", members=sorted(members))
         self.members, self._possible = members, frozenset()
@@ -186,7 +186,7 @@ class InSyncSet:
     def _look(self) -> None:
         self._note()
         is_master = self._is_master()
-        if is_master and not self._was_master:  # what waited meanwhile can be confirmed
+        if is_master and not self._was_master:  # waiting messages can be confirmed now
             self._slaves.notify()
         self._was_master = is_master
         wanted = self._wanted()
@@ -207,8 +207,8 @@ class InSyncSet:
         log.debug("the in-sync set may not have changed: {why}", why=failure.getErrorMessage())
 
     def _wanted(self) -> frozenset[int]:
-        """The members that follow closely, and those that do again, whose stores are whole; at least as many as must be
-        in sync, if there were so many."""
+        """The members that follow closely, and those that caught up, with complete stores; at least as many as must be
+        in sync, if the set had that many."""
         links = self._slaves.replicas()
         kept = self._kept()
         self._following = len(kept)

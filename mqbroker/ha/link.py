@@ -1,6 +1,6 @@
 """The replication link, without I/O: the bytes that master and slave exchange, and the state of each end.
 
-    slave to master    offset  8   the slave's log ends here
+    slave to master    offset  8   the end of the slave's log
     master to slave    offset  8 | size  4 | data      the log's bytes from the offset on; a heartbeat has size 0
 
 Brokers of a group begin with a greeting, which Java's neither send nor understand:
@@ -58,7 +58,7 @@ NEVER_HAD = (
 
 
 class BadPeer(MQError):
-    """The other end of the link sent what it must not, or has another log; the text says which and what to do."""
+    """The peer violated the protocol, or has another log; the text says which and what to do."""
 
 
 @attrs.frozen
@@ -83,7 +83,7 @@ class Greeting:
         return attrs.evolve(self, proof=proof_of(nonce, b"greeting", self.encode()[:_SIGNED_BYTES]))
 
     def is_proven(self, nonce: str) -> bool:
-        """Whether the one who made it knows the nonce."""
+        """Whether its sender knows the nonce."""
         return bool(nonce) and compare_digest(self.proven(nonce).proof, self.proof)
 
 
@@ -111,7 +111,7 @@ class Answer:
         return attrs.evolve(self, proof=proof_of(nonce, b"answer", *parts))
 
     def is_proven(self, nonce: str, greeting: Greeting) -> bool:
-        """Whether the one who made it knows the master's nonce, and has got this greeting."""
+        """Whether its sender knows the master's nonce, and has received this greeting."""
         return bool(nonce) and compare_digest(self.proven(nonce, greeting).proof, self.proof)
 
     def confirmation(self, nonce: str, greeting: Greeting) -> bytes:
@@ -120,7 +120,7 @@ class Answer:
 
 
 def proof_of(nonce: str, what: bytes, *parts: bytes) -> bytes:
-    """Shows that somebody who sends `parts` knows the nonce of a member's key in etcd: their HMAC-SHA256, 32 bytes.
+    """Proof that the sender of `parts` knows the nonce of a member's key in etcd: their HMAC-SHA256, 32 bytes.
 
     :param what: which message it is; no proof of one is good for another.
     """
@@ -173,7 +173,7 @@ class MasterLink:
         return before != (self.sent, self.acknowledged)
 
     def _may_report(self) -> bool:
-        """Take a greeting, and its confirmation, from what is unread; returns whether what follows are reports. Raises
+        """Parse a greeting and its confirmation from the unread bytes; returns whether reports follow. Raises
         BadPeer."""
         if self.greeting is None:
             if self._unread.startswith(_FORMER_MARK):
@@ -231,7 +231,7 @@ class MasterLink:
         return HEADER.pack(GREETING, len(answer)) + answer
 
     def commit_point(self, committed: int) -> bytes:
-        """What tells a slave that has greeted of the commit point; empty if it knows, or is of no group."""
+        """The message with the commit point for a slave that has greeted; empty if it knows it, or is in no group."""
         if not self.is_proven or self.sent is None or committed <= self.committed:
             return b""
         self.committed = committed
@@ -260,8 +260,7 @@ class MasterLink:
 
 
 class SlaveLink:
-    """The slave's end of the link: takes the master's stream apart. Whoever appends the data checks that it continues
-    the log."""
+    """The slave's end of the link: parses the master's stream. The caller checks that the data continues its log."""
 
     def __init__(self) -> None:
         #: The beginning of a header, or of an answer to a greeting, and how many bytes of it make progress possible.

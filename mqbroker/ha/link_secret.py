@@ -4,8 +4,8 @@
     master to slave    -4  8 | size  4 | nonce  32 | where its log begins  8 | where it ends  8 | proof  32
     slave to master    -4  8 | offset of its last record  8 | digest of that  32 | proof  32
 
-A proof is the HMAC-SHA256, with the secret, of who makes it, the names of the cluster and of the broker, both nonces,
-and what else is in the message. So neither a recorded message nor the other end's own is worth anything. The first
+A proof is the HMAC-SHA256, with the secret, of the sender's role, the names of the cluster and of the broker, both
+nonces, and the rest of the message. So neither a recorded message nor the peer's own can be replayed. The first
 message is of negative numbers only, which a Java master takes for offsets that confirm nothing.
 """
 
@@ -61,8 +61,7 @@ def read_secret(path: str) -> bytes:
 
 @attrs.frozen
 class LinkSecret:
-    """The secret in a file, which is read for each link, so that it may be changed. Nobody must be able to guess what
-    `randbytes` returns."""
+    """The secret in a file, which is read for each link, so that it may be changed. `randbytes` must be unguessable."""
 
     path: str
     cluster: str
@@ -120,8 +119,8 @@ class MasterProof:
         self.last: Last | None = None
 
     def receive(self, data: bytes, log_min: int, log_end: int) -> tuple[bytes, bytes]:
-        """Read what the slave sends; returns what to answer, and what is not of the proof. Raises BadPeer, and MQError
-        where this end's secret cannot be read."""
+        """Parse the slave's bytes; returns the response, and the bytes behind the proof. Raises BadPeer, and MQError if
+        this end's secret cannot be read."""
         self._unread += data
         if not self.is_over and len(self._unread) >= len(_MARK):
             if not self._unread.startswith(_MARK):

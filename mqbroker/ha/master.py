@@ -40,22 +40,22 @@ LINES_PER_MINUTE = 20
 WATCH_SECONDS = 1.0
 #: How long a stop waits for slaves to acknowledge the whole log.
 DRAIN_SECONDS_MAX = 3.0
-#: Pieces of so many bytes together are sent with one call.
+#: Bytes of pieces that are sent with one call.
 SENT_AT_ONCE_BYTES = 256 * 1024
 #: Interval of the line that says how far slaves are behind, as in Java.
 REPORT_SECONDS = 60.0
 #: Pause between two sends of the log where nobody waits for slaves; Java's looks ten times a second then. Beside a
 #: busy master a slave took 1.5 times as much CPU time with 2 ms as with 5, and 1.15 times as much with 5 as with 10.
 PAUSE_SECONDS = 0.010
-#: A commit point that has moved is sent after so long at most.
+#: Maximum delay of sending a new commit point, seconds.
 COMMITTED_SECONDS = 0.05
-#: The rate of a slave is that of the last so many seconds.
+#: Window of a slave's rate, seconds.
 RATE_SECONDS = 10
 #: Delays before a slave is compared again, which could not be; the last one stays.
 COMPARE_SECONDS = (1.0, 2.0, 4.0, 10.0)
-#: For so long a slave that has not been compared is sent nothing; then it is, and does not count.
+#: How long a slave waits for the comparison of the logs, seconds; then it is sent the log, but does not count.
 UNCOMPARED_SECONDS = 10.0
-#: For so long it is shown that a slave was refused; of so many addresses.
+#: How long a refused slave is shown, seconds; and of how many addresses.
 REFUSED_SECONDS, REFUSED_MAX = 300.0, 16
 
 
@@ -166,7 +166,7 @@ class SlaveConnection(TwistedProtocol):
         self._connected_at = self.heard_at
         #: Where the log ended when that was looked at last, and when.
         self._mark = (factory.log.end, self.heard_at)
-        #: What it had acknowledged when, once a second.
+        #: Samples, one a second: time and acknowledged offset.
         self._samples: deque[tuple[float, int]] = deque(maxlen=RATE_SECONDS + 1)
         self._factory = factory
         self._is_paused = self._is_reading = self._is_closed = False
@@ -418,7 +418,7 @@ class Slaves:
     def __init__(self, log: ILog) -> None:
         self.log = log
         self.links: list[SlaveConnection] = []
-        #: The commit point of a group, of which its replicas are told.
+        #: The commit point of a group, which is sent to its replicas.
         self.committed = 0
         #: Whether slaves can connect.
         self.are_served = False
@@ -451,7 +451,7 @@ class Slaves:
         return [connection for connection in self.links if connection.link.sent is not None]
 
     def acknowledged(self, count: int) -> int | None:
-        """The highest offset that `count` slaves have acknowledged; None if there are not so many."""
+        """The highest offset that `count` slaves have acknowledged; None with fewer slaves."""
         offsets = sorted((each.link.acknowledged for each in self._reported() if each.counts), reverse=True)
         return offsets[count - 1] if len(offsets) >= count else None
 
@@ -548,8 +548,8 @@ class MasterFactory(ServerFactory):
         return SlaveConnection(self, peer)
 
     def _make_room(self) -> bool:
-        """Close the oldest link that has reported nothing, as a slave does at once, or, in a group, that is of no
-        replica; False if there is none."""
+        """Close the oldest link that has not reported yet (slaves do so at once) or, in a group, is no replica's; False
+        without one."""
         links = [
             link
             for link in self.slaves.links
@@ -658,8 +658,8 @@ class MasterService(Service):
         await self.factory.close()
 
     def _log_has_grown(self) -> None:
-        """Send what was appended: where senders wait for slaves what comes first in a turn at once, and the rest of
-        the turn together; else all of a pause together."""
+        """Send appended records. If senders wait for slaves: the first of an iteration of the reactor at once, and the
+        rest of it together; otherwise all of a pause together."""
         if self._is_scheduled:
             return
         self._is_scheduled = True

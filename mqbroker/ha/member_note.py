@@ -98,7 +98,7 @@ class MemberNote:
 
     @classmethod
     def open(cls, disk: IDisk, path: str, new: NoteHeader) -> MemberNote:
-        """Open the note at `path`; one with the header `new` is made where there is none, or it is damaged."""
+        """Open the note at `path`; if it is missing or damaged, one with the header `new` is created."""
         data = disk.read(path) if disk.exists(path) else b""
         headers = [NoteHeader.decode(data[at : at + _HEADER.size + _CRC.size]) for at in _SLOTS]
         is_new = len(data) != NOTE_BYTES or not data.startswith(_MAGIC) or not any(headers)
@@ -148,7 +148,7 @@ class MemberNote:
         self._numbers[_END] = max(self._numbers[_END], end)
 
     def lower(self, end: int) -> None:
-        """Note durably that what is above `end` was never acknowledged by the group, and is about to be cut off."""
+        """Record durably that the log above `end` was never acknowledged by the group, and is about to be truncated."""
         self._numbers[_END], self._numbers[_DURABLE] = min(self.end, end), min(self.durable, end)
         self.sync()
 

@@ -1,8 +1,8 @@
-"""The slave's end of replication: connects to the master, and appends what it sends.
+"""The slave's end of replication: connects to the master, and appends the records that it sends.
 
-A connection begins with the comparison of the two logs; then the slave reports where its log ends, and is sent the
-rest. It reports what it has appended, or, with SYNC_FLUSH, what is on its disk. A connection that was lost is made
-again, later and later. Source of the intervals: HAClient of 4.9.7, which waits 5 seconds.
+A connection begins with the comparison of the two logs; then the slave reports the end of its log, and the master sends
+the rest. The slave reports what it has appended or, with SYNC_FLUSH, synced. Lost connections are made again with a
+growing delay. Source of the intervals: HAClient of 4.9.7, which waits 5 seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mqbroker.wire.record import BadRecord
 log = Logger()
 
 CONNECT_SECONDS_MAX = 5.0
-#: Size of one recv: a slave that catches up appends so much with one turn of Python.
+#: Size of one recv, bytes: what a slave that catches up appends in one pass of Python.
 READ_BYTES = 256 * 1024
 #: Delays before the next attempts; the last one stays.
 RETRY_SECONDS = (1.0, 2.0, 4.0, 5.0)
@@ -62,7 +62,7 @@ class ISlaveLog(Protocol):
         """Take bytes of the master's log. Raises BadRecord, StoreUnwritable and StoreBusy."""
 
     def append(self) -> None:
-        """Append the whole records of what was taken. Raises as `take`."""
+        """Append the whole records received so far. Raises as `take`."""
 
     def restart(self) -> None:
         """Forget a part of a record at the end of the last piece."""
@@ -78,9 +78,9 @@ class ISlaveLog(Protocol):
 class SlaveSettings:
     """haSendHeartbeatInterval and haHousekeepingInterval of 4.9.7.
 
-    `heartbeat_s`: after so long without a report the last one is sent again. `idle_s`: a connection on which nothing
-    was received for longer is closed. `reports_flushed`: only what is on disk is reported. `secret`: what both ends
-    prove that they know.
+    `heartbeat_s`: the last report is repeated after this time without one. `idle_s`: a connection that received nothing
+    for longer is closed. `reports_flushed`: only durable records are reported. `secret`: both ends prove that they know
+    it.
     """
 
     heartbeat_s: float = 5.0
@@ -428,7 +428,7 @@ class SlaveService(Service):
             log.warn("not replicating from master {address}: {why}", address=self.address, why=ended.why)
 
     async def _sleep(self, seconds: float | None) -> None:
-        """Return after so long, or when woken."""
+        """Return after `seconds`, or when woken."""
         sleeping = self._sleeping = Deferred()
         timer = None if seconds is None else self._clock.callLater(seconds, self._wake)
         await sleeping

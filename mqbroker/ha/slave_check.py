@@ -1,8 +1,8 @@
 """Comparison of the log of a slave that connects with this master's, before the slave counts.
 
-A slave of the Java system says no more than where its log ends. That must be the end of a record of this log, and the
-record must be the slave's last, too: its broker is asked for it, at the address that name servers have. A slave that
-knows the secret of the link has told the digest of that record, and nobody need be asked.
+A slave of the Java system reports only the end of its log. That must be the end of a record of this log, and the record
+must be the slave's last, too: it is requested from the slave's broker, whose address the name servers have. A slave
+that knows the secret of the link has sent the digest of that record, so that no request is needed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NotCompared(MQError):
 
 
 class IReadLog(Protocol):
-    """What is read of the master's log: see `mqbroker.ha.master.ILog`."""
+    """The part of `mqbroker.ha.master.ILog` that the check reads."""
 
     segment_bytes: int
 
@@ -115,9 +115,9 @@ class SlaveCheck:
     _registered: Callable[[], Awaitable[Sequence[str] | None]]
 
     async def check_ending(self, offset: int, last: Last | None, *, is_proven: bool) -> Ending | None:
-        """The record that the slave must have at the end of its log; None if nothing has to be asked.
+        """The record that the slave must have at the end of its log; None if no request is needed.
 
-        :param last: what the slave has told of its last record, if it `is_proven`.
+        :param last: the slave's last record as it reported it, if it `is_proven`.
 
         Raises BadPeer where the slave has another log, StoreError where this one cannot be read.
         """

@@ -1,9 +1,9 @@
 """The compiled part of the hot path, where the machine that installed the package had a C compiler.
 
-Each function takes a prefix of what it is given, as long as that is plain, and says how far it came; the caller does
-the next piece in Python, which is the specification, and calls again. Bytes in, values out: nothing of it holds memory
-of a file between two calls. What it reads in each turn - of each connection `Socket` and `Peer`, of the commit log
-`LogTail` - has fields that it reaches without a lookup. Knows nothing of the other packages.
+Each function handles the longest supported prefix of its input, and returns its length; the caller handles the next
+item in Python, which is the specification, and calls again. Bytes in, values out: no function keeps a reference to a
+file's memory between two calls. Objects that it reads in each iteration of the reactor (`Socket` and `Peer` of each
+connection, `LogTail` of the commit log) have fields that it accesses without a lookup. Imports no other package.
 
 `compiled` is None without it, or where the environment says ``MQBROKER_KERNEL=off``.
 """
@@ -32,9 +32,9 @@ compiled = _load()
 class Socket:
     """Base of a transport whose socket may be read and written directly.
 
-    descriptor: of the socket, -1 while none is open. is_free: whether what is sent over it now comes in its turn.
-    is_reading: whether it is to be read. shared_reads: what reads it, where others are read together with it.
-    protocol: gets what was read.
+    descriptor: of the socket, -1 while none is open. is_free: whether nothing else waits to be sent, so that bytes sent
+    now stay in order. is_reading: whether it is read from. shared_reads: reads it together with others, if set.
+    protocol: receives the bytes.
     """
 
     descriptor: int = -1
@@ -103,9 +103,9 @@ class LogTail:
     #: What new records wait in before they are written to the segment; why appends are refused.
     _transient: Any
     _refusals: dict[Any, str]
-    #: Consume queues that were numbered on for records which are not stored yet, and their former next offsets.
+    #: Consume queues whose next offsets count records that are not stored yet, with their former next offsets.
     _unstored: NextOffsets
-    #: A deque of what is not yet dispatched, and the type of what it has.
+    #: A deque of the runs that are not yet dispatched, and their type.
     dispatch_queue: Any
     run_type: Any
     #: Called when something is about to be dispatched, and nothing was before; when the log has grown for its readers.

@@ -1,5 +1,5 @@
-"""Up to where log, consume queues and index are known to be on the disk: the checkpoint file, and the note of an
-orderly stop that says where each consume queue ends.
+"""Checkpoint file: up to where log, consume queues and index are durable; and the note of an orderly stop with the end
+of each consume queue.
 
     0   store timestamp of the log's last synced message    8 | 24  magic                     8
     8   ... of the last in a synced consume queue           8 | 32  offsets of the same three 24

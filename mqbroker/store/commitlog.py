@@ -36,7 +36,7 @@ NEXT_WANTED_PART = 4
 #: Bytes ahead of the end that are faulted in, and for how long that is assumed to hold.
 READIED_BYTES = 256 * 1024
 READIED_MS = 100
-#: A master's records are written by calls of the system from so many bytes on. Fewer of them, for which senders may
+#: From this many bytes on, a master's records are written by system calls. Fewer, for which senders may
 #: wait, are copied as those of a send are: two calls take as long as all else of an append.
 WRITTEN_BYTES = 16 * 1024
 #: A slave whose log grows by more within so long catches up with its master.
@@ -100,7 +100,7 @@ class CommitLog(LogTail):
         if transient is not None:
             transient.on_commit.append(self._committed)
             transient.on_failure.append(self._commit_failed)
-        #: What was appended and is not yet dispatched.
+        #: Appended records that are not yet dispatched.
         self.dispatch_queue = DispatchQueue()
         #: Called when something is about to be dispatched, and nothing was before.
         self.on_dispatchable: list[Callable[[], None]] = []
@@ -203,16 +203,16 @@ class CommitLog(LogTail):
         return appended
 
     def _take_back_numbers(self) -> None:
-        """Give queues their former next offsets again unless what they were numbered on for is stored. Makes no object:
-        memory may be out."""
+        """Roll back the next offsets of queues whose messages were not stored. Allocates nothing: memory may be
+        exhausted."""
         unstored = self._unstored
         while unstored:
             queue, former = unstored.pop()
             queue.next_offset = former
 
     def _store(self, data: bytes, run: Run, now: int, doubtful_end: int = 0) -> None:
-        """Store whole records at the end, where there is room, and leave them to the dispatcher. Of `data` what belongs
-        to `run`. Last what begins the first of them: a kill leaves no head of a record without its end. Raises
+        """Store the records of `run`, which are in `data`, at the end of the segment, which has room, and queue them
+        for dispatch. The first 8 bytes are written last, so that a crash leaves no partial record. Raises
         StoreUnwritable, with nothing stored."""
         start, stop = self.end - self._base, run.end - self._base
         if stop > self._readied_to or now >= self._readied_until:

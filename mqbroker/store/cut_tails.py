@@ -1,4 +1,4 @@
-"""What is cut off a log is kept for a while: below `cut/` of the store's directory, each time in a directory that
+"""Tails that were cut off the log are kept for a while in `cut/` of the store's directory, each in a directory that
 `mq store dump` reads.
 
     cut/<time, ms>-<from>-<to>/commitlog/<offset>    sparse segments, which have from..to of the log
@@ -15,7 +15,7 @@ from mqbroker.store.disk import IDisk
 from mqbroker.store.layout import StorePaths, make_durable_directories
 from mqbroker.store.recovery import load_segments
 
-#: All that is kept, bytes; of a longer tail the first so many.
+#: Bytes kept in all; of a longer tail only the first ones.
 KEPT_BYTES_MAX = 1024 * 1024 * 1024
 KEPT_MS_MAX = 7 * 86_400_000
 _NAME = re.compile(r"(\d{13,})-(\d{20})-(\d{20})")
@@ -33,7 +33,7 @@ class CutTail:
 
 
 def cut_tails(disk: IDisk, root: str) -> list[CutTail]:
-    """What is kept, the oldest first. Raises OSError."""
+    """The kept tails, oldest first. Raises OSError."""
     folder = os.path.join(root, "cut")
     found = [(name, _NAME.fullmatch(name)) for name in disk.names(folder)]
     tails = [CutTail(os.path.join(folder, name), *map(int, match.groups())) for name, match in found if match]

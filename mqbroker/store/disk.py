@@ -112,7 +112,7 @@ def read_before_touch(file: IMappedFile, offset: int, size: int) -> None:
 
 
 class unreadable:  # noqa: N801 - a context manager, entered for each queue at a start: a generator would be slower
-    """Raise an error of the disk as Unreadable; one for want of descriptors or memory is raised as it is."""
+    """Raise an error of the disk as Unreadable; a lack of descriptors or memory is raised unchanged."""
 
     __slots__ = ("_offset", "_path")
 

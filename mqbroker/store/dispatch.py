@@ -150,27 +150,27 @@ def has_keys_between(log: CommitLog, before: int, end: int, known: int | None = 
     return False
 
 
-#: Messages that are dispatched to consume queues (and then indexed) in one turn.
+#: Messages dispatched to consume queues (and then indexed) in one turn.
 TURN_MESSAGES = 1000
-#: Seconds of one turn for consume queues, and for the index; then others are served.
+#: Time limit of one turn for consume queues, and of one for the index, seconds.
 TURN_S = 0.01
-#: Bytes of the log that may wait for dispatch when a request is done. Above this, or when a turn has left something,
-#: the work is done in the time of those who send. Turns that do much at once cost least: at 256 KiB sends had 0.83
-#: times their rate at 64 x 8. So this only keeps the queue below its bound, beyond which messages are read back from
-#: the log: large messages come so fast in one iteration of the reactor, and what the transient store commits at once.
+#: Bytes of the log that may be undispatched when a request is done. Above this, or when a turn ran out of time, senders
+#: pay: the dispatch runs before the next request. Large turns cost least per message (with 256 KiB, sends ran at 0.83
+#: times their rate with this value), so this only keeps the dispatch queue below its bound, beyond which messages are
+#: read back from the log. One iteration of the reactor can append that much: large messages, or a transient commit.
 UNCHARGED_BYTES_MAX = QUEUED_BYTES_MAX * 7 // 8
-#: Bytes that requests must have appended for that: who sends a little does not work for who sends much.
+#: Bytes that requests must have appended to pay for that: light senders do not work for heavy ones.
 CHARGED_BYTES_MIN = 4 * 1024
-#: Delay of the next turn where the last one left something, seconds: others come first.
+#: Delay of the next turn after one that ran out of time, seconds; other work of the reactor comes first.
 LATE_S = 0.005
-#: One in so many puts that are dispatched alone is timed.
+#: Every seventh message that is dispatched alone is timed.
 TIMED_EVERY = 7
 #: Delay of the next attempt after the disk refused a write, seconds.
 RETRY_S = 1.0
-#: A turn costs as much as ten sends, whatever it finds, so it is put off until more has come. Where somebody waits for
-#: messages, or asks for them, until `BUSY_S` (seconds) after the last turn, as the Java system does, once so many were
-#: dispatched within that time. Where nobody does, until about `IDLE_MESSAGES` or `IDLE_BYTES` have come, which
-#: are in the processor's caches then; `IDLE_S` at most.
+#: An almost empty turn costs as much as ten sends, so turns are delayed until they have more to do. With held pulls or
+#: readers: until `BUSY_S` (seconds) after the last turn, as in the Java system, once `BUSY_MESSAGES` were dispatched
+#: within that time. Without: until about `IDLE_MESSAGES` or `IDLE_BYTES` were appended, which the processor's caches
+#: still hold then, or `IDLE_S` have passed.
 BUSY_S = 0.001
 BUSY_MESSAGES = 32
 IDLE_S = 0.05
@@ -179,10 +179,10 @@ IDLE_BYTES = 256 * 1024
 
 
 class Dispatcher:
-    """Dispatches to consume queues and index.
+    """Dispatches appended messages to consume queues and index.
 
-    `offset`: the consume queues have the log below. `on_damage` is called with ranges that hold no record. `statistics`
-    gets the times of puts.
+    `offset`: the log offset up to which the consume queues are complete. `on_damage` is called with ranges of the log
+    that hold no record. `statistics` records how long puts take.
     """
 
     log = Logger()
@@ -199,7 +199,7 @@ class Dispatcher:
         statistics: StoreStatistics,
         why_not: Callable[[OSError], str] = str,
     ) -> None:
-        """`why_not`: makes the message for an error of the disk."""
+        """`why_not`: returns the message for an error of the disk."""
         self._why_not = why_not
         self._commit_log = commit_log
         self._queues = queues
@@ -213,23 +213,23 @@ class Dispatcher:
         self._taken = start  # as `offset`, counting pending entries as written
         self._call: IDelayedCall | None = None
         self._is_started = False
-        #: How long appends may wait for their turn, seconds: until what belongs together has come.
+        #: How long the dispatch waits for appends that belong together, seconds.
         self.turn_delay_s = 0.0
-        #: By topic and queue id, those whose messages somebody waits for.
+        #: Queues with held pulls, by topic and queue id.
         self.awaited: list[Mapping[tuple[str, int], object]] = []
         # When the current `BUSY_S` began, how many messages were dispatched since, and when the last turn was.
         self._busy_since, self._busy_count, self._turn_began = 0.0, 0, 0.0
-        #: In what time about as much comes as a turn waits for.
+        #: The time in which about `IDLE_MESSAGES` or `IDLE_BYTES` are appended at the present rate.
         self._idle_s = IDLE_S
-        #: Whether the next turn waits for more, and when it is due (clock time).
-        self._is_put_off, self._due = False, 0.0
-        #: Whether the last turn left something, because its time was over.
+        #: Whether the next turn is delayed, and when it is due (clock time).
+        self._is_delayed, self._due = False, 0.0
+        #: Whether the last turn ran out of time.
         self._is_late = False
         #: Where the log ended when `charge` was called last.
         self._charged = start
-        #: Whether it has failed, and is repeated by a timer alone.
+        #: Whether the last turn failed; only the timer repeats it.
         self._has_failed = False
-        #: Whether the listeners of a dispatch may be running: they find what is dispatched so far.
+        #: Whether listeners of a dispatch may be running; they see what is dispatched so far.
         self._is_dispatching = False
         #: Returns the offset of the log above which nothing is dispatched yet; None where everything is.
         self.limit: Callable[[], int] | None = None
@@ -256,23 +256,22 @@ class Dispatcher:
 
     @property
     def end(self) -> int:
-        """What is below in the log may be dispatched."""
+        """The log offset below which messages may be dispatched."""
         end = self._commit_log.readable_end
         return end if self.limit is None else min(end, self.limit())
 
     def _schedule_more(self) -> None:
-        """Schedule a turn for what was appended, or for what may be dispatched from now on."""
+        """Schedule a turn, after an append or after `limit` moved."""
         if self._call is None:
-            put_off_s = self._put_off_s()
-            self._is_put_off = put_off_s > 0
-            self._schedule(max(self.turn_delay_s, put_off_s))
+            delay_s = self._delay_s()
+            self._is_delayed = delay_s > 0
+            self._schedule(max(self.turn_delay_s, delay_s))
 
     def appended(self, queues: Sequence[ConsumeQueue] | None = None) -> None:
-        """Called when messages were appended, of these queues, or any: those that somebody waits for are dispatched
-        soon."""
+        """Called after an append to these queues (None: unknown): queues with held pulls are dispatched earlier."""
         for waiting in self.awaited:
             if waiting and (queues is None or any((queue.topic, queue.queue_id) in waiting for queue in queues)):
-                self.hasten()
+                self.dispatch_earlier()
 
     def limit_moved(self) -> None:
         """Called when `limit` returns more than before."""
@@ -280,42 +279,41 @@ class Dispatcher:
             self._schedule_more()
             self.appended()
 
-    def _put_off_s(self, is_awaited: bool = False) -> float:
-        """How long the next turn waits for more."""
+    def _delay_s(self, is_awaited: bool = False) -> float:
+        """Delay of the next turn, seconds."""
         if self._busy_count < (BUSY_MESSAGES if is_awaited else 1):
             return 0
         pause_s = BUSY_S if is_awaited else self._idle_s
         return min(pause_s, self._busy_since + pause_s - self._clock.seconds())
 
-    def hasten(self) -> None:
-        """Have a turn that was put off sooner, for somebody who waits for messages from now on."""
-        if self._call is None or not self._is_put_off:
+    def dispatch_earlier(self) -> None:
+        """Run the delayed turn earlier, because a pull is held from now on."""
+        if self._call is None or not self._is_delayed:
             return
-        delay_s = max(self.turn_delay_s, self._put_off_s(is_awaited=True))
+        delay_s = max(self.turn_delay_s, self._delay_s(is_awaited=True))
         if self._clock.seconds() + delay_s < self._due:
             self._call.cancel()
             self._call = None
             self._schedule(delay_s)
 
-    def dispatch_put_off(self) -> bool:
-        """Have a turn that was put off now, for somebody who reads; False if there is none, or the last one was just
-        before."""
-        if self._call is None or not self._is_put_off or self._put_off_s(is_awaited=True) > 0:
+    def dispatch_delayed(self) -> bool:
+        """Run the delayed turn now, for a reader. False if no turn is delayed, or the last one ran a moment ago."""
+        if self._call is None or not self._is_delayed or self._delay_s(is_awaited=True) > 0:
             return False
         return self._turn_now()
 
     def dispatch_queue(self, queue: ConsumeQueue) -> bool:
-        """Dispatch now what waits of a queue, for somebody who reads it to its end; False if nothing changes. Takes
-        about `TURN_S`: what is left then has its turn."""
+        """Dispatch the appended messages of a queue now, for a reader at its end. False if nothing changes. Takes about
+        `TURN_S`; the next turn does the rest."""
         if self._call is None or self._has_failed:
             return False
-        if self._is_put_off:
+        if self._is_delayed:
             return self._turn_now()
         if self._is_dispatching:
             return False
-        # The next turn is due anyway, for what the last one left: of messages to index, or of others.
+        # The next turn is due anyway: the last one left messages to dispatch or to index.
         before, end, is_over = queue.max_offset, queue.next_offset, self._over_after(TURN_S)
-        with suppress(Exception):  # the turn that is due meets it as well, and reports it
+        with suppress(Exception):  # the turn that is due fails as well, and reports it
             while queue.max_offset < end and self.offset < self.end and not is_over():
                 self.dispatch(TURN_MESSAGES, is_over)
         return queue.max_offset > before
@@ -328,7 +326,7 @@ class Dispatcher:
         return True
 
     def _turn(self) -> None:
-        self._call, self._is_put_off, self._has_failed = None, False, False
+        self._call, self._is_delayed, self._has_failed = None, False, False
         now = self._clock.seconds()
         if not self._busy_since <= now < self._busy_since + BUSY_S:
             self._busy_since, self._busy_count = now, 0
@@ -372,13 +370,13 @@ class Dispatcher:
             self._schedule(LATE_S if is_over() else 0)
 
     def _over_after(self, seconds: float) -> Callable[[], bool]:
-        """Whether so many seconds have passed, from now on."""
+        """A function that returns whether `seconds` have passed since this call."""
         end, now = self._clock.seconds() + seconds, self._clock.seconds
         return lambda: now() >= end
 
     def charge(self) -> None:
-        """Called in the time of those who sent what was appended: work now for what waits, if it is much, or if turns
-        alone do not get it done, and these have sent a part of it. Hot."""
+        """Called after a request: dispatch now, at the sender's expense, if too much is undispatched or turns cannot
+        keep up, and this request appended a part of it. Hot."""
         end = self.end
         came, self._charged = end - self._charged, end
         is_much = self._is_late or end - self._taken > UNCHARGED_BYTES_MAX

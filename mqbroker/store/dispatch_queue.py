@@ -59,7 +59,7 @@ class DispatchQueue(deque[Run]):
 
 
 def _can_join(run: Run) -> bool:
-    """Whether it has its bytes, and nothing else; what is large is not copied."""
+    """Whether the run holds exactly its own bytes; large runs are not copied."""
     return run.data is not None and len(run.data) == run.end - run.start <= JOINED_BYTES_MAX
 
 

@@ -164,7 +164,7 @@ class LogFlusher:
         if self._waiting and end < self._waiting[-1][0]:
             end = self._waiting[-1][0]
         self._waiting.append((end, self._clock.seconds() + self._timeout_s, waiting))
-        if self._timeout_call is None:  # it stays when nobody waits any more: usually somebody will soon
+        if self._timeout_call is None:  # it stays without waiters: usually others follow soon
             self._timeout_call = self._clock.callLater(self._timeout_s, self._give_up)
         self._serve()
         self._begin_alone()
@@ -197,7 +197,7 @@ class LogFlusher:
             done = begin(segments, then)
             done.addCallbacks(self._ended, self._failed, callbackArgs=(sync,), errbackArgs=(sync,))
             done.addErrback(self._not_noticed, sync)
-        except Exception:  # for want of memory: it may run or not, and nobody would learn what the disk says
+        except Exception:  # out of memory: whether the sync runs, and its result, would stay unknown
             self._failed(Failure(), sync)  # type: ignore[no-untyped-call]
 
     def _ended(self, _: None, sync: _Sync) -> None:
@@ -205,8 +205,8 @@ class LogFlusher:
         self._serve()
 
     def _not_noticed(self, failure: Failure, sync: _Sync) -> None:
-        """Called for an unexpected error when a sync has ended. The next tick serves who waits, if the end was noticed;
-        else it counts as failed."""
+        """Called for an unexpected error at the end of a sync. If the result was recorded, waiters are served at the
+        next tick; otherwise the sync counts as failed."""
         if sync.is_done:
             self.log.failure("unexpected error after a sync of the commit log", failure)
         else:

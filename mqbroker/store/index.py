@@ -124,7 +124,7 @@ class Index:
         """Open the existing files, up to one of another size. Foreign files are ignored."""
         for name in self._disk.names(self._directory):
             path = os.path.join(self._directory, name)
-            if not _FILE_NAME.fullmatch(name):  # whoever put it there
+            if not _FILE_NAME.fullmatch(name):  # not one of ours
                 continue
             if self._disk.file_size(path) != self._file_bytes:
                 break

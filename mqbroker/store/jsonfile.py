@@ -128,7 +128,7 @@ class JsonFile:
             self.save(self._newest)
 
     def _write(self) -> Deferred[bool] | None:
-        """Start writing the waiting content; None if there is none, or it is being written."""
+        """Start writing the waiting content; None if nothing waits, or it is being written."""
         content, self._next = self._next, None
         if content is None:
             return None
@@ -165,7 +165,7 @@ class JsonFile:
     def _bring(self, pieces: list[bytes]) -> None:
         """On the worker."""
         directory = os.path.dirname(self.path)
-        if not (self._has_directory and self._disk.exists(directory)):  # somebody may have removed it
+        if not (self._has_directory and self._disk.exists(directory)):  # it may have been removed
             make_durable_directories(self._disk, directory)
             self._has_directory = True
         if self._is_damaged:

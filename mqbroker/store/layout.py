@@ -282,7 +282,7 @@ def lock_file(path: str) -> LockedFile:
 
 
 def lock_holder(path: str) -> str:
-    """Who holds the lock; empty if nobody does, or the file does not exist. Takes no lock and changes nothing."""
+    """The holder of the lock; empty if it is free, or the file does not exist. Takes no lock and changes nothing."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,12 +1,12 @@
-"""Notices what a disk has lost of the log since it was written: zeros, older bytes or rot in the middle of it.
+"""Log scrubbing: finds damage that the disk did to the log after it was written: zeros, older content, bit rot.
 
-At a start the first record of each segment is read, and the records at a few places that were marked while it was
-written. While the broker runs, the whole log is read again and again, slowly. What is found is hidden from readers, and
-remembered until it can be read again:
+A start reads the first record of each segment, and the records at a few offsets that were marked while the log was
+written. While the broker runs, the whole log is read over and over, slowly. Damaged ranges are hidden from readers, and
+recorded until they can be read again:
 
     segments.json    {"marks": {"<offset>": <CRC32>, ...}, "damaged": [<offset>, ...], "at": <offset>}
 
-The CRC is of the first bytes of the record there; `at` is where the reading of the log goes on.
+The CRC covers the first bytes of the record at the offset; `at` is where scrubbing continues.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class LogScrub:
     # --- at a start
 
     def look(self, known: Iterable[Damage], *, is_again: bool) -> None:
-        """Read some records of each segment, and report what is not as it was. May wait. Raises OSError.
+        """Check some records of each segment, and report those that changed. May wait. Raises OSError.
 
         :param known: damaged ranges that were found when the log was opened.
-        :param is_again: look at those alone that were damaged before.
+        :param is_again: check only ranges that were damaged before.
         """
         self._load()
         begin, end, size = self._log.min_offset, self._log.readable_end, self._log.segment_bytes
@@ -140,7 +140,7 @@ class LogScrub:
         self._next = self._clock.callLater(TICK_SECONDS, self._tick)
 
     def stop(self) -> Deferred[None]:
-        """Write down what was found. Fires when nothing is read or written any more."""
+        """Save what was found. Fires when all reads and writes have ended."""
         if self._next is not None:
             self._next.cancel()
             self._next = None
@@ -199,7 +199,7 @@ class LogScrub:
             self.start()
 
     def _move_on(self) -> None:
-        """Begin again where all was read, or it was deleted meanwhile."""
+        """Start over when the end is reached, or the segment was deleted."""
         now = self._clock.seconds()
         if self._at < self._log.min_offset:
             self._at = self._log.min_offset
@@ -220,7 +220,7 @@ class LogScrub:
         return [(self._segment_of(each), each) for each in wanted if each >= self._log.min_offset]
 
     def _stretch(self) -> tuple[Segments, int, int] | None:
-        """What is to be read now, all of it in one segment, and on the disk."""
+        """The next range to read: within one segment, and durable."""
         end, size = self._flushed(), self._log.segment_bytes
         if not self.bytes_a_second or self._at >= end:
             return None
@@ -266,7 +266,7 @@ class LogScrub:
 
 
 def _item_at(segment: Segments, place: int) -> Scanned | Filler | Nothing:
-    """What is at a place; nothing where the disk cannot read it. Raises OSError for other reasons."""
+    """The bytes at an offset; empty if the disk cannot read them. Raises OSError for other reasons."""
     try:
         return segment.scan_at(place)
     except Unreadable as error:
@@ -297,7 +297,7 @@ def _crc_at(segment: Segments, place: int) -> int:
 
 
 def _is_none(segment: Segments, place: int) -> bool:
-    """Whether there is no record at a place. Raises OSError."""
+    """Whether there is no valid record at an offset. Raises OSError."""
     try:
         return isinstance(_item_at(segment, place), Nothing)
     except ValueError:  # it was deleted meanwhile, and closed
@@ -305,7 +305,7 @@ def _is_none(segment: Segments, place: int) -> bool:
 
 
 def _marks_of(segment: Segments, place: int) -> dict[int, int]:
-    """The mark of a record; none of what is no record. Raises OSError."""
+    """The mark of the record at an offset; None without a valid record. Raises OSError."""
     try:
         return {place: _crc_at(segment, place)} if isinstance(_item_at(segment, place), Scanned) else {}
     except ValueError:  # it was deleted meanwhile, and closed

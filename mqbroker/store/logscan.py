@@ -120,7 +120,7 @@ class Run:
         return cls(start, last + size, len(rows), last, max(0, *[row[6] for row in rows]), data, rows)
 
     def split(self, at: int, count: int) -> tuple[Run, Run]:
-        """What is before and behind a record's beginning `at`; `count` of the records are before it."""
+        """Split the run at the record that begins at `at`, the one with number `count`."""
         cut, rows, data = at - self.start, self._rows, self.data
         before = behind = None
         if rows is not None:
@@ -163,14 +163,14 @@ class Filler(NamedTuple):
 
 
 class Nothing(NamedTuple):
-    """No record: `is_empty` for zeros, else `why` it is none."""
+    """Not a record: `is_empty` for zeros, otherwise `why` tells what is wrong."""
 
     is_empty: bool
     why: str
 
 
 def scan_at(view: memoryview, at: int, physical_offset: int) -> Scanned | Filler | Nothing:
-    """Parse what is at `at` of a segment's bytes, which is `physical_offset` in the log."""
+    """Parse the record at `at` of a segment's bytes, whose log offset is `physical_offset`."""
     room = len(view) - at
     if room < RECORD_BYTES_MIN or SIZE_AND_MAGIC.unpack_from(view, at)[1] != MAGIC:
         return _scan_other(view, at, room)
@@ -309,7 +309,7 @@ def _has_lost_sector(file: IMappedFile, start: int, end: int) -> bool:
 
 
 def _scan_other(view: memoryview, at: int, room: int) -> Filler | Nothing:
-    """As `scan_at`, if it is no valid record."""
+    """As `scan_at`, for bytes that are no valid record."""
     if room < BLANK_BYTES_MIN:
         return Nothing(room <= 0 or not any(view[at:]), "less than a filler is left of the segment")
     size, magic = SIZE_AND_MAGIC.unpack_from(view, at)

@@ -314,7 +314,7 @@ class Reader:
                 was_read.remove(file_range)
 
     def _leave_out(self, stretch: FileRange, error: OSError, get: Get) -> None:
-        """Hide ranges of the log that stay unreadable. Raises StoreBusy for want of a descriptor, and StoreDamaged if a
+        """Hide ranges of the log that stay unreadable. Raises StoreBusy if no descriptor is free, and StoreDamaged if a
         retry may succeed, or if it is the queue, which can be rebuilt. Ranges deleted meanwhile are ignored."""
         if is_shortage(error):
             raise why_unread(stretch.file.path, stretch.at, error)

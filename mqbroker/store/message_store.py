@@ -115,9 +115,9 @@ class MessageStore:
         self.entered = parts.cq_dispatcher.entered
         #: The log's own method, unless messages may name queues (see multi_dispatch).
         self._append = parts.append
-        #: Hot: whose messages somebody waits for, and what is told of theirs, where `append` was not called.
+        #: Hot: queues with held pulls, and the callback for appends to them that did not go through `append`.
         self.awaited, self.appended = dispatcher.awaited, dispatcher.appended
-        #: Hot: called when requests were handled that may have appended, in the time of those who sent them.
+        #: Hot: called after requests that may have appended; counted against their senders.
         self.charge = dispatcher.charge
         if parts.transient is not None:
             parts.transient.on_commit.append(dispatcher.appended)
@@ -140,7 +140,7 @@ class MessageStore:
             parts.failed_reads,
             parts.entry_repair.repair,
         )
-        #: Ends of the log, and what is called once readers find what is below.
+        #: Log offsets, and the callbacks for when readers find everything below them.
         self._on_shown: list[tuple[int, Callable[[], None]]] = []
         #: Returns why nothing may be appended at the moment, empty if something may; None where it always may be.
         self.why_not_append: Callable[[], str] | None = None
@@ -151,20 +151,20 @@ class MessageStore:
         self.on_dispatch: list[DispatchListener] = parts.cq_dispatcher.listeners
 
     def is_awaited_by(self, *waiting: Mapping[tuple[str, int], object]) -> None:
-        """`waiting`: by topic and queue id, those whose messages somebody waits for, from now on."""
+        """`waiting`: the queues with held pulls from now on, by topic and queue id."""
         self.awaited[:] = waiting
 
     def dispatch_soon(self) -> None:
-        """Called when somebody begins to wait for messages: what is appended need not wait for more."""
-        self._dispatcher.hasten()
+        """Called when a pull is held: later appends are dispatched without delay."""
+        self._dispatcher.dispatch_earlier()
 
-    def dispatch_put_off(self) -> bool:
-        """Called when somebody asks for what may be there, and waits for it otherwise: dispatch now what waits for
-        more, unless the last dispatch was a moment ago. False if nothing changes."""
-        return self._dispatcher.dispatch_put_off()
+    def dispatch_delayed(self) -> bool:
+        """Called for a reader that found nothing and can wait: run the delayed dispatch now, unless the last one was a
+        moment ago. False if nothing changes."""
+        return self._dispatcher.dispatch_delayed()
 
     def dispatch_queue(self, topic: str, queue_id: int) -> bool:
-        """Called when somebody reads a queue to its end: dispatch now what was appended to it. False if nothing
+        """Called for a reader at the end of a queue: dispatch the messages appended to it now. False if nothing
         changes."""
         queue = self._queues.by_name.get((topic, queue_id))
         if queue is None or queue.max_offset >= queue.next_offset:
@@ -176,14 +176,13 @@ class MessageStore:
         self._cq_dispatcher.make_bit_maps(of_topic)
 
     def show_below(self, limit: Callable[[], int]) -> None:
-        """Let readers find what is below `limit()` of the log alone; it never returns less than before. Called before
-        `start`. Raises OSError."""
+        """Hide the log above `limit()`, which never decreases, from readers. Called before `start`. Raises OSError."""
         self._dispatcher.limit = self.queries.limit = limit
         log_min, before_cut = self._commit_log.min_offset, self._files.checkpoint.forget_queues_above
         withdraw(self._dispatcher, self._queues, log_min, limit(), before_cut)
 
     def limit_moved(self) -> None:
-        """Called when the limit of `show_below` is higher than before: readers find what is below from now on."""
+        """Called when the limit of `show_below` has grown: readers see the log up to it from now on."""
         self._dispatcher.limit_moved()
         while self._on_shown and self._dispatcher.end >= self._on_shown[0][0]:
             try:
@@ -201,8 +200,8 @@ class MessageStore:
             self._on_shown.append((self._commit_log.readable_end, act))
 
     def look(self, *, is_again: bool = False) -> None:
-        """Look at some records of each segment, and report what is not as it was. Called before `start`, maybe on the
-        worker. `is_again`: this process has done so, and only what was damaged then is looked at. Raises OSError."""
+        """Check some records of each segment, and report those that changed since they were written. Called before
+        `start`, maybe on the worker. `is_again`: only ranges that an earlier call found damaged. Raises OSError."""
         self._scrub.look(self.corrupt_ranges, is_again=is_again)
 
     def watch(self, bytes_a_second: int, on_damage: Callable[[Damage], None]) -> None:
@@ -231,7 +230,7 @@ class MessageStore:
             return succeed(None)
         self._is_stopped = True
         self._dispatcher.stop()
-        # The next start needs not look for what is dispatched now, and nobody reads any more.
+        # So that the next start need not search for undispatched messages; no readers are left.
         self._dispatcher.limit = None
         self.on_dispatch.clear()
         self._on_shown.clear()
@@ -290,7 +289,7 @@ class MessageStore:
         return RawAppender(self._commit_log, self._log_flusher, self._dispatcher, self._find_last)
 
     def _find_last(self) -> tuple[int, int] | None:
-        """Offset and size of the last record of the log; None if it has none, or ends with what is no record. May wait.
+        """Offset and size of the last record of the log; None if it has none, or other bytes follow it. May wait.
         Raises OSError."""
         last = None
         for found in self._scan_end():
@@ -370,7 +369,7 @@ class MessageStore:
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         """See `ConsumeQueues.bounds`."""
         if not self.dispatch_queue(topic, queue_id):  # a slave numbers messages only once they are dispatched
-            self.dispatch_put_off()
+            self.dispatch_delayed()
         return self._queues.bounds(topic, queue_id)
 
     async def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> ByKey:
@@ -380,7 +379,7 @@ class MessageStore:
             await committed
             with contextlib.suppress(OSError):  # as when they are not indexed
                 self.dispatch_now()
-        self.dispatch_put_off()
+        self.dispatch_delayed()
         with contextlib.suppress(OSError):  # on a full disk messages that wait to be indexed are not found
             await self._dispatcher.index_in_turns()
         return await self.queries.by_key(topic, key, max_count, begin_ms, end_ms)
@@ -388,7 +387,7 @@ class MessageStore:
     async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """See `Queries.offset_by_time`."""
         if not self.dispatch_queue(topic, queue_id):
-            self.dispatch_put_off()
+            self.dispatch_delayed()
         return await self.queries.offset_by_time(topic, queue_id, timestamp_ms)
 
     async def is_far(self, topic: str, queue_id: int, offset: int) -> bool:

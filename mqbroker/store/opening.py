@@ -174,7 +174,7 @@ class Opening:
         tags_codes = TagsCodes(parse_delay_levels(self.settings.message_delay_level))
         cq = ConsumeQueueDispatcher(segments, queues, tags_codes, misplaced.append, self._multi_queues(queues))
         builder = QueueRebuild(cq, queues, kept, self.disk, cut.rebuild_from, cut.known is not None)
-        # Queues must first get what they lack of the log below.
+        # Queues must first be completed from the log below.
         is_taken = cut.rebuild_from == cut.start.offset
         recovered = yield from read_back(segments, cut.start, builder.enter if is_taken else lambda run: None)
         self._say_found(segments, recovered, cut.rebuild_from, found.is_clean)
@@ -550,7 +550,7 @@ class Opening:
         active.allocate(0, active.size)
 
     def _close_later(self, files: Sequence[IMappedFile], offset: int, source: SegmentSource, is_clean: bool) -> None:
-        """Remove the segments from `offset` on, which is above the end of the log, but for a preallocated one."""
+        """Remove the segments from `offset` on, which is above the end of the log, except a preallocated one."""
         is_ahead = is_clean and len(files) > 0
         for file in files[is_ahead:]:
             file.close()

@@ -190,7 +190,7 @@ class OsMappedFile:
             self.descriptor = None
         self._address = 0
         self.view.release()
-        with contextlib.suppress(BufferError):  # somebody holds a slice: unmapped when that is released
+        with contextlib.suppress(BufferError):  # a slice is in use: unmapped when it is released
             self.buffer.close()
 
 
@@ -271,7 +271,7 @@ def replace_file(path: str, data: bytes | Sequence[bytes]) -> None:
 
 
 def _write_new(path: str, pieces: Sequence[bytes], mode: int) -> None:
-    """Write a file and sync it, instead of what one that died has left there, perhaps with other permissions."""
+    """Write a file and sync it; replaces the leftover of a process that died, whatever its permissions."""
     fd = open_new(path, mode)
     try:
         at = 0
@@ -484,7 +484,7 @@ class OsDisk:
 
 
 def files_kept() -> int:
-    """How many of the files this process may have open are kept for what is no connection."""
+    """How many of the process's open files are reserved for other things than connections."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return FILES_KEPT if allowed == resource.RLIM_INFINITY else min(FILES_KEPT, allowed // 4)
 

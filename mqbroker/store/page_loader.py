@@ -37,7 +37,7 @@ _PLACES_MAX = 10_000
 
 
 def why_unread(path: str, at: int, error: OSError, advice: str = "") -> StoreError:
-    """The error for an unreadable file that can be rebuilt; StoreBusy for want of a descriptor."""
+    """The error for an unreadable file that can be rebuilt; StoreBusy if no descriptor is free."""
     if is_shortage(error):
         return StoreBusy(f"{path} cannot be opened now; raise the limit of open files (ulimit -n): {error}")
     why = f"the disk cannot read it ({error})"

@@ -1,7 +1,7 @@
-"""The log of a slave: pieces of a master's log become records of this one, each checked before it is appended.
+"""The log of a slave: splits pieces of the master's log into records, and appends each after checking it.
 
-A piece begins and ends anywhere. What is not yet a whole record waits in memory; only whole records, and the fillers
-that end segments, are appended, so that the log never ends within one.
+Pieces begin and end anywhere. A partial record is buffered; only whole records, and the fillers at the ends of
+segments, are appended, so that the log never ends within a record.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class RawAppender:
         return self._flusher.durable(end)
 
     def last_record(self) -> tuple[int, bytes] | None:
-        """The offset and the bytes of the last record; None without records, or where bytes follow that are none. May
-        wait. Raises OSError."""
+        """The offset and the bytes of the last record; None without records, or if other bytes follow it. May wait.
+        Raises OSError."""
         last = self._last or self._find_last()
         if last is None:
             return None
@@ -93,8 +93,8 @@ class RawAppender:
         self._waiting_bytes += len(data)
 
     def append(self) -> None:
-        """Append the whole records of what was taken. Raises BadRecord on what is none, StoreUnwritable and StoreBusy:
-        all before it was appended; then `restart` must follow."""
+        """Append the whole records received so far. Raises BadRecord, StoreUnwritable and StoreBusy, after the records
+        before were appended; the caller must then call `restart`."""
         if self._waiting_bytes < self._needed:
             return
         data = b"".join(self._waiting)

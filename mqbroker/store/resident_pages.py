@@ -56,8 +56,8 @@ class ResidentPages:
         return True
 
     def log_range(self, offset: int) -> tuple[int, int, float] | None:
-        """The resident bytes around `offset` in its segment, from and to where, and until when they count as that; None
-        if there are none, or nothing of the log is there."""
+        """The resident range around `offset` in its segment, and until when it counts as resident; None if nothing is
+        resident there, or the offset is outside the log."""
         if not self._log.min_offset <= offset < self._log.readable_end:
             return None
         now, first = self._now(), offset >> _STRETCH_BITS

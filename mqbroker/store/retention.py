@@ -4,7 +4,7 @@ index.
 Messages older than fileReservedTime are deleted at the hours of deleteWhen, and at any hour when the disk is nearly
 full or on request; younger ones too when there is hardly any space left. Rules and numbers are those of
 DefaultMessageStore.CleanCommitLogService and of MappedFileQueue.deleteExpiredFileByTime of 4.9.7. When files are
-deleted for want of space whatever their age, no more are than needed: the disk is checked after each.
+deleted regardless of age because space is short, the disk is checked after each one, so that no more are than needed.
 
 Files are deleted one at a time and oldest first, so that a crash at any moment leaves no gap. A file is unlinked first,
 and dropped by the store when that is synced. Slices that readers hold stay valid: the blocks are freed with the last of
@@ -109,7 +109,7 @@ class LogCleaner:
         return self._commit_log.min_offset
 
     def oldest(self) -> IMappedFile | None:
-        """The next segment to delete; None where none may be: the last one, or one not yet synced everywhere."""
+        """The next segment to delete; None for the last one, or one that is not yet synced everywhere."""
         commit_log = self._commit_log
         if len(commit_log.segments) < 2 or commit_log.min_offset + commit_log.segment_bytes > self._safe_end():
             return None
@@ -120,7 +120,7 @@ class LogCleaner:
         """Time of the last write to a segment, ms; None if the disk cannot tell."""
         try:
             modified: int = await self._worker.run(lambda: self._disk.modified_ms(segment.path))
-        except FileNotFoundError:  # deleted by somebody else: counts as oldest
+        except FileNotFoundError:  # deleted by another process: counts as oldest
             return 0
         except OSError:
             return None

@@ -336,7 +336,7 @@ class _Preparation:
         self.done: Deferred[IMappedFile | None] | None = None
 
     def stop(self) -> None:
-        """Cancel: from now on somebody else may create the file."""
+        """Cancel: the file may be created by others from now on."""
         with self._making:
             self._is_stopped = True
 

@@ -199,7 +199,7 @@ class TransientStore:
             self._schedule(max(self._rules.interval_s, self._rules.thorough_s - since))
 
     def commit_to(self, end: int) -> Deferred[None]:
-        """Commit what is appended below `end`, for somebody who looks for it. Fires when that is done or has failed."""
+        """Commit the appended records below `end`, for a reader. Fires when that is done or has failed."""
         if self.committed >= end or self._has_failed:
             return succeed(None)
         waiter: Deferred[None] = Deferred()

@@ -160,18 +160,18 @@ def test_who_begins_to_wait_has_at_once_what_was_put_off(appends: Appends) -> No
 
 def test_who_asks_for_messages_finds_what_was_put_off(appends: Appends) -> None:
     store = appends.store
-    assert not store.dispatch_put_off()
+    assert not store.dispatch_delayed()
     assert appends.dispatched_after(1) == 1
-    assert not store.dispatch_put_off()
+    assert not store.dispatch_delayed()
     assert appends.dispatched_after(1) == 1
-    assert store.dispatch_put_off()
-    assert not store.dispatch_put_off()
+    assert store.dispatch_delayed()
+    assert not store.dispatch_delayed()
     assert appends.dispatched() == 2
     assert appends.dispatched_after(1) == 2
     assert (store.max_offset("T", 0), store.min_offset("T", 0), store.bounds("T", 0)) == (3, 0, (0, 3))
     assert appends.dispatched_after(dispatch.BUSY_MESSAGES, dispatch.IDLE_S) == (end := 3 + dispatch.BUSY_MESSAGES)
     assert appends.dispatched_after(1, 0.5 * dispatch.BUSY_S) == end
-    assert not store.dispatch_put_off()  # many were dispatched just now: who can wait does
+    assert not store.dispatch_delayed()  # many were dispatched just now: who can wait does
     assert not store.dispatch_queue("T", 1)  # nothing waits of this queue
     assert not store.dispatch_queue("U", 0)
     assert appends.dispatched() == end

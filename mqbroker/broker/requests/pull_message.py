@@ -193,7 +193,7 @@ class PullRequests:
             # Who reads to the end must find what was acknowledged before; who can be held gets it as soon.
             is_held = result.status is not GetMessageStatus.FOUND and header.sys_flag & PullSysFlag.SUSPEND
             is_more = not is_held and self._store.dispatch_queue(header.topic, header.queue_id)
-            if is_more or (result.status is not GetMessageStatus.FOUND and self._store.dispatch_put_off()):
+            if is_more or (result.status is not GetMessageStatus.FOUND and self._store.dispatch_delayed()):
                 result = self._store.get(*what)
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
             self.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)

@@ -157,7 +157,7 @@ def _check_tables(disk: IDisk, directory: str, findings: Findings) -> frozenset[
 
 
 def _read_table(disk: IDisk, path: str) -> tuple[object, str]:
-    """The content, and why there is none."""
+    """The content, or the reason why it cannot be read."""
     if not disk.exists(path) or disk.is_directory(path):
         return None, "it is missing"
     size = disk.file_size(path)

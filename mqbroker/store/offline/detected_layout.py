@@ -153,7 +153,7 @@ def _most_frequent(counts: Counter[int]) -> int:
 
 
 def listed(disk: IDisk, path: str) -> list[str]:
-    """Names in a directory; empty if it is none."""
+    """Names in a directory; empty if the path is not one."""
     return disk.names(path) if disk.is_directory(path) else []
 
 

@@ -326,7 +326,7 @@ class Repair:
         )
 
     def _open(self, on_progress: Callable[[Progress], None]) -> None:
-        """Open the store, which rebuilds what is missing, and stop it, which records that all is there."""
+        """Open the store, which rebuilds missing parts, and stop it, which records that it is complete."""
         settings = self._settings()
         paths = StorePaths(settings.store_path_root_dir, settings.store_path_commit_log)
         lock, worker = _Kept(), InlineWorker()

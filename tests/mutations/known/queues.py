@@ -345,7 +345,7 @@ MISTAKES = [
         "let who reads a queue wait for the messages that are indexed before",
         "store/dispatch.py",
         "        if self._is_dispatching:\n            return False\n",
-        "        if not self._is_put_off:\n            return False\n",
+        "        if not self._is_delayed:\n            return False\n",
         ("tests/store/test_dispatch.py",),
     ),
     Mutation(
@@ -358,8 +358,8 @@ MISTAKES = [
     Mutation(
         "have a dispatch for each that asks, however many just were",
         "store/dispatch.py",
-        "not self._is_put_off or self._put_off_s(is_awaited=True) > 0:",
-        "not self._is_put_off:",
+        "not self._is_delayed or self._delay_s(is_awaited=True) > 0:",
+        "not self._is_delayed:",
         ("tests/store/test_dispatch.py",),
     ),
     Mutation(

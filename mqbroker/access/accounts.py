@@ -1,4 +1,4 @@
-"""Accounts and their permissions. Values only; the guard finds out whose request it is, and what it needs."""
+"""Accounts and their permissions: values only. The guard authenticates requests and checks what they need."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class AclFiles:
         return self._turn.run(edit)
 
     def delete_account(self, access_key: str) -> Deferred[None]:
-        """Delete an account; fails with BadAcl if there is none, and as `put_account` does."""
+        """Delete an account; fails with BadAcl if it does not exist, and as `put_account` does."""
 
         def edit() -> Deferred[None]:
             path = self.content.file_of(access_key)

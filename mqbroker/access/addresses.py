@@ -6,8 +6,8 @@
     192.168.0.{1,2}       several that differ in the last part
     192.168.1-200.*       ranges: in the parts of an IPv4 address, in the last two of an IPv6 one (1050::5:1-30ff:*)
 
-Blank means nobody. Source: RemoteAddressStrategyFactory of 4.9.7, with its remarks; unlike there, each part of a range
-counts, also those behind the first * or -.
+Blank matches no address. Source: RemoteAddressStrategyFactory of 4.9.7, with its remarks; unlike there, each part of a
+range counts, also those behind the first * or -.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Guard:
         self._accounts = accounts
         #: Peers and access keys whose refusals were logged since the accounts changed.
         self._told: dict[tuple[str, str], None] = {}
-        #: Whether an account may send plain requests of a code, by the access key, the code, and what they name.
+        #: Whether an account may send plain requests: by access key, code, and the names in the requests.
         self._plain_rights: BoundedCache[tuple[str, int, tuple[bytes, ...]], bool] = BoundedCache(_RIGHTS_BYTES_MAX)
 
     def set_accounts(self, accounts: Accounts) -> None:

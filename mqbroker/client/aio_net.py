@@ -96,7 +96,7 @@ class AioNet(LoopNet):
         return isinstance(error, asyncio.CancelledError) and not (task is not None and task.cancelling())
 
     def is_cancelled(self, error: Exception) -> bool:
-        return False  # asyncio.CancelledError is no Exception
+        return False  # asyncio.CancelledError is not an Exception
 
     def after_spawned(self, call: Callable[[], None]) -> None:
         self.loop.call_soon(call)

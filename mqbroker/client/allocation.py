@@ -160,9 +160,9 @@ def _filled(name: str, of: object, room: object) -> str:
 
 @attrs.frozen
 class AllocateByConfig:
-    """These `queues`, whoever else is a member. Java's AllocateMessageQueueByConfig.
+    """These `queues`, regardless of the other members. Java's AllocateMessageQueueByConfig.
 
-    Retry queues that it does not name are shared as by `allocate_averagely`; in Java, nobody consumes them.
+    Retry queues that it does not name are shared as by `allocate_averagely`; in Java, no member consumes them.
     """
 
     queues: frozenset[MessageQueue] = attrs.field(converter=_queues)
@@ -203,8 +203,8 @@ def check_allocation(name: str, value: object) -> None:
 def allocated(
     allocation: Allocation, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> frozenset[MessageQueue]:
-    """What a strategy gives to `client_id`. Raises BadArgument if it raises, or returns something else than queues of
-    those that there are."""
+    """The queues that a strategy assigns to `client_id`. Raises BadArgument if it raises, or returns anything but a
+    subset of the queues."""
     name = getattr(allocation, "__qualname__", None) or repr(allocation)
     try:
         found = frozenset(allocation(client_id, queues, client_ids))

@@ -37,7 +37,7 @@ SLAVE_ID = 1
 _HELD_S = 0.1
 _NOT_HELD_PAUSE_S = 1.0
 
-#: Pulls of a queue are restarted after so many seconds without one although it could be pulled.
+#: Pulls of a queue are restarted after this many seconds without one, if nothing prevents them.
 _STUCK_S = 120.0
 
 #: pull(queue, offset, broker id to ask first)
@@ -161,7 +161,7 @@ class AssignedQueue:
             self._process_queue.limit(messages_max, bytes_max)
 
     def pause(self) -> None:
-        """Pull no more until `resume`; what is on its way still comes."""
+        """Pause pulls until `resume`; responses to pulls already sent still arrive."""
         self._is_paused = True
 
     def resume(self) -> None:
@@ -405,7 +405,7 @@ class AssignedQueues(dict[MessageQueue, AssignedQueue]):
             assigned.limit(most, size)
 
     def drop(self) -> None:
-        """Stop with all, and ignore what comes of them."""
+        """Stop all pulls and ignore their results."""
         for assigned in self.values():
             assigned.drop()
 

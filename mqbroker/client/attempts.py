@@ -32,10 +32,10 @@ _FAILED_S = 30.0
 
 
 class Availability:
-    """The brokers of one producer that are avoided. Where all of a topic's are, none is.
+    """The brokers that a producer avoids. If it would avoid all brokers of a topic, it avoids none.
 
-    Java's client avoids one that has failed for ten minutes, whatever happens; here a heartbeat that it answers ends
-    that, so that a broker that was restarted has its share again within half a minute.
+    Java's client avoids a broker that has failed for ten minutes in any case; here a response to a heartbeat ends that,
+    so that a restarted broker gets its share again within half a minute.
     """
 
     def __init__(self, now: Callable[[], float], *, is_enabled: bool) -> None:
@@ -46,7 +46,7 @@ class Availability:
         self._until: dict[str, float] = {}
 
     def took(self, broker: str, seconds: float) -> None:
-        """Called when a broker has answered a send after so long."""
+        """Called with the time that a broker took to respond to a send."""
         avoided_s = _AVOIDED_S[bisect_right(_LATENCIES_S, seconds)]
         if not avoided_s:
             self._until.pop(broker, None)
@@ -293,7 +293,7 @@ class Attempts:
         timeout_s: float,
         made: FirstAttempt | None,
     ) -> SendResult:
-        """Send, or act on what came of an attempt that was made."""
+        """Send, or act on the result of an attempt that was made."""
         if made is None:
             began = self._net.steady()
             answer = await self._net.invoke(

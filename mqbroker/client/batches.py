@@ -77,9 +77,9 @@ def may_be_in_batch(message: Message) -> bool:
 
 
 def parts_of(messages: Sequence[Message], options: ProducerOptions) -> list[Part]:
-    """The messages in parts of one topic, each within the limit of a request's size, and in their order.
+    """Split the messages into batches of one topic, each within the size limit of a request, in order.
 
-    Raises BadMessage, which names the index of the first that cannot be in a batch.
+    Raises BadMessage, which names the index of the first message that cannot be in a batch.
     """
     parts: list[Part] = []
     last: dict[tuple[str, bool], Part] = {}

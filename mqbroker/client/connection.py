@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 #: Frames sent within one turn of the loop are joined, up to so many bytes; the peer works on these meanwhile.
 _UNWRITTEN_BYTES_MAX = 8 * 1024
-#: A peer that reads nothing for so long, seconds, while more waits for it, counts as gone.
+#: A peer that reads nothing for this long, seconds, while data waits for it, counts as gone.
 _UNREAD_S_MAX = 10.0
 
 #: Where a message is sent: its queue, and what its header has before its own fields.
@@ -82,7 +82,7 @@ class Tell(Protocol):
 
 
 class Transport(Protocol):
-    """As asyncio's transports: what is written and not sent yet is kept."""
+    """As asyncio's transports: written data that was not sent yet is buffered."""
 
     def write(self, data: bytes, /) -> object: ...
 
@@ -96,7 +96,7 @@ class Transport(Protocol):
 
 @attrs.define(eq=False)
 class Line:
-    """Those that wait for a connection to an address: who comes later must not go before them."""
+    """The waiters for a connection to an address: later callers must not overtake them."""
 
     count: int = 0
 
@@ -248,17 +248,17 @@ class Connection:
 
     @property
     def is_free(self) -> bool:
-        """Whether all sent bytes are in the buffer of the socket, too, and nobody waits to send more."""
+        """Whether all sent bytes are in the buffer of the socket, too, and no caller waits to send more."""
         return self.is_ready and self.is_writable
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is open, and nobody waits for a connection."""
+        """Whether it is open, and no caller waits for a connection."""
         return self.is_open and not self._line.count
 
     @property
     def is_writable(self) -> bool:
-        """Whether all sent bytes are in the socket's buffer, and nobody waits to send more."""
+        """Whether all sent bytes are in the socket's buffer, and no caller waits to send more."""
         return not self._is_paused and self._write_lock.is_empty
 
     async def writable(self) -> bool:
@@ -302,7 +302,7 @@ class Connection:
         return opaque
 
     def after_write(self, call: Callable[[], None]) -> None:
-        """Call it when all that was sent in this turn of the loop is written."""
+        """Call `call` when everything sent in this iteration of the loop is written."""
         self._after_write.append(call)
 
     def forget(self, opaque: int) -> None:
@@ -340,7 +340,7 @@ class Connection:
             run.left = len(frames)
             self._owners[owner] = None
             command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, {}, messages[0].body)
-            # The run has an opaque of its own, which nobody answers.
+            # The run has an opaque of its own, which gets no response.
             failed = partial(self._failed, range(opaque + 1, opaque + 1 + len(frames)))
             self._unwritten_requests.append(self._responses.add(opaque, command, timeout_ms, failed, owner))
             self._write_soon(b"".join(frames))

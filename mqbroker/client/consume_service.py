@@ -130,7 +130,7 @@ class ConsumeService(ABC):
             self._start_some()
 
     def _take(self) -> Portion:
-        """What is handed out next; where order is kept, nobody else has it until `_put_back`."""
+        """The next portion; where order is kept, no other worker gets it until `_put_back`."""
         return self._waiting[0] if self._order is None else self._waiting.popleft()
 
     def _put_back(self, portion: Portion) -> None:
@@ -241,7 +241,7 @@ class ConsumeService(ABC):
         return self._results.name
 
     def still_running(self) -> str:
-        """Names the listener, and where its calls stand if that is known."""
+        """The name of the listener, and the line that its calls are at, if known."""
         return self._results.name
 
     @property

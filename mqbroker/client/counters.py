@@ -1,4 +1,4 @@
-"""Counts of what a program's clients have sent and consumed."""
+"""Counters of the messages that a program's clients have sent and consumed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Counters(SendObserver, ConsumeObserver):
         self.sent = 0
         #: Whose sends failed.
         self.failed = 0
-        #: Under way, or waiting for their turn.
+        #: In flight, or waiting for a slot.
         self.waiting = 0
         #: Taken by listeners.
         self.consumed = 0

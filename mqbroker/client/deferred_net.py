@@ -138,7 +138,7 @@ class DeferredNet(LoopNet):
 
 
 class ReactorLoop:
-    """A reactor as a `Loop`. What is to be called in the next turn costs one delayed call for all of it."""
+    """A reactor as a `Loop`. All calls for the next iteration share one delayed call."""
 
     def __init__(self, reactor: IReactorTime, steady: Callable[[], float]) -> None:
         self.time: Callable[[], float] = steady
@@ -180,15 +180,15 @@ _WAITING, _CANCELLED = object(), object()
 
 
 class DeferredFuture:
-    """A `Future` around a Deferred, which fires in a later turn."""
+    """A `Future` around a Deferred, which fires in a later iteration."""
 
     __slots__ = ("_going_on", "_loop", "_outcome", "deferred", "send")
 
     def __init__(self, loop: ReactorLoop) -> None:
         self._loop = loop
         self._outcome: Any = _WAITING
-        #: Of a send that may be plain, its producer and message: it goes on where that comes to no SendResult. Cheaper
-        #: than a callback.
+        #: Of a send that may be plain, its producer and message: it continues if the outcome is not a SendResult.
+        #: Cheaper than a callback.
         self.send: tuple[ProducerCore, Message] | None = None
         self._going_on: Deferred[Any] | None = None
         self.deferred: Deferred[Any] = Deferred(self._cancel)

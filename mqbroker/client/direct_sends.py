@@ -1,5 +1,5 @@
-"""Plain sends of threads that wait for their results, each on a socket of the calling thread: handed to the loop's
-thread, and back, one takes three times as long. What is not plain, and all that goes wrong, is left to the loop."""
+"""Plain sends of threads that wait for their results, each on a socket of the calling thread: a hand-over to the loop's
+thread and back takes three times as long. Other sends, and all failures, are left to the loop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Socket:
     _timeout_ms: int = 0
 
     def allow(self, timeout_ms: int) -> None:
-        """Have each call end after so long: by the system, as a time-out of Python's costs two calls more each time."""
+        """Set the socket's time-out in the system: one of Python's costs two more calls each time."""
         if self._timeout_ms != timeout_ms:
             value = timeout_ms if os.name == "nt" else struct.pack("ll", timeout_ms // 1000, timeout_ms % 1000 * 1000)
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
@@ -100,7 +100,7 @@ class DirectSends:
         try:
             outcome = self._send(used, message, queue, head, timeout_ms)
             is_done = outcome is None or isinstance(outcome, SendResult)
-        finally:  # an answer that nobody waits for would be taken for that of the next request
+        finally:  # a late response would be taken for that of the next request
             self._give_back(used) if is_done else self._drop(used)
         return outcome
 

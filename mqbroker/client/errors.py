@@ -24,7 +24,7 @@ _ACL_REMARK = "AclException: "
 
 
 class ClientError(MQError):
-    """The root of what clients raise. `hint` is what to do next."""
+    """Base class of the errors that clients raise. `hint` says what to do next."""
 
     hint = ""
 
@@ -123,7 +123,7 @@ class NoBrokerForTopic(ClientError):
 
 
 class UnexpectedResponse(ClientError):
-    """A broker's response to a pull that has not what was asked for: nothing of it is used."""
+    """A broker's response to a pull has other messages than requested; none of them is used."""
 
     hint = (
         "Check that the name server names the right broker for the queue; if it does, check the broker's store"
@@ -221,7 +221,7 @@ class BadArgument(ClientError):
     """An option or argument that cannot be used; nothing was done."""
 
     def __init__(self, name: str, right: str, value: object) -> None:
-        """`right` is what it must be."""
+        """`right` describes valid values."""
         super().__init__(name, right, value)
         self.name = name
         self.right = right

@@ -56,8 +56,7 @@ def transactions(client: Any) -> TransactionCore:
 
 @contextmanager
 def on_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Have `stop` called at each SIGINT and SIGTERM in place of what they do otherwise, where this is the main
-    thread."""
+    """On the main thread, call `stop` at each SIGINT and SIGTERM instead of their usual effect."""
     former: dict[signal.Signals, Any] = {}
     with suppress(ValueError):  # another thread
         for number in (signal.SIGINT, signal.SIGTERM):

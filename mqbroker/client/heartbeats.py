@@ -93,7 +93,7 @@ class Heartbeats:
         await self._send([addr for addr in self.addresses_in_use() if addr not in self.sent_at])
 
     def is_due(self, addr: str) -> bool:
-        """Whether the broker at `addr`, which has answered a request, got none within the heartbeat's period."""
+        """Whether the broker at `addr`, which responds, got no heartbeat within the period."""
         sent_at = self.sent_at.get(addr)
         return sent_at is None or self.net.steady() - sent_at >= self.heartbeat_s - _EARLY_S
 

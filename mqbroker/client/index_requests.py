@@ -43,7 +43,7 @@ _YEAR_9999_MS = 253_370_764_800_000
 
 
 class IndexRequests:
-    """Requests to all brokers of a topic: to the master of each, or a slave where there is none."""
+    """Requests to all brokers of a topic: to the master of each, or a slave without a master."""
 
     def __init__(self, net: Net, routes: Routes, timeout_ms: int) -> None:
         self._net = net
@@ -66,7 +66,7 @@ class IndexRequests:
         """Whether a message of `topic` with each of the unique keys is in the index of any of its brokers.
 
         Raises Refused, Unreachable where a broker does not answer, and UnexpectedResponse where the index has so many
-        messages of the same hash that the answer cannot be known.
+        messages of the same hash that the result is unknown.
         """
         addresses = [*(await self.brokers(topic)).items()]
         found = [False] * len(keys)
@@ -81,9 +81,9 @@ class IndexRequests:
         return found
 
     async def positions(self, topic: str) -> dict[str, tuple[int, int]]:
-        """Of each broker of `topic` where its log ends, and up to where messages are in its index.
+        """For each broker of `topic`, the end of its log, and the offset up to which messages are in its index.
 
-        Raises as `find` does, and NoBrokerForTopic if a broker does not tell.
+        Raises as `find` does, and NoBrokerForTopic if a broker does not report them.
         """
         brokers = await self.brokers(topic)
         requests = [(addr, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO)) for addr in brokers.values()]
@@ -91,7 +91,7 @@ class IndexRequests:
         return {name: _position(topic, answer) for name, answer in zip(brokers, answers, strict=True)}
 
     async def places(self, topic: str, key: str, *, is_unique: bool = True) -> list[tuple[MessageQueue, int]] | None:
-        """The queues and offsets of the messages of `topic` with this unique key, or with this one among their keys,
+        """The queues and offsets of the messages of `topic` with this unique key, or with this key,
         once the index has what is in the log now; None if the index cannot tell all of them, or takes more than a
         second.
 
@@ -160,7 +160,7 @@ class Queries:
     async def message(self, topic: str, msg_id: str) -> ReceivedMessage | None:
         """Return the message of `topic` with this id: the producer's (`msg_id`) or the broker's (`offset_msg_id`).
 
-        None if there is none. Raises TopicNotFound, Refused, Unreachable, and BadArgument.
+        None if no message has it. Raises TopicNotFound, Refused, Unreachable, and BadArgument.
         """
         if not isinstance(cast(Any, msg_id), str) or not msg_id:
             raise BadArgument("msg_id", "text", msg_id)

@@ -66,7 +66,8 @@ class Instance:
         return bool(self._clients)
 
     async def answer(self, request: RemotingCommand) -> RemotingCommand | None:
-        """The response of the client that a broker's request is for. Of those with other groups, one says so."""
+        """The response of the client that a broker's request is for. If no client has its group, one of them says
+        so."""
         clients = [each.asked() for each in self._clients]
         for asked in clients:
             if asked.takes(request):
@@ -86,7 +87,7 @@ def _join(
     client: _Client, name_servers: tuple[str, ...], unit_name: str, key: tuple[Hashable, ...]
 ) -> tuple[LoopNet, Callable[[], bool]]:
     for other in list(_instances):
-        if getattr(other[1], "is_closed", bool)():  # with clients that nobody has closed
+        if getattr(other[1], "is_closed", bool)():  # with clients that were not closed
             _instances.pop(other, None)
     key = os.getpid(), client.net.home, name_servers, unit_name, *key
     found = _instances.setdefault(key, [])

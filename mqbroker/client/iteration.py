@@ -88,12 +88,12 @@ class _Held(ListenerCall):
 
 
 class IterationService(ConsumeService):
-    """Hands out messages to a program that asks for them; at most `concurrency` are not settled. Closing waits for
-    those that are being sent back, and not for those that are held: they come again."""
+    """Hands out messages to a program that iterates; at most `concurrency` are unsettled. Closing waits for messages
+    that are being sent back, not for those that the program holds: they are delivered again."""
 
     #: Has what settles a message called on the event loop.
     call_soon: Callable[[Callable[[], None]], object] = staticmethod(lambda call: call())
-    #: Sees what is handed out, and what becomes of it.
+    #: Sees the messages handed out, and their outcome.
     observe: HandingOut | None = None
     _asking: list[Signal]
 

@@ -28,7 +28,7 @@ class Outcome(IntEnum):
     RETURNED = 1
     #: The listener is a coroutine function, and returned something.
     ENDED = 2
-    #: It is a coroutine function, and suspended: the coroutine, and what it waits for.
+    #: It is a coroutine function and has suspended; followed by the coroutine, and what it waits for.
     SUSPENDED = 3
     #: It raised this.
     RAISED = 4
@@ -81,7 +81,7 @@ call_listener = _call_listener if compiled is None else compiled.call_listener
 
 @coroutine
 def resumed(suspended: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any, Any]:
-    """Await the rest of a coroutine that has suspended, for what it `awaited`."""
+    """Await the rest of a coroutine that has suspended on `awaited`."""
     while True:
         sent, error = None, None
         try:
@@ -177,7 +177,7 @@ class LoopConsumeService(ConsumeService):
             self._tell_idle()
 
     async def _take_turn(self, run: ListenerCall) -> bool:
-        """As `_work`, until others on the event loop should have their turn: then True."""
+        """As `_work`, until others on the event loop should run; returns True then."""
         waiting, now_s = self._waiting, self._net.steady
         until = now_s() + _TURN_S
         while waiting and now_s() < until:
@@ -193,7 +193,7 @@ class LoopConsumeService(ConsumeService):
         return bool(waiting)
 
     async def _consume(self, run: ListenerCall, portion: Portion, until: float) -> None:
-        """Give the listener what nobody else takes of `portion`, as long as it is not `until`, and it is not over."""
+        """Give the listener the messages of `portion` that no other run takes, until `until` or the end."""
         owner, batch, now_s = portion.owner, portion.batch, self._net.steady
         since = now_s()
         ok = 0

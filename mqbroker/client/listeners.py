@@ -1,4 +1,4 @@
-"""Listeners: which are accepted, and what it means what they return and raise; the same for all faces."""
+"""Listeners: which are accepted, and what their return values and exceptions mean; the same for all three APIs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mqbroker.client.messages import ReceivedMessage
 
 log = logging.getLogger(__name__)
 
-#: Invalid results are logged once in so many seconds.
+#: Minimum interval between two log lines about invalid results, seconds.
 TELL_EVERY_S = 60.0
-#: Kinds of failures that are told apart.
+#: Maximum number of kinds of failures that are counted separately.
 _KINDS_MAX = 64
 
 _RIGHT = (
@@ -60,7 +60,7 @@ class OrderlyResult(Enum):
     """The results of an orderly listener, besides those of other listeners.
 
     After SUSPEND the queue waits, and the message is delivered again. COMMIT and ROLLBACK are for `auto_commit=False`:
-    what was consumed of the queue since the last COMMIT is committed, or delivered again.
+    the messages consumed since the last COMMIT are committed, or delivered again.
     """
 
     SUCCESS = "success"
@@ -105,7 +105,7 @@ class Throttle:
         self._untold = 0
 
     def more(self) -> str | None:
-        """None if it should not be logged, else what to add about those that were not."""
+        """None to log nothing, otherwise the text about earlier ones that were not logged."""
         now = self._now()
         if now < self._tell_at:
             self._untold += 1
@@ -130,7 +130,7 @@ class ListenerResults:
         self._is_cancelled_inside = is_cancelled_inside
 
     def judge(self, value: Any, error: BaseException | None, messages: Sequence[ReceivedMessage]) -> Verdict:
-        """What it has returned for messages, or raised. Raises what ends the run."""
+        """The outcome of a call, from its return value or exception. Raises exceptions that end the run."""
         if isinstance(error, SuspendQueue):
             return Verdict(0, pause_s=error.seconds)
         if isinstance(value, FirstConsumed):
@@ -142,7 +142,7 @@ class ListenerResults:
         return Verdict(len(messages), result=value) if level is None else Verdict(0, level, result=value)
 
     async def direct(self, called: Awaitable[Any], message: ReceivedMessage) -> str:
-        """What comes of a call with an administrator's message: a name of Java's CMResult."""
+        """The outcome of a call with an administrator's message: a name of Java's CMResult."""
         try:
             value = await called
         except SuspendQueue:
@@ -206,7 +206,7 @@ class ListenerResults:
 
 
 class ListenerFailures:
-    """Logs what one listener raises: a traceback for each kind in a minute, then how often. `now` returns seconds."""
+    """Logs the exceptions of one listener: one traceback for each kind a minute, then counts. `now` returns seconds."""
 
     def __init__(self, name: str, now: Callable[[], float]) -> None:
         self._name = name

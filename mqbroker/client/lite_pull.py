@@ -49,7 +49,7 @@ class Place(Enum):
 
 
 class LitePullConsumerCore:
-    """Reads queues for `group`: those that the program names (`assign`), or its share of topics (`subscribe`)."""
+    """Reads queues for `group`: the ones that the program names (`assign`), or its share of topics (`subscribe`)."""
 
     def __init__(
         self, net: Net, name_servers: tuple[str, ...], group: str, options: LitePullOptions, identity: Identity
@@ -281,8 +281,8 @@ class LitePullConsumerCore:
         self._take([queue], promised=offset)
 
     async def message_by_time(self, queue: MessageQueue, time: datetime | int) -> ReceivedMessage | None:
-        """The first message of a queue that was stored at `time` or later, whatever the broker's search says; None if
-        there is none. `time` is a datetime with a time zone, or milliseconds since the epoch."""
+        """The first message of a queue that was stored at `time` or later, exact on all brokers; None if no such
+        message exists. `time` is a datetime with a time zone, or milliseconds since the epoch."""
         found = await self._reads.message_by_time(self._within(queue), time)
         return None if found is None else bare_message(self._namespace, found)
 
@@ -377,9 +377,9 @@ class LitePullConsumerCore:
         return positions(topic, self._assigned)
 
     def running_info(self) -> ConsumerRunningInfo:
-        """Refused: there is no listener to tell of."""
+        """Refused: a lite pull consumer has no listener to report on."""
         raise Refused(ResponseCode.SYSTEM_ERROR, "this consumer polls, and has no statistics of a listener")
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """Refused: there is no listener."""
+        """Refused: a lite pull consumer has no listener."""
         raise Refused(ResponseCode.SYSTEM_ERROR, "this consumer polls, and has no listener")

@@ -1,5 +1,5 @@
-"""What the clients need of an event loop: its time, calls and futures, as asyncio's loops have them; and what is made
-of these: a signal, and a lock that is acquired in the order of the calls."""
+"""The part of an event loop that clients need: its time, calls and futures, as asyncio's loops have them; with a
+signal, and a lock that is acquired in the order of the calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mqbroker.remoting.response_table import Timer
 
 
 class Future(Protocol):
-    """As asyncio's: who awaits it goes on in a later turn of the loop than the one in which it is done."""
+    """As asyncio's: waiters continue in a later iteration of the loop than the one in which it is done."""
 
     def done(self) -> bool: ...
 
@@ -40,7 +40,7 @@ class Loop(Protocol):
         """Seconds, for timers."""
 
     def call_soon(self, call: Callable[[], object], /) -> object:
-        """Call it in the next turn."""
+        """Call it in the next iteration."""
 
     def call_later(self, seconds: float, call: Callable[[], object], /) -> Timer: ...
 
@@ -48,7 +48,7 @@ class Loop(Protocol):
 
 
 def wake(waiter: Future | None) -> None:
-    """End a wait for nothing in particular, unless there is none, or it has ended."""
+    """Wake a waiter with no result, unless it is None or was woken."""
     if waiter is not None and not waiter.done():
         waiter.set_result(None)
 
@@ -64,7 +64,7 @@ def complete(waiter: Future, result: object) -> None:
 
 
 class LoopSignal:
-    """A `Signal` on a loop, which is asked for when somebody waits."""
+    """A `Signal` on a loop, which is looked up at the first wait."""
 
     def __init__(self, loop: Callable[[], Loop]) -> None:
         self._loop = loop
@@ -96,7 +96,7 @@ AWAKE_MAX = 1024
 
 @attrs.define(eq=False)
 class _Place:
-    """In the line of those that wait."""
+    """A place in the queue of waiters."""
 
     sleep: Future | None = None
 
@@ -105,16 +105,17 @@ class _Place:
 
 
 class FifoLock:
-    """Unlike asyncio.Lock, it lets many go on in one turn of the loop, if each of them releases it before it suspends.
+    """A lock that is acquired in the order of the calls. Unlike asyncio.Lock, many holders can follow each other in one
+    iteration of the loop, if each releases it before it suspends.
 
-    Callers that find what is guarded ready must not overtake those that waited for it, or sends would be reordered: as
-    long as anybody waits, they wait too. If one a turn went on, at least as many would come under load, and the line
-    would never end: one request would be sent in a turn.
+    A caller that finds the lock free must not overtake waiters, or sends would be reordered: while any caller waits,
+    later ones wait too. With one holder per iteration the queue would never empty under load, as new callers arrive at
+    the same rate: one request would be sent per iteration.
 
-    Where a holder suspends, those that woke up with it did so in vain: one wakes up at the next release, and twice as
-    many after each that has got it.
+    If a holder suspends, the waiters that woke up with it did so in vain: the next release wakes one, and each holder
+    after it twice as many.
 
-    :param loop: is asked for where somebody waits.
+    :param loop: returns the loop; called at the first wait.
     """
 
     def __init__(self, loop: Callable[[], Loop]) -> None:
@@ -125,7 +126,7 @@ class FifoLock:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody holds it or waits for it."""
+        """Whether it is not held and has no waiters."""
         return not (self._is_held or self._places)
 
     async def __aenter__(self) -> None:

@@ -1,5 +1,5 @@
-"""The pulled messages of a queue: which are held, whether more may be pulled, and which offset may be committed; and
-those that a program polls."""
+"""The pulled messages of a queue: those held, whether more may be pulled, and the offset that may be committed; also
+for programs that poll."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PulledBatch:
         self.count_out(self.left - len(self.messages) + self.messages.count(None), now)
 
     def count_out(self, count: int, now: float) -> None:
-        """Called when so many messages have been replaced by None: they are no longer held."""
+        """Called when `count` messages have been replaced by None: they are no longer held."""
         if not count:
             return
         self.left -= count
@@ -127,7 +127,7 @@ class Polled:
     """Portions that wait for polls, and the messages that the last poll has returned."""
 
     def __init__(self, now: Callable[[], float], observe: HandingOut | None) -> None:
-        """`observe` sees what is returned."""
+        """`observe` sees the messages returned."""
         self._now = now
         self._observe = observe
         self.waiting: deque[Portion] = deque()
@@ -198,7 +198,7 @@ class Polled:
         self.forget_returned(ConsumeResult.SUCCESS)
 
     def forget_returned(self, result: ConsumeResult) -> None:
-        """Tell the observers what has become of the messages that were returned last."""
+        """Report the outcome of the messages that were returned last to the observers."""
         self.end_iteration()
         returned, self._returned = self._returned, []
         for each in returned:
@@ -260,12 +260,12 @@ class ProcessQueue:
         return self._would_be_stretched(0)
 
     def limit(self, messages_max: int, bytes_max: int) -> None:
-        """Be full with so many messages, or bytes."""
+        """Set the limits of messages and bytes."""
         self._messages_max, self._bytes_max = messages_max, bytes_max
         self.released()
 
     def would_be_full(self, messages: int, size: int) -> bool:
-        """Whether it is full with so many more messages, and bytes."""
+        """Whether it would be full with these additional messages and bytes."""
         is_full = self.count + messages >= self._messages_max or self.bytes + size >= self._bytes_max
         return is_full or self._would_be_stretched(messages)
 

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Bodies of so many bytes are compressed on a thread: 64 KiB take about 2 ms, 4 MiB 0.2 to 0.4 s.
+#: Bodies from this size on, bytes, are compressed on a thread: 64 KiB take about 2 ms, 4 MiB 0.2 to 0.4 s.
 _LARGE_BYTES = 64 * 1024
 
 
@@ -240,8 +240,8 @@ class ProducerCore:
 
     def take_plain(self, message: object = None, waiter: object = None) -> Any:
         """Begin a send to the next queue without a coroutine, where it may be plain, has its turn, and is not observed:
-        returns what `PlainSends.take` does, else None. Where that comes to no SendResult, `send_otherwise` goes on;
-        where it is cancelled, `give_up` is called."""
+        returns what `PlainSends.take` does, otherwise None. If its outcome is not a SendResult, the caller continues
+        with `send_otherwise`; if it is cancelled, with `give_up`."""
         plain = None if self._observers else self._plain
         if plain is None or self._attempts.is_closed or not isinstance(message, Message) or not plain.suits(message):
             return None
@@ -256,7 +256,8 @@ class ProducerCore:
         choose: Choose | None = None,
         until: float | None = None,
     ) -> SendResult:
-        """Send what was no plain send after all; its slot ends with it. Raises `outcome` if that is an error."""
+        """Send a message by the general path after the plain one gave up; releases its slot. Raises `outcome` if that
+        is an error."""
         with Slot(self._in_flight, len(message.body)):
             return await self._send_otherwise(message, choose, until, outcome)
 
@@ -432,7 +433,7 @@ class ProducerCore:
 
     @staticmethod
     def checked(message: Message) -> Message:
-        """The message. Raises BadMessage if it is none."""
+        """The message. Raises BadMessage for anything but a message."""
         if not isinstance(cast(Any, message), Message):
             raise BadMessage(f"a Message is sent, not {short(message)}: Message(topic, body)")
         return message
@@ -441,7 +442,7 @@ class ProducerCore:
         return int(self._net.now() * 1000)
 
     def _until(self, timeout_s: float | timedelta | None) -> float | None:
-        """When the time of a send ends that was given with it; of others it begins with their turns."""
+        """The deadline of a send with a time-out of its own; that of other sends starts when they get a slot."""
         return None if timeout_s is None else self._net.steady() + milliseconds("timeout_s", timeout_s) / 1000
 
     async def _slot(self, size: int, until: float | None = None) -> Slot:

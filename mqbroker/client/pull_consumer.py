@@ -81,8 +81,8 @@ class PullConsumerCore:
         return PullResult(raw.status, raw.next_offset, raw.min_offset, raw.max_offset, messages)
 
     async def message_by_time(self, queue: MessageQueue, time: datetime | int) -> ReceivedMessage | None:
-        """The first message of a queue that was stored at `time` or later, whatever the broker's search says; None if
-        there is none. `time` is a datetime with a time zone, or milliseconds since the epoch."""
+        """The first message of a queue that was stored at `time` or later, exact on all brokers; None if no such
+        message exists. `time` is a datetime with a time zone, or milliseconds since the epoch."""
         found = await self._reads.message_by_time(queue_within(self._namespace, queue), time)
         return None if found is None else bare_message(self._namespace, found)
 

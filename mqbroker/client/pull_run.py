@@ -1,5 +1,5 @@
 """Pulls of a queue on an event loop, one after the other as long as they find messages: the next one leaves as soon
-as the response is there, before its messages are looked at, and no coroutine runs. The broker has work meanwhile.
+as the response has arrived, before its messages are decoded, and without a coroutine, so that the broker has work.
 
 What ends a run - nothing found, another broker to pull from, no more room, an error - is left to the general path
 (`client/assigned_queues.py`), which also begins the next one.
@@ -76,12 +76,12 @@ class PullRun:
         self._connection.after_write(partial(self._take, pulled))
 
     def _found(self, answer: RemotingCommand) -> RawPull | None:
-        """What was found, where the run goes on."""
+        """The messages found, if the run continues."""
         if answer.code != ResponseCode.SUCCESS or self._now() >= self._until or not self._connection.is_free:
             return None
         try:
             pulled = read_pull_answer(answer)
-        except MQError:  # the general path says what is wrong
+        except MQError:  # the general path reports the error
             return None
         return pulled if pulled.next_offset > self._asked and self._puller.goes_on(pulled) else None
 

@@ -176,7 +176,7 @@ class PushConsumerCore:
         return self._started
 
     def suspend(self) -> None:
-        """Pull no more until `resume`; what was pulled still goes to the listener."""
+        """Pause pulls until `resume`; messages already pulled still go to the listener."""
         self._is_suspended = True
         for assigned in self._assigned.values():
             assigned.pause()
@@ -332,7 +332,7 @@ class PushConsumerCore:
         self._assigned.limit()
 
     async def _renew_stuck(self) -> None:
-        """Begin queues anew that could be pulled and are not. Where the loop did not run meanwhile, that is no sign."""
+        """Restart queues whose pulls have stopped without a reason. Does nothing if the loop itself did not run."""
         now = self._net.steady()
         former, self._looked_at = self._looked_at, now
         if now - former > 2 * self._options.rebalance_s:
@@ -369,7 +369,7 @@ class PushConsumerCore:
             del self._releasing[queue]
 
     async def _lock_all(self) -> None:
-        """Renew the locks; queues that others have locked are begun anew, once they can be locked."""
+        """Renew the locks; queues that others have locked are restarted once they can be locked."""
         assert self._locks is not None
         for queue in await self._locks.lock({*self._assigned, *self._releasing}):
             assigned = self._assigned.get(queue)
@@ -425,9 +425,9 @@ class PushConsumerCore:
             )
 
     async def _come_back(self) -> None:
-        """Take queues anew after the member was away: others may have had them, and consumed what is held here. That is
-        dropped, and not committed, as that would set the group's offsets back."""
-        if self._is_broadcasting:  # nobody else takes them
+        """Restart all queues after this member was away: others may have consumed the messages held here. They are
+        dropped and not committed, as that would set the group's offsets back."""
+        if self._is_broadcasting:  # no other member takes them
             await self._membership.heartbeats.send_to_all()
             return
         log.warning("%s was silent for longer than brokers remember members: its queues are assigned again", self.group)

@@ -233,7 +233,7 @@ class Offsets(OffsetStore):
         return [found[queue] for queue in queues]
 
     async def at_time(self, queue: MessageQueue, time: datetime | int) -> int:
-        """The offset of the first message stored at `time` or later; the queue's end if there is none.
+        """The offset of the first message stored at `time` or later; the queue's end without such a message.
 
         `time` is a datetime with a time zone, or milliseconds since the epoch.
 
@@ -311,14 +311,14 @@ class Reads:
         return read_messages(await self.raw(queue, offset, max_count, subscription), queue, subscription, offset)[0]
 
     async def message_by_time(self, queue: MessageQueue, time: datetime | int) -> ReceivedMessage | None:
-        """The first message of a queue that was stored at `time` or later, whatever the broker's search says; None if
-        there is none. `time` is a datetime with a time zone, or milliseconds since the epoch."""
+        """The first message of a queue that was stored at `time` or later, exact on all brokers; None if no such
+        message exists. `time` is a datetime with a time zone, or milliseconds since the epoch."""
         timestamp_ms = to_timestamp(time)
         hint = await self._offsets.at_time(queue, time)
         low, high = await self._offsets.min(queue), await self._offsets.max(queue)
         at = min(max(low, hint - 1), high)
         found: ReceivedMessage | None = None
-        # What is before `low` is older, and what is at `high` or behind it is not.
+        # Messages before `low` are older; those from `high` on are not.
         while low < high:
             messages = await self.messages(queue, at, 2)
             if not messages:

@@ -53,7 +53,7 @@ class Replies:
         return request, correlation_id
 
     async def wait(self, correlation_id: str, timeout_s: float) -> ReceivedMessage | None:
-        """The reply; None if there is none in time. Raises ConnectionClosed if the producer is closed meanwhile."""
+        """The reply; None if none arrives in time. Raises ConnectionClosed if the producer is closed meanwhile."""
         expected = self._expected[correlation_id]
         if expected.outcome is None:
             await expected.signal.wait(max(0.0, timeout_s))
@@ -62,7 +62,7 @@ class Replies:
         return expected.outcome
 
     def forget(self, correlation_id: str) -> None:
-        """Nobody waits for the reply any more."""
+        """Called when the caller no longer waits for the reply."""
         del self._expected[correlation_id]
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _STALE_RETRY_S = 1.0
 #: A route that a broker has left is requested again after this long, for some time: one that restarts is back soon.
 _LEFT_RETRY_S, _LEFT_S = 3.0, 60.0
-#: When a name server has not answered for so long, the next one is asked as well.
+#: Time without a response after which the next name server is asked as well, seconds.
 _SILENT_S = 0.3
 #: Queues of one topic on all brokers, twice what one broker may have: a client makes an object for each, in 0.1 s.
 ROUTE_QUEUES_MAX = 131_072
@@ -114,7 +114,7 @@ class _Entry:
     #: Brokers that have left the route, the last of them at `left_at`.
     left: frozenset[str] = frozenset()
     left_at: float = 0.0
-    #: Those that wait for the attempt under way, and whether that looks for the auto-create topic, too.
+    #: The waiters for the attempt under way, and whether that looks for the auto-create topic, too.
     waiters: list[Signal] = attrs.Factory(list)
     is_asking: bool = False
     creates: bool = False
@@ -125,7 +125,7 @@ class _Entry:
 class Routes:
     """The routes of the topics in use, from the first of `name_servers` that answers.
 
-    `age_s` None means that somebody calls `refresh_all`; otherwise a route older than that is requested again on use.
+    `age_s`: older routes are requested again on use; None if `refresh_all` is called regularly instead.
     """
 
     def __init__(
@@ -329,8 +329,8 @@ class Routes:
         raise _none_answers(errors)
 
     async def _ask(self, topic: str) -> TopicRouteData | None:
-        """Ask the name servers in turn, the next one as well where one is silent for a moment; None if those that
-        respond do not know the topic."""
+        """Ask the name servers in turn, and the next one as well if one does not respond for a moment; None if those
+        that respond do not know the topic."""
         addrs = await self._servers()
         outcomes: dict[str, TopicRouteData | MQError | None] = {}
         answered = self._net.signal()

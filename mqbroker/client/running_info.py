@@ -116,7 +116,7 @@ def _each(total: float, count: float) -> float:
     return total / count if count else 0.0
 
 
-#: Queues beyond are left out of a response, which is made within one turn of the loop.
+#: Maximum number of queues in a response, which is built in one iteration of the loop.
 QUEUES_TOLD_MAX = 4096
 
 

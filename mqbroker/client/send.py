@@ -191,11 +191,11 @@ class Rotation:
         self._turns: dict[str, int] = {}
 
     def turn_after(self, topic: str) -> int:
-        """The turn that is next, and is not taken by this."""
+        """The next turn, without taking it."""
         return self._turns.get(topic, -1) + 1
 
     def turns(self, topic: str, queues: int, count: int) -> int:
-        """The first of the next `count` turns: each is the number of a queue, plus a multiple of how many there are."""
+        """Take `count` turns and return the first: each is a queue's number plus a multiple of the number of queues."""
         first = self._turns[topic] + 1 if topic in self._turns else self._rng.randrange(queues)
         self._turns[topic] = first + count - 1
         return first

@@ -48,10 +48,10 @@ class SendBack:
         self._timeout_ms = milliseconds("request_timeout_s", options.request_timeout_s)
 
     async def __call__(self, message: ReceivedMessage, delay_level: int) -> None:
-        """Have the broker deliver a message again. Where it does not answer, or refuses, the message is sent anew to
-        the group's retry topic, at any broker. Raises the first error if that fails too.
+        """Have the broker deliver a message again. If it does not respond, or refuses, a copy is sent to the group's
+        retry topic at any broker. Raises the first error if that fails too.
 
-        A dead letter that has a reason is sent anew first, as brokers do not take properties for what they send back.
+        A dead letter with a reason is sent as a copy first, as brokers accept no properties for messages sent back.
         """
         if delay_level < 0 and REASON in message.properties:
             try:
@@ -92,7 +92,7 @@ class SendBack:
         if delay_level < 0 or times >= self._attempts_max:
             request = retry_request(message, queue, times, times, 3)
         else:
-            # Brokers count otherwise here: a dead letter is what has come so often already.
+            # Brokers count differently here: a message becomes a dead letter after this many deliveries.
             level = delay_level or 3 + times
             request = retry_request(message, queue, times + 1, self._attempts_max + 1, level)
         addr = await self._routes.address(queue, master_only=True)
@@ -104,9 +104,9 @@ class SendBack:
 def retry_request(
     message: ReceivedMessage, queue: MessageQueue, times: int, times_max: int, delay_level: int
 ) -> RemotingCommand:
-    """The request that sends a received message anew to a queue of its group's retry topic, to come `times` times again
-    already: ConsumeMessageOrderlyService.sendMessageBack and its like of 4.9.7. The broker makes a dead letter of it
-    where `times` is `times_max`."""
+    """The request that sends a copy of a received message to its group's retry topic, as redelivered `times` times:
+    ConsumeMessageOrderlyService.sendMessageBack of 4.9.7 and others. With `times` equal to `times_max` the broker makes
+    it a dead letter."""
     properties = {**message.properties, Prop.RETRY_TOPIC: message.topic}
     properties.setdefault(Prop.ORIGIN_MESSAGE_ID, message.msg_id)
     properties[Prop.DELAY_TIME_LEVEL] = str(min(delay_level, DELAY_LEVEL_MAX))

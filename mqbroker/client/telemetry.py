@@ -18,11 +18,11 @@ __all__ = ["OpenTelemetry"]
 
 
 class OpenTelemetry(SendObserver, ConsumeObserver):
-    """Give it to producers and push consumers as one of their `observers`. The context travels in the properties of
-    messages, as `traceparent` and whatever else the global propagator writes.
+    """An observer for producers and push consumers. The context travels in the properties of messages, as `traceparent`
+    and whatever else the global propagator writes.
 
-    Within a listener its span is the current one, so that what it sends is a child. A listener that gets several
-    messages has a span with links to each send.
+    Within a listener its span is the current one, so that the spans of its sends are children. A listener that gets
+    several messages has a span with links to each send.
     """
 
     def __init__(self, tracer_provider: Any = None) -> None:

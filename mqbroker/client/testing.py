@@ -80,7 +80,7 @@ class RequestKind(Enum):
 
 @attrs.define
 class _Fault:
-    """What is done to the next `times` requests with one of the `codes`."""
+    """The effect on the next `times` requests with one of the `codes`."""
 
     codes: tuple[RequestCode, ...]
     times: int
@@ -91,8 +91,8 @@ class InMemoryBroker(Waits[None]):
     """A name server and a broker, which run while the program is in this context. Give `name_servers` to clients.
 
     The first send to a topic creates it, with 4 queues, as with autoCreateTopicEnable=true; consumers may filter by
-    SQL92, as with enablePropertyFilter=true. Methods may be called on any thread. They return when the broker has done
-    its work; only those of `Waits` wait for clients.
+    SQL92, as with enablePropertyFilter=true. Methods may be called on any thread. They return when the broker has
+    finished; only those of `Waits` wait for clients.
     """
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ class InMemoryBroker(Waits[None]):
 
         self._order(RequestKind.SEND, times, act)
 
-    # --- what it has
+    # --- content
 
     def create_topic(self, topic: str, queues: int = 4) -> None:
         """Create a topic, or set its number of queues. Raises Refused."""
@@ -271,8 +271,8 @@ class InMemoryBroker(Waits[None]):
         self._ask(RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header))
 
     def messages(self, topic: str) -> list[ReceivedMessage]:
-        """All messages of a topic, by queue and offset; none where there is no such topic. Dead letters are those of
-        "%DLQ%GROUP", what waits for its retry those of "%RETRY%GROUP"."""
+        """All messages of a topic, by queue and offset; empty without such a topic. Dead letters are in "%DLQ%GROUP",
+        messages that wait for a retry in "%RETRY%GROUP"."""
         found: list[ReceivedMessage] = []
         everything = subscribe_to(topic, ALL, 0)
         for each in self._queues(topic):
@@ -309,15 +309,15 @@ class InMemoryBroker(Waits[None]):
         connection.opened(Dialled(self, connection.addr, connection, call_soon))
 
     def call(self, act: Callable[[], object]) -> None:
-        """Have something done on the broker's thread."""
+        """Run `act` on the broker's thread."""
         self._acts.put(act)
 
     def soon(self, act: Callable[[], object]) -> None:
-        """Have something done after what is being done, on the broker's thread."""
+        """Run `act` on the broker's thread, after the calls that wait there."""
         self._soon.append(act)
 
     def accept(self, addr: str, accepted: Accepted) -> bool:
-        """Take a connection; False, and it is closed, if nobody listens."""
+        """Accept a connection; if no server listens, close it and return False."""
         port = 9876 if addr == self.name_servers else 10911
         factory = self._reactor.factories.get(port)
         protocol = None if factory is None else factory.buildProtocol(accepted.getPeer())
@@ -333,7 +333,7 @@ class InMemoryBroker(Waits[None]):
         return bool(self._faults)
 
     def next_fault(self, code: int) -> Act | None:
-        """What is to be done to a request."""
+        """The effect ordered for a request."""
         for fault in self._faults:
             if code in fault.codes:
                 fault.times -= 1
@@ -364,7 +364,7 @@ class InMemoryBroker(Waits[None]):
         self._reactor.move_to(max(self._reactor.rightNow, self._ahead_s + time.monotonic()))
 
     def _safely(self, act: Callable[[], object]) -> None:
-        """Do it, and what comes of it."""
+        """Apply it, and its consequences."""
         acts = [act]
         while acts:
             for each in acts:
@@ -377,7 +377,7 @@ class InMemoryBroker(Waits[None]):
                 acts = [lambda: self._reactor.move_to(self._reactor.rightNow)]
 
     def _do(self, act: Callable[[], T]) -> T:
-        """Have it done on the broker's thread, and wait. Raises what it raises, and MQError if the broker has ended."""
+        """Run it on the broker's thread, and wait. Raises its exceptions, and MQError if the broker has ended."""
         if self._thread is None or self._has_ended:
             raise MQError("this broker in memory is not started, or was closed: use it within its `with`")
         done: Future[T] = Future()

@@ -1,7 +1,7 @@
-"""Calls of a listener on threads, for the blocking face.
+"""Calls of a listener on threads, for the blocking API.
 
-Threads take messages from those that wait, and the event loop acts on the results that have gathered, so that neither
-waits for the other for each message.
+Threads take messages from a queue, and the event loop handles their results in batches, so that neither waits for the
+other at each message.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Result:
 
 
 class _Worker(ListenerCall):
-    """What one thread has with the listener, and since when."""
+    """The messages that one thread's call has, and since when."""
 
     since = 0.0
 
@@ -270,7 +270,7 @@ class CheckThreads:
         self._threads: list[threading.Thread] = []
 
     async def call(self, function: Callable[[ReceivedMessage], Any], message: ReceivedMessage) -> Any:
-        """What the function returns. Raises what it raises, and MQError if too many calls have not ended."""
+        """The function's result. Raises its exceptions, and MQError if too many calls have not ended."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= CHECKS_MAX:
             raise MQError(f"{CHECKS_MAX} calls of the function have not returned")
@@ -297,7 +297,7 @@ def _on_thread(name: str, function: Callable[[Any], Any], given: Any) -> tuple[t
 
     def run() -> None:
         value, error = _called(function, given)
-        with suppress(InvalidStateError):  # nobody waits any more
+        with suppress(InvalidStateError):  # the waiter is gone
             if error is None:
                 outcome.set_result(value)
             else:

@@ -1,4 +1,4 @@
-"""Clients of the blocking API: those that are made anew in each process, and members, which belong to one process.
+"""Clients of the blocking API: those that are recreated after a fork, and members, which belong to one process.
 
 Both have a core of asyncio on the loop thread of their process.
 """
@@ -29,7 +29,7 @@ from mqbroker.client.options import MemberOptions, ProducerOptions, PullOptions,
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.wire.bodies import MessageQueue
 
-#: Messages that one look at the loop takes for an iteration.
+#: Messages that an iteration fetches from the loop at once.
 _HANDED_OUT_MAX = 32
 
 P = ParamSpec("P")
@@ -40,7 +40,7 @@ Options = TypeVar("Options", bound=ProducerOptions | PullOptions)
 Core = TypeVar("Core", bound=PushConsumerCore | LitePullConsumerCore)
 
 
-#: The thread and the client of asyncio of a client that is made anew in each process.
+#: The loop thread and asyncio client of a client that is recreated after a fork.
 parts: Callable[[Any], tuple[LoopThread, Any]] = methodcaller("_parts")
 
 
@@ -100,7 +100,7 @@ class Client(Named):
 
 
 class PerProcess(Client, Generic[Made, Options]):
-    """A client whose connections are made anew in each process that uses it: one of asyncio, on the process's loop
+    """A client that is recreated after a fork: in each process it is an asyncio client on that process's loop
     thread."""
 
     def __init__(self, name_servers: str | Iterable[str] | None, group: str, options: Options) -> None:

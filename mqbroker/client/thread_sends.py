@@ -1,5 +1,5 @@
-"""Sends of the blocking API: handed to the event loop, where a plain one needs no task, and bounded where nobody waits
-for them."""
+"""Sends of the blocking API: handed to the event loop, where a plain one needs no task. Asynchronous and oneway sends
+are bounded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ P = ParamSpec("P")
 SendMethod = Callable[Concatenate[ProducerCore, P], Coroutine[Any, Any, SendResult]]
 
 
-#: The sends of a client that nobody waits for.
+#: Asynchronous and oneway sends of a client.
 _under_way: Callable[[Any], UnderWay] = attrgetter("_under_way")
 
 
@@ -109,7 +109,7 @@ def _send(
 
 
 class _Waiter:
-    """Has the future of a thread told what comes of a plain send, with as little as that needs."""
+    """Completes the future of a thread with the outcome of a plain send, at little cost."""
 
     __slots__ = ("_future", "_message", "_producer", "_under_way")
 
@@ -136,7 +136,7 @@ class UnderWay:
 
     def __init__(self, options: ProducerOptions, direct: DirectSends | None = None) -> None:
         self._direct = direct
-        #: Whether a message that nobody waits for may be on its way on the loop's connection: the next goes there, too.
+        #: Whether an asynchronous send may be in flight on the loop's connection: the next send must follow it there.
         self.has_unordered = False
         self._count_max = options.sends_in_flight_max
         self._bytes_max = options.sends_in_flight_bytes_max
@@ -184,8 +184,8 @@ class UnderWay:
             self._waiting -= 1
 
     def ended(self, waiter: _Waiter, outcome: Any) -> None:
-        """A plain send has ended. The program is told on the loop's next turn: what it does then must not meet the
-        ending of others half done."""
+        """A plain send has ended. The callback runs in the loop's next iteration, so that it cannot run between the
+        ends of other sends."""
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._tell)
         self._ended.append((waiter, outcome))

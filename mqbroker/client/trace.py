@@ -17,7 +17,7 @@ from mqbroker.wire.codes import DEFAULT_TRACE_REGION_ID, KEY_SEPARATOR, Prop
 
 log = logging.getLogger(__name__)
 
-#: Traces leave once in so many seconds, so many at once; while more wait than the maximum, new ones are dropped.
+#: Interval of sending traces, seconds; traces per message; maximum waiting, above which new ones are dropped.
 FLUSH_S = 0.5
 _TOGETHER_MAX = 400
 _WAITING_MAX = 10_000
@@ -27,7 +27,7 @@ _KEYS_BYTES_MAX = 16_000
 #: The ordinals of Java's MessageType and ConsumeReturnType.
 _NORMAL, _HALF, _COMMIT, _DELAYED = 0, 1, 2, 3
 _SUCCESS, _EXCEPTION, _FAILED = 0, 2, 4
-#: What Java writes for what is not there; its decoder fails where a line ends in an empty field.
+#: Java's text for missing values; its decoder fails if a line ends in an empty field.
 _NONE = "null"
 #: Looked up once: an enumeration takes long for that.
 _TRANSACTION, _STORED = SendKind.TRANSACTION, SendStatus.SEND_OK
@@ -90,7 +90,7 @@ class Tracer(SendObserver, ConsumeObserver):
             self._add(message.msg_id, message.keys, *start, _keys(message), *end)
 
     async def flush(self) -> None:
-        """Send what waits, after what is under way. Failures are logged; their traces are lost."""
+        """Send the waiting traces, after those under way. Failures are logged, and their traces lost."""
         async with self._flushing:
             await self._flush()
 

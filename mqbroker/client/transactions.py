@@ -1,5 +1,5 @@
-"""Transactions: half messages that become visible when a local transaction commits; brokers ask about those of which
-they have not heard. Java's TransactionMQProducer."""
+"""Transactions: half messages that become visible when a local transaction commits; brokers check those that were not
+settled. Java's TransactionMQProducer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _JAVA_NAMES = {
 
 @attrs.frozen
 class TransactionResult:
-    """`sent` is the result of the half message, and `state` what the broker was told."""
+    """`sent`: the result of the half message. `state`: the state reported to the broker."""
 
     sent: SendResult
     state: TransactionState

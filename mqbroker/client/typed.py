@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Serializer(Protocol[T]):
-    """Makes bodies of values, and values of bodies. What it raises is a BadMessage."""
+    """Converts values to bodies and back. Its exceptions are raised as BadMessage."""
 
     def dump(self, value: T, /) -> bytes: ...
 

@@ -608,7 +608,7 @@ class BrokerSettings:
 
     @property
     def vip_port(self) -> int | None:
-        """The second port, which serves the same requests; None if there is none."""
+        """The second port, which serves the same requests; None without one."""
         port = self.server.listen_port + VIP_PORT_OFFSET
         return port if self.vip_port_enable and port > 0 else None
 

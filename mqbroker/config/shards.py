@@ -14,7 +14,7 @@ from mqbroker.config.fields import parse_name
 from mqbroker.config.settings import BrokerSettings
 from mqbroker.wire.names import split_address
 
-#: Between the ports of a shard and those of the next one.
+#: Difference of the ports of consecutive shards.
 PORT_STEP = 10
 PORT_MAX = 65535
 #: The directory, in that of shard 0, of another shard's store.

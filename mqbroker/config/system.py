@@ -72,7 +72,7 @@ class StampedFiles:
         return [file_stamp(path) for path in self._paths]
 
 
-# Files are written beside those of others: in a shared directory somebody may have put a link in the place of a name.
+# In a shared directory, another user may have put a link in the place of a file's name.
 
 
 def open_new(path: str, mode: int = 0o666) -> int:
@@ -83,8 +83,8 @@ def open_new(path: str, mode: int = 0o666) -> int:
 
 
 def open_own(path: str, mode: int) -> int:
-    """Open a file to write it, created if missing; returns its descriptor. Raises OSError if it leads to another file,
-    by a symbolic link or as a second name of it, or is no file."""
+    """Open a file for writing, created if missing; returns its descriptor. Raises OSError for a symbolic link, a second
+    hard link of a file, or anything but a regular file."""
     try:
         # Without O_NONBLOCK the open of a pipe waits for its reader.
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)

@@ -27,7 +27,7 @@ log = Logger()
 
 
 class Front:
-    """Who started a daemon, is told how that went, and stops it: a terminal or a service manager."""
+    """The parent process of a daemon: a terminal or a service manager, which is notified of the start and stops it."""
 
     def say(self, text: str) -> None:
         """Tell that the daemon serves."""
@@ -38,7 +38,7 @@ class Front:
         sys.stderr.writelines(f"{program}: {line}\n" for line in why.splitlines())
 
     def stop_when_told(self, reactor: Any, stop: Callable[[str], None]) -> None:
-        """Call `stop`, with who told it, when the daemon is to stop."""
+        """Call `stop`, with the source of the request, when the daemon is to stop."""
         self._stop_by_signal(reactor, stop, signal.SIGTERM, signal.SIGINT)
 
     def _stop_by_signal(self, reactor: Any, stop: Callable[[str], None], *numbers: signal.Signals) -> None:

@@ -26,7 +26,7 @@ from mqbroker.kernel import OffsetClock, compiled
 
 #: After the system's clock was set back, time runs slower by this factor until the clock has caught up.
 SLOWED_BY = 0.02
-#: How often the system's clock is read, seconds: the reactor asks for the time several times in each turn.
+#: How often the system's clock is read, seconds: the reactor reads the time several times in each iteration.
 LOOK_SECONDS = 0.01
 
 
@@ -109,7 +109,7 @@ class BusyPoll:
         self._expected_until = 0.0
 
     def expect(self, seconds: float) -> None:
-        """Something is expected to be ready within so many seconds: poll for it."""
+        """Poll for an event that is expected within `seconds`."""
         self._expected_until = self._now() + seconds
 
     def wait(self, timeout: float | None, most: int) -> Ready:
@@ -176,7 +176,7 @@ class BusyPollReactor(EPollReactor):
         self.expect = busy_poll.expect
 
     def sigInt(self, number: int, frame: Any = None) -> None:  # noqa: N802
-        """Stop. A second signal, which comes while it stops, is no error, as it is in Twisted."""
+        """Stop. A second signal while stopping is ignored; in Twisted it is an error."""
         self._exitSignal = number
         # Not here: the signal may have come while a line is being written.
         self.callFromThread(self._stop_once, number)

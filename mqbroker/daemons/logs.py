@@ -85,7 +85,7 @@ def json_line(event: LogEvent) -> str:
 
 
 def _relayed_object(event: LogEvent) -> dict[str, Any]:
-    """The object that a shard logged; of what is none, such as the last words of a crash, one is made."""
+    """The event that a shard logged. Output that is not JSON, as after a crash, is wrapped in one."""
     shard, line = event["shard"], event[_RELAYED]
     try:
         found = json.loads(line)

@@ -13,12 +13,12 @@ from mqbroker.repeated_call import RepeatedCall
 
 log = Logger()
 
-#: What could not be sent is sent again after so long.
+#: Delay before a notification that could not be sent is repeated, seconds.
 AGAIN_SECONDS = 0.1
 
 
 class ServiceManager:
-    """Where the environment names no service manager, nobody is told anything.
+    """Without a service manager in the environment, notifications are dropped.
 
     :param environ: of the process; the variables for it are taken out, as they are not meant for its children.
     """

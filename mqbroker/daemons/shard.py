@@ -44,10 +44,10 @@ class ShardOptions(BrokerConsoleOptions):
 
 
 class SupervisorFront(Front):
-    """The supervisor, as a shard sees it: two pipes. When the one from it ends, the shard stops.
+    """The supervisor, as a shard sees it: two pipes. When the one from it is closed, the shard stops.
 
-    Each line on either pipe is a JSON object. With `topic` it is one that a send created on a shard; the supervisor
-    tells the other shards.
+    Each line on either pipe is a JSON object. One with `topic` is a topic that a send created on a shard; the
+    supervisor passes it on to the other shards.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ def serve_shard(settings: BrokerSettings, reactor: Any, siblings: SiblingTopics)
 
 def main() -> None:
     """Run one shard, with the supervisor's pipes."""
-    # Ctrl-C in a terminal goes to all its processes, and the supervisor tells each shard.
+    # Ctrl-C in a terminal signals all its processes, and the supervisor stops each shard.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     front = SupervisorFront()
     sys.exit(run_console("mqbroker", ShardOptions(), partial(serve_shard, siblings=front.siblings), front=front))

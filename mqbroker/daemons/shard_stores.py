@@ -1,4 +1,4 @@
-"""Stores of shards on disk: a start refuses to leave messages behind that nobody would serve."""
+"""Stores of shards on disk: a start refuses if it would leave messages unserved."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_shard_stores(settings: BrokerSettings) -> list[str]:
 
 
 def unserved_logs(settings: BrokerSettings) -> dict[int, str]:
-    """The logs with messages of shards beyond those of the settings, by the shard's number. Raises OSError."""
+    """By shard, the logs with messages of shards beyond the number in the settings. Raises OSError."""
     store = settings.store
     logs = {
         shard: shard_settings(settings, shard).store.store_path_commit_log

@@ -1,8 +1,8 @@
-"""Runs a broker's shards, a process each: all are started at once, one that dies is started again, all are stopped.
+"""Runs a broker's shards, one process each: starts all at once, restarts one that exits, and stops all.
 
-A shard gets two pipes. The one to it ends when it is to stop, and so also when the supervisor is killed; on the other
-it says that it serves, or why not, and which topics sends created, which the others are told on theirs. How a process
-is started is in shard_process.py; no store or port is opened here.
+A shard has two pipes. The one to it is closed to stop it, which also happens when the supervisor is killed. On the
+other it reports that it serves, or why not, and the topics that sends created, which are passed on to the other shards.
+How a process is started is in shard_process.py; no store or port is opened here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ END_FD, STATUS_FD = 3, 4
 WAIT_SECONDS, WAIT_SECONDS_MAX, SERVED_SECONDS = 1.0, 30.0, 60.0
 #: A shard that has not stopped by then is killed: before systemd loses patience with all of them, after 90 s.
 STOP_SECONDS_MAX = 80.0
-#: Topics that a shard was not told yet, at most: it serves no messages meanwhile.
+#: Maximum number of topics that wait to be passed on to a shard, which serves no messages meanwhile.
 UNTOLD_MAX = 10_000
 #: Of a line in parts: what ends no line is passed on in pieces.
 PIECE_BYTES = 64 * 1024
@@ -85,7 +85,7 @@ class _Shard:
     status: dict[str, Any] | None = None
     #: Why its process said that it cannot start.
     why_not: str = ""
-    #: Topics that others created and it was not told of, by name.
+    #: Topics of other shards that were not passed on to it yet, by name.
     untold: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     serves_since: float = 0.0
     wait: float = WAIT_SECONDS
@@ -96,7 +96,7 @@ class _Shard:
 class ShardSupervisor(Service):
     """The shards of a broker. `started` fires when all serve; it fails with MQError if one cannot start.
 
-    :param spawn: starts a process for a shard, which tells the given protocol what becomes of it.
+    :param spawn: starts the process of a shard, and reports its output and end to the given protocol.
     """
 
     def __init__(self, count: int, spawn: Spawn, clock: IReactorTime) -> None:
@@ -131,7 +131,7 @@ class ShardSupervisor(Service):
                 shard.process.transport.signalProcess("HUP")
 
     def stopService(self) -> Deferred[None]:
-        """Tell each shard to stop. Fires when all have ended; those that take too long are killed."""
+        """Stop all shards. Fires when all have ended; those that take too long are killed."""
         super().stopService()  # type: ignore[no-untyped-call]
         if self._stopped is None:
             self._stopped = Deferred()
@@ -178,7 +178,7 @@ class ShardSupervisor(Service):
             self.started.callback(None)
 
     def _share(self, source: _Shard, line: dict[str, Any]) -> None:
-        """Tell the other shards of a topic; those that do not serve when they do."""
+        """Pass a topic on to the other shards; to those that do not serve yet, later."""
         for shard in self._shards:
             if shard is not source and len(shard.untold) < UNTOLD_MAX:
                 shard.untold[line["topic"]["topicName"]] = line
@@ -203,7 +203,7 @@ class ShardSupervisor(Service):
             self._plan(shard, how)
         elif not self.started.called:
             why = how if shard.why_not else f"{how} while it started: see its lines in the log"
-            # Who waits for it stops the others.
+            # The caller that waits for `started` stops the other shards.
             self.started.errback(MQError(f"shard {shard.number}: {why}"))
 
     def _plan(self, shard: _Shard, how: str) -> None:

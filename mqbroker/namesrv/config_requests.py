@@ -58,7 +58,7 @@ class KvConfig:
         return iter(self._table.items())
 
     def get(self, namespace: str, key: str) -> str | None:
-        """The value; None if there is none."""
+        """The value; None if the key does not exist."""
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> dict[str, str] | None:
@@ -78,7 +78,7 @@ class KvConfig:
     def delete(self, namespace: str, key: str) -> None:
         """Delete a key, if it exists, and its namespace with the last one; in Java an empty namespace stays.
 
-        The namespace of ordered topics stays: an empty one tells brokers that there are none any more.
+        The namespace of ordered topics stays: an empty one tells brokers that no topic is ordered any more.
         """
         keys = self._table.get(namespace, {})
         value = keys.pop(key, None)

@@ -297,7 +297,7 @@ class ProductEnvironment(Service):
         self._silent: set[str] = set()
 
     async def route(self, topic: str) -> TopicRouteData | None:
-        """The route of `topic` there; None if there is none, or nobody responds.
+        """The route of `topic` there; None if it has none, or none of them responds.
 
         Raises Refused if too many requests are pending.
         """

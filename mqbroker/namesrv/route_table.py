@@ -39,7 +39,7 @@ EXPIRY_MS = 120_000
 #: Ten times the largest clusters.
 BROKERS_MAX = 10_000
 
-#: Topics that every broker has from its start and that nobody can delete or change, so that a registration of changed
+#: Topics that every broker has from its start and that cannot be deleted or changed, so that a registration of changed
 #: topics, which has no mark of its own, never has them all.
 TOPICS_OF_EVERY_BROKER = frozenset({BENCHMARK_TOPIC, OFFSET_MOVED_EVENT, SELF_TEST_TOPIC})
 

@@ -200,7 +200,7 @@ class RemotingProtocol(Peer, Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether the peer has read what it was sent, but for what the transport may buffer."""
+        """Whether the peer has read what it was sent, except what the transport may buffer."""
         return not self._answers_unread
 
     def _notify_room(self) -> None:
@@ -442,7 +442,7 @@ class RemotingProtocol(Peer, Protocol):
                 continue
             if chosen is not handler:
                 handler = chosen
-                # Who sends is of one version: it is looked at once for a run.
+                # A sender has one version, so it is read once for a run.
                 code, version = (fields["code"], fields.get("version", 0)) if command is None else (
                     command.code, command.version
                 )  # fmt: skip

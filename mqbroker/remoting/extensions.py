@@ -44,8 +44,8 @@ _FAILED = "an extension of this server failed: see the log of the server"
 
 
 class RequestHook:
-    """Sees the requests of `codes`, and cannot change what comes of them: what it raises is logged, and the request
-    continues. It runs on the reactor's thread and must not block."""
+    """Sees the requests of `codes` and cannot change their outcome: exceptions are logged, and the request continues.
+    It runs on the reactor's thread and must not block."""
 
     codes: Collection[int] = ()
 
@@ -76,7 +76,7 @@ class Extensions:
         )
 
     def around(self, code: int, handler: Handler) -> Handler:
-        """The handler of `code`, with the hooks called around it; itself where none wants the code."""
+        """The handler of `code`, wrapped so that its hooks are called; unchanged without hooks for the code."""
         if not self.wants(code):
             return handler
 
@@ -113,7 +113,7 @@ class Extensions:
                 return b"" if response is None or request.is_oneway else encode_batch_answer(response)
 
             def failed(error: BaseException | None) -> bytes:
-                # A hook sees what failed as well, even where nobody gets the response.
+                # Hooks see failed requests as well, even if no response is sent.
                 return failures([(opaque, 0, serialize_type)], error)
 
             try:
@@ -175,7 +175,7 @@ class Extensions:
         return response
 
     def _call(self, call: Callable[..., object], *args: object, fails: bool = False) -> object:
-        """What it returns. Its errors are logged; with `fails` raises Refused then."""
+        """Call it and return the result. Errors are logged; with `fails` Refused is raised then."""
         try:
             return call(*args)
         except (Exception, SystemExit) as error:

@@ -136,7 +136,7 @@ class Taken(NamedTuple):
 #: The first two of these, for requests that were answered at once.
 Answered = tuple[Sequence[tuple[int, int]], list[bytes]]
 
-#: Takes plain requests from the beginnings of some reads; None where there is none. Each read is of another connection.
+#: Handles plain requests at the beginnings of reads, one read a connection; None without such a handler.
 PlainHandler = Callable[[Sequence[PlainRead]], Taken | Answered | None]
 
 
@@ -181,7 +181,7 @@ class HandlerTable:
     _runs_max: dict[int, int] = attrs.field(factory=dict)
     #: By code, what takes plain requests before they are split into frames.
     plain: dict[int, PlainHandler] = attrs.field(factory=dict)
-    #: Called when requests of one read were handled, in the time that is counted against who sent them: does what they
+    #: Called after the requests of one read, in time that counts against their sender: does what they
     #: have caused, if that is much.
     charge: Callable[[], None] | None = None
     #: Their hooks are called within the guard's check: they see no request that it refuses.
@@ -312,7 +312,7 @@ class HandlerTable:
         return frozenset(self._handlers) | frozenset(self.batch)
 
     def served_by(self, code: int) -> str:
-        """The module of the handler of `code`. Raises KeyError if there is none."""
+        """The module of the handler of `code`. Raises KeyError without one."""
         module: str = (self.batch.get(code) or self._handlers[code]).__module__
         return module
 

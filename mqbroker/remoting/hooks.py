@@ -1,5 +1,5 @@
-"""Interfaces of what is called around requests and with connections: by the daemons, as extensions
-(`mqbroker.remoting.extensions`), and by the clients, as `observers` in their options. Nothing here imports Twisted.
+"""Interfaces of hooks around requests and of connection listeners: for the daemons as extensions
+(`mqbroker.remoting.extensions`), for the clients as `observers` in their options. Does not import Twisted.
 """
 
 from __future__ import annotations

@@ -65,14 +65,13 @@ class Limits:
 
 
 def address_of(host: bytes) -> bytes:
-    """Who is at `host`, as records keep it: one IPv4 address, or a network of IPv6, whose 2**64 addresses are one
-    peer's."""
+    """The peer's IPv4 address, or its IPv6 /64 network, which counts as one peer. `host` is encoded as in records."""
     return host[:8] if len(host) > 8 else host[:4]
 
 
 def has_fair_share(most: int, taken: int, of_address: int, own: int) -> bool:
-    """Whether more may be taken of what all share, of which there is `most`: by an address up to twice what is free,
-    and by each of its connections up to twice what is free to that. So there is always some for a newcomer."""
+    """Whether more of a shared resource of size `most` may be used: by an address up to twice what is free, and by each
+    of its connections up to twice what is free to the address. So newcomers always get some."""
     free = most - taken
     free_here = SHARE * free - of_address
     return free > 0 and free_here >= 0 and own <= SHARE * free_here
@@ -102,7 +101,7 @@ class Shares:
         return True
 
     def give_back(self, connection: Hosted, size: int) -> None:
-        """What was taken."""
+        """The amount in use."""
         self.taken -= size
         shares: tuple[tuple[dict[Any, int], Any], ...] = (
             (self._addresses, address_of(connection.remote_host)),
@@ -117,7 +116,7 @@ class Shares:
 
 
 class Hosted(Protocol):
-    """A connection, as far as what it has is counted."""
+    """A connection whose resources are counted."""
 
     remote_host: bytes
 
@@ -131,7 +130,7 @@ class Connected(Protocol):
     kept_bytes: int
 
     def refuse(self, why: str) -> None:
-        """Close it, and keep nothing of what it sent."""
+        """Close the connection and drop the bytes that it sent."""
 
 
 @attrs.define(eq=False)
@@ -166,7 +165,7 @@ class Load:
     _addresses: dict[bytes, AddressLoad] = attrs.field(factory=dict)
 
     def of(self, host: bytes) -> AddressLoad:
-        """The part of who is at `host`."""
+        """The share of the peer at `host`."""
         address = address_of(host)
         found = self._addresses.get(address)
         if found is None:

@@ -120,7 +120,7 @@ class RemotingServerFactory(ServerFactory):
         read as much as handlers take in one call. `reads`: of connections that may have them taken, of each another.
         `sizes`: how many bytes came from each address; `now`: when.
 
-        Returns what is left, for `dataReceived`, and which read it is of.
+        Returns the unhandled rest, for `dataReceived`, and the read that it belongs to.
         """
         plain, scheduler = self._table.plain, self.scheduler
         if compiled is None or not plain or self.load.is_held:
@@ -142,13 +142,13 @@ class RemotingServerFactory(ServerFactory):
         return left if may_all else refused + [(chosen[at], read) for at, read in left]
 
     def in_time(self, protocols: Sequence[Any]) -> list[bool]:
-        """Whether the scheduler has time left for each in this turn of the reactor; with TLS it is for those within."""
+        """Whether the scheduler has time left for each in this iteration of the reactor. TLS wrappers are unwrapped."""
         inside = [getattr(protocol, "wrappedProtocol", protocol) for protocol in protocols]
         return [self.scheduler.has_time(connection.from_address) for connection in inside]
 
     @staticmethod
     def _may_take(connection: Any, late: Sequence[AddressLoad]) -> bool:
-        """Whether plain requests of a connection may be taken, where not everybody's may: for want of time or room."""
+        """Whether plain requests of a connection may be taken when time or capacity is short."""
         return connection.from_address not in late and connection.has_room_for_requests()
 
     def connected(self, connection: RemotingProtocol) -> bool:

@@ -1,5 +1,5 @@
-"""Reads for all connections of a port: one call to receive for those that are ready, where Twisted has a call of Python
-for each. What was read is handled together as far as it can be.
+"""Reads the sockets of all connections of a port that are ready with one call, where Twisted calls Python for each. The
+requests read are handled together as far as possible.
 
 The reactor of the console scripts hands over those that are ready in a turn (`daemons/epoll.py`); under another one
 they are read in its next turn. Measured on two cores, 64 connections with one send in flight on each are answered at
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 log = Logger()
 
-#: Sockets read before what they brought is handled.
+#: Number of sockets that are read before their requests are handled.
 READS_MAX = 64
 
 _NOTHING_THERE = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR)
 
 
 class ReadsHandler(Protocol):
-    """Handles what was read."""
+    """Handles the bytes that were read."""
 
     def take_together(
         self, reads: list[PlainRead], sizes: Mapping[AddressLoad, int], now: float
@@ -42,7 +42,7 @@ class ReadsHandler(Protocol):
         they were."""
 
     def in_time(self, protocols: Sequence[Any]) -> list[bool]:
-        """Whether each may have more of this turn of the reactor."""
+        """Whether each has time left in this iteration of the reactor."""
 
 
 class SharedReads:
@@ -69,7 +69,7 @@ class SharedReads:
         self.read(list(ready))
 
     def read(self, ready: list[ImmediateWriteServer]) -> None:
-        """Read from those whose sockets are ready, and handle what they sent."""
+        """Read the sockets that are ready, and handle their requests."""
         next_ones = ready[:READS_MAX]
         while ready := next_ones[self._read(next_ones) :] + ready[READS_MAX:]:
             next_ones = self._still_to_read(ready[:READS_MAX])

@@ -11,7 +11,8 @@ from zope.interface import implementer
 
 @implementer(IReactorTime)
 class SteadyClock:
-    """A reactor's timers with seconds of a clock that is never set. A timer may fire early: who waits looks again.
+    """A reactor's timers with seconds of a clock that is never set. A timer may fire early: its callback checks the
+    time.
 
     :param steady: those seconds; None means the reactor's, which follow the time of day.
     """

@@ -52,7 +52,7 @@ class ImmediateWriteServer(Socket, tcp.Server):
 
     @property
     def may_read(self) -> bool:
-        """Whether its protocol gets what was read."""
+        """Whether its protocol receives the bytes."""
         return bool(self.connected and not (self.disconnecting or self._aborting))
 
     def startWriting(self) -> None:  # noqa: N802
@@ -100,7 +100,7 @@ def write_parts_at_once(transport: Any, parts: Sequence[bytes | memoryview]) -> 
 
 
 def _is_free(transport: Any) -> bool:
-    """Whether what is sent over the socket of a transport now comes in its turn."""
+    """Whether bytes sent over the socket of a transport now stay in order."""
     if not (isinstance(transport, tcp.Connection) and transport.connected):
         return False
     waits = transport.disconnecting or transport._aborting or transport.dataBuffer or transport._tempDataBuffer  # noqa: SLF001

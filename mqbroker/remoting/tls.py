@@ -1,7 +1,7 @@
 """TLS on the port that serves everything: which connections are encrypted, and by which certificate.
 
 As in the Java system, the first byte tells: a TLS handshake begins with 0x16, and no frame does, since it would be
-longer than any may be. Certificates are made and read here; what crosses the connections is not known.
+longer than any may be. Creates and loads certificates; independent of the bytes on the connections.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def _read_key(path: str, password: str) -> Any:
     except OSError as error:
         raise BadTls(f"{path}: {error.strerror}") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        # The library's own words may quote what it read.
+        # The library's message may quote the file's content.
         raise BadTls(f"{path}: no private key can be read there with the password that is set") from None
 
 

@@ -168,7 +168,7 @@ def _lock(code: int, fields: _Fields, body: bytes) -> list[Need]:
 
 
 def _heartbeat(code: int, fields: _Fields, body: bytes) -> list[Need]:
-    """Of its names alone: there may be thousands, and all else is looked at by who handles it, in steps."""
+    """Checks the names only: there may be thousands of values, which the handler checks in steps."""
     data = parse_long_body(body, HeartbeatData)
     producers = [_text_of(producer, "groupName") for producer in _list_of(data, "producerDataSet")]
     needs = [Need(group, PUB, True) for group in producers if not is_group_of_clients_themselves(group)]

@@ -337,5 +337,5 @@ _NAMES = [f"V3_0_0_{name}" for name in _3_0_0.split()] + [
 
 
 def old_version_name(version: int) -> str:
-    """Java's name of a version before 3.1.8; the number if it is none of those."""
+    """Java's name of a version before 3.1.8; the number for other versions."""
     return _NAMES[version] if 0 <= version < len(_NAMES) else str(version)

@@ -65,8 +65,8 @@ class FrameDecoder:
         self._pending = bytearray()
 
     def join(self, data: bytes) -> bytes | None:
-        """The buffered bytes and `data`, no longer buffered: who takes frames off their beginning feeds the rest; None,
-        with nothing changed, where they complete no frame."""
+        """Take out the buffered bytes with `data` appended; the caller splits off frames and feeds the rest. None, with
+        nothing changed, if they complete no frame."""
         if not self._pending:
             return data
         if len(self._pending) + len(data) < self._wanted:
@@ -202,7 +202,7 @@ class RemotingCommand:
 
 
 def decode_command(serialize_type: int, header: bytes, body: bytes) -> RemotingCommand:
-    """Decode one frame's parts. Raises BadFrame on anything that is no command."""
+    """Decode one frame's parts. Raises BadFrame on anything but a command."""
     if serialize_type == JSON:
         return json_command(load_json_header(header), body)
     if serialize_type == ROCKETMQ:
@@ -255,7 +255,7 @@ def load_json_header(header: bytes) -> dict[str, Any]:
 
 
 def json_command(fields: dict[str, Any], body: bytes) -> RemotingCommand:
-    """The command with these members of a JSON header. Raises BadFrame on anything that is no command."""
+    """The command with these members of a JSON header. Raises BadFrame on anything but a command."""
     ext = fields.get("extFields") or {}
     if type(ext) is not dict or len(ext) > EXT_FIELDS_MAX:
         raise BadFrame(f"extFields must be an object of at most {EXT_FIELDS_MAX} fields")
@@ -303,7 +303,7 @@ AFTER_OPAQUE = _header.partition(_OPAQUE + b"0")[2]
 
 
 def json_head(command: RemotingCommand, without: Collection[str]) -> bytes:
-    """The JSON of a request up to the end of its fields, but for some: others may follow, and `AFTER_FIELDS`."""
+    """The JSON of a request up to its last field: more fields, and `AFTER_FIELDS`, may follow."""
     fields = {name: value for name, value in command.ext_fields.items() if name not in without}
     return encode_json_header(attrs.evolve(command, ext_fields=fields), 0).rpartition(AFTER_FIELDS)[0]
 

@@ -39,7 +39,7 @@ def reencode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def find_property(properties: bytes, mark: bytes) -> bytes:
-    """The value of one property as `decode_properties` would return it, encoded; empty if there is none. Hot.
+    """The value of one property as `decode_properties` would return it, encoded; empty if it is missing. Hot.
 
     `mark`: its name and the byte 1. Invalid UTF-8 in the value may be returned unchanged.
     """

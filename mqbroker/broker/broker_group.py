@@ -51,7 +51,7 @@ SWITCH_LOOK_SECONDS = 0.01
 REGISTER_AFTER_SECONDS = 4.0
 #: How often a master with a damaged log tries to let another one be it.
 GIVE_UP_SECONDS = 60.0
-#: For so long it waits with sends that still come to it, for the next master to serve.
+#: How long it holds sends until the next master serves, seconds.
 PATIENT_SECONDS = 10.0
 
 
@@ -131,7 +131,7 @@ class BrokerGroup:
         )
 
     def may_register(self) -> bool:
-        """Whether name servers may be told that this broker runs: of a former master they must not hear any more."""
+        """Whether this broker may register with name servers: a former master must not."""
         if not self._serves_epoch and self._steady() < self._switched_at + REGISTER_AFTER_SECONDS:
             return self.member.is_master
         return not self._serves_epoch or self.member.is_master
@@ -146,7 +146,7 @@ class BrokerGroup:
             self._on_master(role.master.ha_address, role.master.address)
 
     def serves(self) -> None:
-        """Called when the broker has started: tell it what has changed meanwhile."""
+        """Called when the broker has started: apply the changes since."""
         self._role_changed(self.member.role)
 
     # --- the epochs
@@ -314,7 +314,7 @@ class BrokerGroup:
             "after {s} s not all brokers in sync have all messages: this broker is the master still; try again when "
             "they follow closely"
         )
-        # In a turn of its own, after whatever was read with the request.
+        # In a later iteration, after everything that was read with the request.
         await deferLater(self._clock, 0)
         while True:
             end = in_sync.log_end
@@ -332,7 +332,7 @@ class BrokerGroup:
             await deferLater(self._clock, SWITCH_LOOK_SECONDS)
 
     async def remove(self, replica_id: int) -> str:
-        """Forget a broker that will not come back; returns what was done. Raises GroupError and EtcdError."""
+        """Remove a broker that will not come back; returns what was done. Raises GroupError and EtcdError."""
         if not self.is_certain():
             raise GroupError("this broker is not the master: `mq ha status` shows which one is")
         if replica_id == self.replica_id:
@@ -354,7 +354,7 @@ class BrokerGroup:
         return self._steady() < self._switched_at + PATIENT_SECONDS
 
     def settle(self, store: MessageStore, offsets: OffsetTable) -> None:
-        """Keep readers, and what refers to the log, from being ahead of what stays of it. Called before the store
+        """Limit readers, and tables that refer to the log, to the part of it that remains. Called before the store
         starts. Raises OSError."""
         if self._serves_epoch and self._in_sync is not None:
             in_sync = self._in_sync
@@ -509,7 +509,7 @@ class BrokerGroup:
         )
 
     def _refuse(self, common: int, committed: int, role: Role) -> None:
-        """Take nothing from a master that lacks what was acknowledged, and let the group know."""
+        """Stop following a master that lacks acknowledged messages, and notify the group."""
         store = self.store
         how = f"the group has acknowledged this log up to {committed}, and the master's is another one from {common} on"
         if role.unclean > store.history.last:

@@ -79,7 +79,7 @@ from mqbroker.wire.requests import codes_where
 log = Logger()
 
 FILE_RETRY_SECONDS = 5.0
-#: How often it is looked for what was cut off long ago.
+#: How often old tails that were cut off the log are searched for, seconds.
 FORGET_SECONDS = 3600.0
 #: How long accepted requests may take when the broker stops.
 DRAIN_SECONDS_MAX = 5.0
@@ -114,7 +114,7 @@ class _Server:
 class BrokerService(Service):
     """One broker. `started` fires when the first registration with the name servers has ended.
 
-    :param etcd: where a group of brokers elects its master; by default asked at etcdEndpoints.
+    :param etcd: the etcd client with which a group of brokers elects its master; by default one for etcdEndpoints.
     :param steady: seconds of a clock that is never set; by default the reactor's.
     :param resolve: returns the address of a host name, which may take long; raises OSError.
     :param rng: also makes what proves a broker to its group: nobody must be able to guess its numbers.
@@ -219,7 +219,7 @@ class BrokerService(Service):
     async def _start_or_undo(self) -> None:
         try:
             if self.settings.ha_secret_file:
-                read_secret(self.settings.ha_secret_file)  # rather now than when somebody connects
+                read_secret(self.settings.ha_secret_file)  # an error should show now, not when a slave connects
             if self._group is not None:
                 self._group.look_for_loss()
             await self._start()
@@ -427,7 +427,7 @@ class BrokerService(Service):
         store.on_dispatch.append(lambda topic, *_: slave.arrived(topic))
         slave.start()
         self._stops.append(slave.stop)
-        # In a group etcd says who the master is.
+        # In a group, etcd names the master.
         registration = self._register(parts, slave.on_master if self._group is None else None)
 
     def _serve_slaves(self, store: MessageStore, slaves: Slaves) -> None:
@@ -669,7 +669,7 @@ class BrokerService(Service):
         return self._assembly.adopt(settings if self._group is None else self._group.settings(settings))
 
     def _plan_start(self, settings: BrokerSettings) -> None:
-        """Stop and start again, in the next turn: who asked is answered before the parts stop."""
+        """Restart in the next iteration, so that the request is answered before the parts stop."""
         if self._is_stopped:
             return
         is_planned = self._next_settings is not None

@@ -1,7 +1,7 @@
-"""What a slave does all the time: follows its master's log, copies its tables, and finds it again where it moved.
+"""A slave's continuous work: follows its master's log, copies its tables, and finds a master that moved.
 
-Who the master is say the name servers, in their responses to the slave's registration; haMasterAddress overrides the
-address for the log.
+The name servers tell which broker is the master in their responses to the slave's registration; haMasterAddress
+overrides the address for the log.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class BrokerSlave:
 
     def _fetch_now(self) -> None:
         self._soon = None
-        if self._fetching is not None:  # what it brings may be older than the topic
+        if self._fetching is not None:  # its result may be older than the topic
             self._soon = self._clock.callLater(FETCH_SOON_SECONDS, self._fetch_now)
         self._fetch()
 
@@ -171,7 +171,7 @@ _OWN = frozenset(
         RequestCode.REMOVE_GROUP_MEMBER,
     }
 )
-#: What tells consumers where to begin.
+#: Requests whose responses tell consumers where to start.
 _PLACES = (
     RequestCode.QUERY_CONSUMER_OFFSET,
     RequestCode.GET_MAX_OFFSET,

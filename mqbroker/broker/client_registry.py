@@ -113,7 +113,7 @@ class Client:
     version: int
     #: When its last heartbeat came, seconds of the registry's clock.
     last_seen: float
-    #: The account it authenticated as; None where none is needed.
+    #: The account it authenticated as; None without access control.
     account: str | None = None
 
 
@@ -155,7 +155,7 @@ class ConsumerRegistry:
         self._groups: dict[str, ConsumerGroup] = {}
         #: Called when a group's message model or subscriptions changed, or it is gone.
         self.on_change: list[Callable[[], None]] = []
-        #: Whether members came or went since somebody set it to False.
+        #: Whether members joined or left since it was last set to False.
         self.is_changed = False
         self._is_frozen = False
 
@@ -339,7 +339,7 @@ class ConsumerRegistry:
 
 
 def _text_bytes(subscription: SubscriptionData) -> int:
-    """A bound of what it takes in memory besides what each takes."""
+    """An upper bound of the memory that it takes besides its members."""
     tags = subscription.tags_set
     return (
         len(subscription.sub_string) + sum(map(len, tags)) + TAG_COST_BYTES * (len(tags) + len(subscription.code_set))
@@ -393,7 +393,7 @@ class ProducerRegistry:
         return next((connection for connection in holders if not connection.closed), None)
 
     def choose(self, name: str, is_fit: Callable[[str | None], bool] = lambda account: True) -> IConnection | None:
-        """Return the connection of a producer of the group whose account is fit, round robin; None if there is none."""
+        """Return the connection of a producer of the group whose account is fit, round robin; None without one."""
         clients = list(self.group(name).items())
         self._chosen += 1
         for at in range(self._chosen, self._chosen + len(clients)):

@@ -49,7 +49,7 @@ RETRY_SECONDS = 1.0
 TRIES_MAX = 10
 #: No message waits longer: an entry that says so is damaged.
 DELAY_MS_MAX = 400 * 86_400_000
-#: A timer's longest wait: the clock may be set meanwhile.
+#: A timer's longest wait, because the clock may be set.
 SECONDS_MAX = 3600.0
 
 
@@ -143,7 +143,7 @@ class DelayService:
         return DelayOffsets(dict(self._offsets if self._log_end <= self._store.replicated() else self._kept))
 
     def follow(self, master: DelayOffsets) -> None:
-        """Replace the offsets by those of a master, which delivers."""
+        """Replace the offsets by those of the master, which delivers."""
         if self._offsets != master.offset_table:
             self._offsets = dict(master.offset_table)
             self._moved = True

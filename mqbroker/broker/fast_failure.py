@@ -33,7 +33,7 @@ _NEVER = float("inf")
 
 
 class Turns(Protocol):
-    """Tells when the reactor's turn began."""
+    """Knows when the current iteration of the reactor began."""
 
     turn_began: float
 

@@ -121,7 +121,7 @@ class FilterTable:
         self._topics: dict[str, set[str]] = {}
         self._count = 0
         self._characters = 0
-        #: By topic and group: the hash of the last text of which was logged that it is no filter.
+        #: By topic and group: the hash of the last invalid filter that was logged.
         self._told: dict[tuple[str, str], int] = {}
         self._left_at_start = CHARACTERS_AT_START
         loaded = file.load(partial(ConsumerFilters.from_json, dialect_bytes_max=None))
@@ -129,7 +129,7 @@ class FilterTable:
             self._load(loaded)
 
     def get(self, topic: str, group: str, charge: Charge | None = None) -> ConsumerFilter | None:
-        """The filter, compiled if it was not yet; None if there is none. Raises what `charge` raises."""
+        """The filter, compiled if necessary; None without one. Raises what `charge` raises."""
         known = self._known(topic, group)
         return known if known is None or known.is_read else self._read(known, charge)
 
@@ -183,7 +183,7 @@ class FilterTable:
             self._kill(topic, group)
 
     def _is_news(self, group: str, topic: str, text: str) -> bool:
-        """Whether it was not logged yet that `text` is no filter: each heartbeat brings it again."""
+        """Whether the invalid filter `text` was not logged yet: each heartbeat contains it again."""
         if len(self._told) >= FILTERS_MAX:
             self._told.clear()
         known, self._told[topic, group] = self._told.get((topic, group)), hash(text)

@@ -101,7 +101,7 @@ class OffsetTable:
                 self._file.is_dirty = True
 
     def lower_to(self, max_of: Callable[[str, int], int]) -> None:
-        """Lower what is above the end of its queue: messages that were cut off have been consumed.
+        """Lower offsets that are above the end of their queue, because messages that were consumed have been cut off.
 
         :param max_of: the next offset of a topic's queue.
         """
@@ -119,7 +119,7 @@ class OffsetTable:
         self._count += more
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The committed offset; None if there is none."""
+        """The committed offset; None without one."""
         return self._offsets.get(f"{topic}@{group}", {}).get(0 if self._is_lmq(group) else queue_id)
 
     def has_group(self, group: str) -> bool:

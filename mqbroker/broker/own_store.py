@@ -1,8 +1,8 @@
-"""Whether the store of a broker in a group is whole: whether its log has all that this broker has ever acknowledged.
+"""Whether the store of a broker in a group is complete: its log has all messages that this broker ever acknowledged.
 
-It is not after a power cut without synchronous flushes, on an empty disk, or where the store, its log or its tables
-were replaced or set back to an older copy. That stands in the file `lossy` of the store, which is written before
-anything else is, until the broker has followed a master and has all that this one had.
+It is incomplete after a power cut without synchronous flushes, on an empty disk, and if the store, its log or its
+tables were replaced or restored from an older copy. The file `lossy` in the store records this. It is written before
+anything else, and removed once the broker has followed a master and has all of its messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OwnStore:
     """The store of a broker. Methods that write raise OSError.
 
     :param group: a digest of the group's name.
-    :param randbytes: returns random bytes that nobody can guess.
+    :param randbytes: returns unguessable random bytes.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class OwnStore:
                 log.error("the file that identifies the store cannot be written: {why}", why=str(error))
             note.close()
 
-    # --- what it is
+    # --- identity
 
     @property
     def note(self) -> MemberNote:
@@ -138,7 +138,7 @@ class OwnStore:
 
     @property
     def committed(self) -> int:
-        """Nobody may cut the log below: the group has acknowledged what is there."""
+        """The log may not be truncated below this offset: the group has acknowledged it."""
         return min(self.note.committed, self._log_end())
 
     @property
@@ -169,7 +169,7 @@ class OwnStore:
             self.note.note_seen(seen)
 
     def new_nonce(self) -> str:
-        """A text that nobody can guess."""
+        """An unguessable text."""
         return self._randbytes(16).hex()
 
     # --- what changes
@@ -182,7 +182,8 @@ class OwnStore:
             self._next_generation(self.note.header.name)
 
     def lose(self, why: str) -> None:
-        """The store is not whole: that is noted first, and then it is another one, for whoever knows the former."""
+        """Mark the store as incomplete, and then give it a new identity, so that the group does not take it for the
+        former."""
         self._mark(why)
         self._next_generation(self._randbytes(16))
 

@@ -36,8 +36,8 @@ def put_store_aside(disk: IDisk, settings: StoreSettings, now_ms: int, *, is_out
 
 
 def cut_store_back(disk: IDisk, settings: StoreSettings, end: int, log_end: int, now_ms: int) -> bool:
-    """Cut the log, which ends at `log_end`, back to `end`, after what is behind was put aside; returns whether that was
-    done. A failure is logged, and nothing is cut then."""
+    """Truncate the log, which ends at `log_end`, at `end`, after the tail was put aside; returns whether it was done. A
+    failure is logged, and nothing is truncated then."""
     paths, segment_bytes = paths_of(settings), settings.mapped_file_size_commit_log
     try:
         kept = keep_tail(disk, paths, segment_bytes, end, log_end, now_ms)

@@ -1,4 +1,4 @@
-"""The runtime information of a broker, a table of texts that GET_BROKER_RUNTIME_INFO answers.
+"""The runtime information of a broker: the table that GET_BROKER_RUNTIME_INFO returns.
 
 Keys and the form of values are those of AdminBrokerProcessor.prepareRuntimeInfo, of StoreStatsService and of
 DefaultMessageStore of 4.9.7, which dashboards and exporters parse.

@@ -19,11 +19,11 @@ from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RESPONSE_FLAG, RemotingCommand
 
-#: The remark of a request that a replica has handed on; nobody hands it on again. No signature is about it.
+#: The remark of a request that a replica has forwarded; it is not forwarded again. Signatures do not cover it.
 HANDED_ON = "handed on by a replica"
 #: Clients wait 3 seconds by default.
 TIMEOUT_MS = 5_000
-#: How long a master that was just named has to begin to serve.
+#: How long a master that was just named may take to serve, seconds.
 PATIENCE_SECONDS = 2.5
 RETRY_SECONDS = 0.05
 #: Of these the right is checked before the handler is called: a master may trust the address of a replica.
@@ -40,9 +40,9 @@ UNKNOWN = "the master of this broker's group did not answer: the message may be 
 
 @attrs.frozen
 class SendsToMaster:
-    """Hands requests to the master, after this broker has checked the right to send them.
+    """Forwards requests to the master, after this broker has checked the permission to send them.
 
-    :param master: the address of the master; empty where there is none.
+    :param master: the address of the master; empty without one.
     :param is_patient: whether the master was named a moment ago, and may not serve yet.
     """
 

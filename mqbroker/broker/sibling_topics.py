@@ -1,6 +1,6 @@
-"""The topics that sends create on one shard of a broker: they are created on all, so that consumers know every queue.
+"""Topics that sends create on one shard of a broker are created on all, so that consumers know every queue.
 
-Knows nothing of how the shards tell each other.
+Independent of how the shards communicate.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ log = Logger()
 
 
 class SiblingTopics:
-    """Tells the other shards of the topics that are created here, and creates theirs.
+    """Publishes topics created here to the other shards, and creates theirs.
 
-    :param tell: tells all other shards of a topic, without waiting for them.
+    :param tell: sends a topic to all other shards, without waiting for them.
     """
 
     def __init__(self, tell: Callable[[TopicConfig], None]) -> None:

@@ -67,7 +67,7 @@ class SlowConsumers:
         behind = 0
         for name in topics:
             topic = self._topics.get(name)
-            # The queues with an offset: a topic may have thousands that nobody reads.
+            # Only queues with an offset: a topic may have thousands that no group reads.
             for queue_id, offset in self._offsets.by_queue(group, name).items():
                 await self._tasks.step()
                 queues = topic.read_queue_nums if topic is not None else 0

@@ -23,7 +23,7 @@ log = Logger()
 #: Copies and queues that are remembered, at most: about 100 MB.
 COPIES_MAX = 1_000_000
 QUEUES_MAX = 10_000
-#: Clocks of brokers, one of which stored the copies and one of which looks for them, differ by less.
+#: Maximum clock difference between the broker that stored the copies and the one that searches for them.
 SKEW_MS = 60_000
 _READ_MAX = 32
 #: Reads of resident messages in one iteration of the reactor.
@@ -31,14 +31,14 @@ _TURN_READS = 8
 
 
 def origin(physical_offset: int) -> int:
-    """What a copy's record has as its prepared offset; never 0, which says that a record is no copy."""
+    """The prepared offset in a copy's record; never 0, which marks a record that is not a copy."""
     return -1 - physical_offset
 
 
 async def read_queue(
     store: MessageStore, clock: IReactorTime, topic: str, queue_id: int, offset: int
 ) -> AsyncIterator[RawRecord]:
-    """The messages of a queue from `offset` on; those that cannot be read are passed over. Raises StoreError."""
+    """The messages of a queue from `offset` on; unreadable ones are skipped. Raises StoreError."""
     reads = 0
     while True:
         found = store.get(topic, queue_id, offset, _READ_MAX)

@@ -48,7 +48,7 @@ def waits(value: str | None) -> bool:
 
 
 def copy_room(properties: dict[str, str]) -> int:
-    """Bytes that a message with these properties leaves free for those of its copies."""
+    """Bytes of properties that a message leaves free for its copies."""
     names = properties.get(Prop.INNER_MULTI_DISPATCH)
     room = COPY_ROOM
     if names is not None:

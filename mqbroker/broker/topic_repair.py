@@ -44,7 +44,7 @@ class CopiedTopics:
         self.end: int | None = file.load(_read_end)
 
     def begin(self, log_end: int) -> None:
-        """A slave starts: a former master knows the topics of its own messages; what was cut off counts no more."""
+        """Called when a slave starts: a former master knows the topics of its own messages, except those truncated."""
         self._set(log_end if self.end is None else min(self.end, log_end))
 
     def copied(self, log_end: int) -> None:
@@ -52,7 +52,7 @@ class CopiedTopics:
         self._set(log_end)
 
     def repaired(self) -> None:
-        """This broker is a master, and has the topics that it lacked."""
+        """Called when this broker is a master and has created the topics that it lacked."""
         self._set(None)
 
     def saved(self) -> Deferred[bool] | None:
@@ -113,7 +113,7 @@ class TopicRepair:
             consumed = 0
             if topic.startswith(RETRY_PREFIX) and self._topics.get(topic) is not None:
                 consumed = self._offsets.query(topic.removeprefix(RETRY_PREFIX), topic, queue_id) or 0
-            # Also those that readers do not see yet.
+            # Including messages that readers do not see yet.
             begin, end = self._store.min_offset(topic, queue_id), self._store.next_offset(topic, queue_id)
             count = end - max(begin, consumed)
             if count > 0:

@@ -189,8 +189,8 @@ class EndTransactionRequests:
         return record if record is not None and _mismatch(record, end) is None else None
 
     async def _find(self, end: _End) -> RawRecord:
-        """The half message. Raises Refused if there is none, or it does not match; StoreError."""
-        # One that was just stored may wait in the transient store: what is there of the log can be found after this.
+        """The half message. Raises Refused if it does not exist or match; StoreError."""
+        # One that was just stored may be in the transient store; it can be found after this commit.
         data = await self._store.queries.record(end.physical_offset)
         if end.offset >= self._store.max_offset(TRANS_HALF_TOPIC, QUEUE_ID):
             self._store.dispatch_now()

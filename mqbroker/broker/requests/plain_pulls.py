@@ -1,6 +1,6 @@
-"""Plain pulls, read by the compiled module: those that have a plan, and whose messages are resident.
+"""Plain pulls, read by the compiled module: pulls that have a plan, and whose messages are resident.
 
-What finds nothing, or would wait for the disk, is left to `pull_message`, which does the same with the same pulls.
+Pulls that find nothing, or would wait for the disk, are left to `pull_message`, which has the same result.
 """
 
 from __future__ import annotations

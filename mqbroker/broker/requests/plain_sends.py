@@ -1,6 +1,7 @@
-"""Plain sends, by the compiled module: to topics that exist and take any message, with nothing to look at in them.
+"""Plain sends, by the compiled module: to existing topics without rules of their own, with properties that need no
+check.
 
-What is not so plain is left to `send_message`, which does the same with the same bytes. Topics are known from the row
+Other sends are left to `send_message`, which has the same result for the same bytes. Topics are known from the row
 that a send by all rules makes, and that every change of the topic or of the settings drops.
 """
 
@@ -71,7 +72,7 @@ class PlainSends:
     def take(self, reads: Sequence[PlainRead]) -> Taken | Answered | None:
         """Take the plain sends at the beginnings of `reads`; see `HandlerTable.register_plain`."""
         log, why_refused = self._log, self._sends.why_refused
-        if why_refused is not None and why_refused():  # whoever refuses them says why
+        if why_refused is not None and why_refused():  # the general path answers with the reason
             return None
         now, begin, room = log.next_place(int(reads[0][2].last_active * 1000))  # which is now
         found = self._compiled.take(reads, self._rules.plain_targets, now, begin, room)

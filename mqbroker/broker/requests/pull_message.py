@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 log = Logger()
 
-#: Pulls of one connection that may wait for the disk, so that those of others are not refused.
+#: Maximum number of pulls of one connection that wait for the disk, so that others' pulls are not refused.
 COLD_ON_CONNECTION_MAX = 1000
 #: Pulls that are answered before any response is sent: bounds the memory for a peer that sends thousands and reads
 #: nothing.
@@ -68,7 +68,7 @@ _FOUND = (
     '{"code":0,"extFields":{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d"},'
     '"flag":1,"language":"PYTHON","opaque":%d'
 )
-#: What stands in such a response behind the opaque.
+#: The part of such a response behind the opaque.
 FOUND_TAIL = f',"remark":"FOUND","serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'.encode()
 _LENGTHS = struct.Struct(">II")
 EVENTS_PER_SECOND_MAX = 100
@@ -190,7 +190,7 @@ class PullRequests:
         damages = self._store.damages_found
         result = self._store.get(*what)
         if not isinstance(result, Deferred) and result.next_offset >= result.max_offset:
-            # Who reads to the end must find what was acknowledged before; who can be held gets it as soon.
+            # A reader at the end must find all acknowledged messages; a pull that is held gets them as soon.
             is_held = result.status is not GetMessageStatus.FOUND and header.sys_flag & PullSysFlag.SUSPEND
             is_more = not is_held and self._store.dispatch_queue(header.topic, header.queue_id)
             if is_more or (result.status is not GetMessageStatus.FOUND and self._store.dispatch_delayed()):
@@ -215,7 +215,7 @@ class PullRequests:
         return result
 
     def _nothing(self, header: PullMessageRequestHeader, offset: int) -> GetMessageResult:
-        """What is answered while nothing is served."""
+        """The response while the broker does not serve."""
         low, high = self._store.bounds(header.topic, header.queue_id) or (0, 0)
         return GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high, [], 0, False)
 
@@ -260,7 +260,7 @@ class PullRequests:
         return self._not_found(pull, code, result, offset)
 
     def _code(self, result: GetMessageResult, offset: int) -> tuple[int, GetMessageResult]:
-        """The response code of a pull at `offset` that found nothing, and what is answered."""
+        """The response code and response of a pull at `offset` that found nothing."""
         if result.status in (GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageStatus.NO_MESSAGE_IN_QUEUE):
             code = ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
         else:

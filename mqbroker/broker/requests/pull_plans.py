@@ -1,6 +1,6 @@
-"""Pull plans: what was found out about a pull by all rules, for the next ones that differ in their offsets alone.
+"""Pull plans: cached results of checking a pull, for later pulls that differ only in their offsets.
 
-Every change of what the rules look at - topics, groups, subscriptions, settings - drops all plans.
+A change of anything that the checks depend on (topics, groups, subscriptions, settings) drops all plans.
 """
 
 from __future__ import annotations

@@ -107,13 +107,13 @@ class QueueEntryRequests:
         if subscription is None:
             return None, f"{group}@{topic} is not online!", None
         registered = self.filters.get(topic, group)
-        # What Java writes if there is none.
+        # Java's value without one.
         shown = filter_data(registered).to_json().decode() if registered is not None else "null"
         return subscription, shown, passes(subscription, registered)
 
 
 def passes(subscription: SubscriptionData, registered: ConsumerFilter | None) -> Passes:
-    """By the hashes of tags, or the bit map for an expression; what a queue cannot tell passes."""
+    """Filters by the hashes of tags, or the bit map for an expression; undecidable messages pass."""
     if subscription.expression_type not in TAG_KINDS:
         if registered is None:
             return lambda tags_code, unit: True

@@ -31,7 +31,7 @@ class IMembers(Protocol):
         """Make broker `to` the master; its epoch."""
 
     def remove(self, replica_id: int) -> Awaitable[str]:
-        """Forget a broker that will not come back; what was done."""
+        """Remove a broker that will not come back; returns what was done."""
 
 
 @attrs.frozen
@@ -50,7 +50,7 @@ class ReplicaRequests:
 
     @answers(RequestCode.REMOVE_GROUP_MEMBER)
     async def remove(self, call: Call[None]) -> RemotingCommand:
-        """Forget a broker; the remark says what was done."""
+        """Remove a broker; the remark says what was done."""
         gone, group = _broker_id(call.request.body), self._group()
         log.info("{peer} requests that broker {id} be removed", peer=call.connection.remote_addr, id=gone)
         return RemotingCommand.response(call.request, remark=await _told(group.remove(gone)))

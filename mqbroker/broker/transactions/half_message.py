@@ -101,7 +101,7 @@ def put_back(record: Record, properties: Mapping[str, str]) -> NewMessage:
 
 
 def check_limit_exceeded(record: Record) -> NewMessage:
-    """The half message, for the topic of those that were given up."""
+    """The half message, for the topic of abandoned ones."""
     return _again(record, _GIVEN_UP, record.properties)
 
 
@@ -139,7 +139,7 @@ def check_request(record: Record) -> RemotingCommand:
 
 
 def settled_by(record: Record) -> int:
-    """The queue offset of the half message that an op message settles; -1 if it is none."""
+    """The queue offset of the half message that an op message settles; -1 for other messages."""
     text = record.body[:20]
     if record.properties.get(Prop.TAGS) != OP_TAG or not text.isdigit() or len(text) > 18:
         return -1

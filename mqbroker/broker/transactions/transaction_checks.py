@@ -80,7 +80,7 @@ class TransactionCheckRules:
 class TransactionChecks:
     """Checks the half messages, every `transactionCheckInterval`.
 
-    :param choose: returns a connection of a group's producer that may write to topics; None if there is none.
+    :param choose: returns a connection of a group's producer that may write to topics; None without one.
     :param make_topic: creates a topic of one queue, if it is missing.
     """
 
@@ -180,7 +180,7 @@ class TransactionChecks:
         self._half_queue.settled.forget(start, end)
 
     async def _turn(self) -> None:
-        """Wait for the reactor's next turn."""
+        """Wait for the reactor's next iteration."""
         self._sleep = Deferred()
         call = self._clock.callLater(0, self._wake)
         await self._sleep
@@ -306,7 +306,7 @@ def _counted(record: Record) -> Record:
 
 
 def _placed(record: Record, appended: Appended | None) -> Record:
-    if appended is None:  # its count may be what it has no room for
+    if appended is None:  # perhaps it has no room for its count
         kept = {name: record.properties[name] for name in record.properties if name != Prop.TRANSACTION_CHECK_TIMES}
         return attrs.evolve(record, properties=kept)
     return attrs.evolve(record, physical_offset=appended[0], queue_offset=appended[1])

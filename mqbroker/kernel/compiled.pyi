@@ -42,6 +42,7 @@ def index_keys(
 class Sends:
     def __init__(
         self,
+        code: int,
         store_host: bytes,
         id_prefix: bytes,
         cluster: bytes,
@@ -61,7 +62,19 @@ class Sends:
         now_ms: int,
         log_end: int,
         room: int,
-    ) -> tuple[list[tuple[int, int]], list[bytes], list[bytes], int, bytes, int, list[tuple[Any, int]]] | None: ...
+    ) -> (
+        tuple[
+            list[tuple[int, int]],
+            list[bytes],
+            list[bytes],
+            int,
+            bytes,
+            int,
+            list[tuple[Any, int]],
+            list[tuple[bytes, int]],
+        ]
+        | None
+    ): ...
 
 def poll_until(epoll: int, until: float, most: int) -> list[tuple[int, int]]: ...
 def share_reads(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -209,9 +210,16 @@ def plain_reads(rng: Random) -> list[bytes]:
 Piece = tuple[int, bytes]
 
 
-def outcome(root: Path, seed: int, pieces: list[list[Piece]] | None = None) -> tuple[list[list[Piece]], Any]:
+#: Makes the bytes of some reads of a connection.
+Stream = Callable[[Random], list[bytes]]
+
+
+def outcome(
+    root: Path, seed: int, streams_of: Sequence[Stream], pieces: list[list[Piece]] | None = None
+) -> tuple[list[list[Piece]], Any]:
     """What a broker gets from some connections, in which pieces of their reads, turn by turn; and what comes of it.
 
+    :param streams_of: one of them makes the reads of a connection.
     :param pieces: what it gets, by the general path; None for reads that the seed chooses, by the compiled one.
     """
     rng = Random(seed)
@@ -227,7 +235,7 @@ def outcome(root: Path, seed: int, pieces: list[list[Piece]] | None = None) -> t
         protocol.makeConnection(end)
     given: list[list[Piece]] = []
     if pieces is None:
-        streams = [rng.choice([reads_of, plain_reads])(rng) for _ in ends]
+        streams = [rng.choice(streams_of)(rng) for _ in ends]
         pauses = [rng.choice([0, 0, 0.5]) for _ in range(max(map(len, streams)))]
         for turn, pause in enumerate(pauses):
             reads = [(n, stream[turn]) for n, stream in enumerate(streams) if turn < len(stream)]
@@ -235,7 +243,7 @@ def outcome(root: Path, seed: int, pieces: list[list[Piece]] | None = None) -> t
             bench.turn(pause)
     else:
         for _ in ends:  # leave the generator where it was left before
-            rng.choice([reads_of, plain_reads])(rng)
+            rng.choice(streams_of)(rng)
         bench.table.plain.clear()
         for together in pieces:
             for number, data in together:
@@ -246,25 +254,42 @@ def outcome(root: Path, seed: int, pieces: list[list[Piece]] | None = None) -> t
         heard.append(said(decode_commands(FrameDecoder(1 << 30).feed(bytes(end.written)))))
     bench.turn(1)
     bench.close()
-    return given, (heard, [end.closing is not None for end in ends], files_of(root))
+    counts = [bench.parts.stats.view("TOPIC_PUT_NUMS", topic) for topic in ("T", "U", LONGEST)]
+    return given, (heard, [[end.closing is not None for end in ends], counts], files_of(root))
 
 
 def deliver(bench: Bench, protocols: list[Any], ends: list[End], reads: list[Piece]) -> list[Piece]:
     """Hand over the reads of a turn, as a poll of all sockets does; returns the pieces in which they were handled."""
     reads = [(number, data) for number, data in reads if ends[number].closing is None]
+    pieces: list[Piece] = []
+    plain = bench.table.plain
+
+    def recording(handler: Any) -> Any:
+        def take(given: Any) -> Any:
+            taken = handler(given)
+            for (data, at, connection), (stop, _) in zip(given, taken[0] if taken else (), strict=bool(taken)):
+                pieces.append((protocols.index(connection), data[at:stop]))
+            return taken
+
+        return take
+
+    bench.table.plain = {code: recording(handler) for code, handler in plain.items()}
     left = take_together(bench.factory, [protocols[number] for number, _ in reads], [data for _, data in reads])
-    for (number, _), rest in zip(reads, left, strict=True):
-        if rest:
-            protocols[number].dataReceived(rest)
-    taken = [(number, data[: len(data) - len(rest)]) for (number, data), rest in zip(reads, left, strict=True)]
-    rests = [(number, rest) for (number, _), rest in zip(reads, left, strict=True)]
-    return [(number, data) for number, data in taken + rests if data]
+    bench.table.plain = {code: plain[code] for code in bench.table.plain}
+    rests = [(number, rest) for (number, _), rest in zip(reads, left, strict=True) if rest]
+    for number, rest in rests:
+        protocols[number].dataReceived(rest)
+    return [(number, data) for number, data in pieces + rests if data]
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_both_ways_have_the_same_outcome(tmp_path: Path, seed: int) -> None:
-    pieces, found = outcome(tmp_path / "compiled", seed)
-    _, general = outcome(tmp_path / "general", seed, pieces)
+    check_both_ways(tmp_path, seed, [reads_of, plain_reads])
+
+
+def check_both_ways(root: Path, seed: int, streams_of: Sequence[Stream]) -> None:
+    pieces, found = outcome(root / "compiled", seed, streams_of)
+    _, general = outcome(root / "general", seed, streams_of, pieces)
     assert found[0] == general[0]
     assert found[1] == general[1]
     assert found[2].keys() == general[2].keys()

@@ -1,5 +1,5 @@
-"""Plain sends, by the compiled module: to existing topics without rules of their own, with properties that need no
-check.
+"""Plain sends, also of batches, by the compiled module: to existing topics without rules of their own, with properties
+that need no check.
 
 Other sends are left to `send_message`, which has the same result for the same bytes. Topics are known from the row
 that a send by all rules makes, and that every change of the topic or of the settings drops.
@@ -27,18 +27,20 @@ from mqbroker.wire.command import JSON, RemotingCommand, encode_json_header
 
 log = Logger()
 
-#: Opaque, flag, queue id, physical offset, queue offset of each send that was taken.
-_MARKS = Struct(">iiiqq")
+#: Opaque, flag, queue id, physical offset, queue offset of each message that was taken; of how many messages the send
+#: is, in the first of them.
+_MARKS = Struct(">iiiqqi")
 
 
 class PlainSends:
-    """Takes plain SEND_MESSAGE_V2 requests from the bytes of reads.
+    """Takes plain requests of `code`, SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE, from the bytes of reads.
 
     :param store_host: 8 or 20 bytes, this broker's address in records and message ids.
     """
 
     def __init__(
         self,
+        code: int,
         store: MessageStore,
         rules: SendRules,
         sends: SendRequests,
@@ -46,6 +48,7 @@ class PlainSends:
         store_host: bytes,
         guard: PlainGuard | None,
     ) -> None:
+        self._code = code
         self._store, self._log, self._rules, self._sends = store, store.encoded_log, rules, sends
         self._store_host, self._guard, self._awaited = store_host, guard, store.awaited
         self._settings_changed(live.current)
@@ -56,6 +59,7 @@ class PlainSends:
         before_id = b'",' + orjson.dumps(common_fields(settings))[1:-1] + b',"msgId":"'
         tail = encode_json_header(RemotingCommand(0), 0).partition(b'"opaque":0')[2]
         self._compiled = compiled.Sends(
+            self._code,
             self._store_host,
             self._store_host.hex().upper().encode(),
             f"{Prop.CLUSTER}\x01{settings.broker_cluster_name}".encode(),
@@ -79,18 +83,20 @@ class PlainSends:
         if found is None:
             return None
         answers: list[bytes]
-        stops, answers, marks, count, records, last, numbers = found
+        stops, answers, marks, count, records, last, numbers, batches = found
         try:
             log.append_encoded(records, count, last, now, numbers)
         except StoreError:  # nothing was stored, and whoever refuses them says why
             return None
+        for topic, messages in batches:
+            self._sends.sent_together(topic.decode(), messages)
         if any(self._awaited):
             self._store.appended([queue for queue, _ in numbers])
         if not self._sends.waits:
             return stops, answers
 
         def asked(number: int) -> list[Asked]:
-            return [(opaque, flag, JSON) for opaque, flag, *_ in _MARKS.iter_unpack(marks[number])]
+            return [(opaque, flag, JSON) for opaque, flag, *_, count in _MARKS.iter_unpack(marks[number]) if count]
 
         def answer(code: int, refusal: Refused | None = None) -> list[bytes]:
             if code == ResponseCode.SUCCESS:
@@ -103,9 +109,11 @@ class PlainSends:
 def _places(marks: bytes) -> tuple[list[Appended], list[Pending]]:
     appended: list[Appended] = []
     pending: list[Pending] = []
-    for number, (opaque, flag, queue_id, physical_offset, queue_offset) in enumerate(_MARKS.iter_unpack(marks)):
+    for number, mark in enumerate(_MARKS.iter_unpack(marks)):
+        opaque, flag, queue_id, physical_offset, queue_offset, count = mark
         appended.append((physical_offset, queue_offset, 0, 0))
-        pending.append((number, 1, queue_id, opaque, flag, None, True))
+        if count:
+            pending.append((number, count, queue_id, opaque, flag, None, True))
     return appended, pending
 
 
@@ -125,6 +133,6 @@ def serve_plain_sends(
         )
     else:
         log.info("the hot path is compiled")
-        code = RequestCode.SEND_MESSAGE_V2
-        plain = PlainSends(store, rules, sends, live, store_host, table.plain_guard(code, "b"))
-        table.register_plain(code, plain.take)
+        for code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
+            plain = PlainSends(code, store, rules, sends, live, store_host, table.plain_guard(code, "b"))
+            table.register_plain(code, plain.take)

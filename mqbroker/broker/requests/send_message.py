@@ -56,7 +56,7 @@ class SendRequests:
     ) -> None:
         self._store = store
         self._acknowledgements = acknowledgements
-        self._stats = stats
+        self.sent_together = stats.sent_together
         self._rules = rules
         settings = live.current
         self._sync = settings.store.flush_disk_type == "SYNC_FLUSH"
@@ -234,7 +234,7 @@ class SendRequests:
             pending.append((0, 0, 0, opaque, flag, encode_command(failure_response(command, error)), False))
             return None
         if len(new) > 1:
-            self._stats.sent_together(header.topic, len(new))
+            self.sent_together(header.topic, len(new))
         pending.append((len(messages), len(new), queue_id, opaque, flag, None, wait))
         messages.extend(new)
         return self._rules.saved()

@@ -4,6 +4,7 @@ from tests.mutations.mutation import Mutation
 
 _PULLS = "tests/kernel/test_pulls.py"
 _SENDS = "tests/kernel/test_sends.py"
+_BATCHES = "tests/kernel/test_sent_batches.py"
 _TAIL = "tests/kernel/test_tail.py"
 _SOCKETS = "tests/kernel/test_sockets.py"
 
@@ -75,6 +76,27 @@ MISTAKES = [
         "return value.p[0] != c'0' and read_number(",
         "return read_number(",
         _SENDS,
+    ),
+    _mistake(
+        "leave a batch whose records are as long together as a message may be",
+        "sends",
+        "            if counted > self._body_max:\n",
+        "            if counted >= self._body_max:\n",
+        f"{_BATCHES}::test_both_ways_have_the_same_limit_to_the_byte",
+    ),
+    _mistake(
+        "take a batch whose long header counts",
+        "sends",
+        'and field_bytes(&r.header, "producerGroup", 13) is not None:',
+        'and field_bytes(&r.header, "producer", 8) is not None:',
+        f"{_BATCHES}::test_which_headers_of_batches_are_taken",
+    ),
+    _mistake(
+        "keep the WAIT of a message of a batch that has its own",
+        "sends",
+        'if shared.asked.has_wait and is_text(names[count], "WAIT", 4):  # the batch\'s counts\n',
+        'if shared.asked.has_wait and is_text(names[count], "WAIT", 3):\n',
+        _BATCHES,
     ),
     _mistake(
         "send over a socket that has earlier bytes to send",

@@ -61,9 +61,12 @@ class Producer(PerProcess[aio.Producer, ProducerOptions]):
         self._under_way = UnderWay(self._options)
 
     def _make(self) -> aio.Producer:
-        made = aio.Producer(self._name_servers, self._group, options=self._options)
+        made = self._producer()
         self._under_way = UnderWay(self._options, core(made).direct_sends())
         return made
+
+    def _producer(self) -> aio.Producer:
+        return aio.Producer(self._name_servers, self._group, options=self._options)
 
     send_batch = call(ProducerCore.send_batch, core)
     send_oneway = sending_oneway(ProducerCore.send_oneway)
@@ -119,8 +122,8 @@ class TransactionProducer(Producer):
         given = self._name_servers, self._group, self._check
         return functools.partial(type(self), *given, topics=self._topics, options=self._options), ()
 
-    def _make(self) -> aio.TransactionProducer:
-        made = aio.TransactionProducer(
+    def _producer(self) -> aio.TransactionProducer:
+        return aio.TransactionProducer(
             self._name_servers,
             self._group,
             self._check,
@@ -128,8 +131,6 @@ class TransactionProducer(Producer):
             options=self._options,
             call=CheckThreads().call,
         )
-        self._under_way = UnderWay(self._options, core(made).direct_sends())
-        return made
 
     def send_in_transaction(
         self,

@@ -102,6 +102,32 @@ def test_queues_that_are_added_and_taken_away(pair: Pair, topic: str, tmp_path: 
     assert read(spark, tmp_path) == sorted(sent)
 
 
+def test_a_broker_that_is_added_and_removed(pair: Pair, topic: str, tmp_path: Path, spark: Any) -> None:  # noqa: F811
+    pair.set_queues(topic, 4)
+    sent = [place_of(event) for event in pair.send(topic, 40, "one")]
+    one, both = {pair.broker.name}, {pair.broker.name}
+    other = None
+    try:
+        with running(spark, pair.options(topic), tmp_path) as query:
+            wait_for_rows(spark, query, tmp_path, sent, "the messages of one broker")
+            other = pair.fleet.broker(pair.kind, pair.namesrv, brokerName="added")
+            both.add(other.name)
+            pair.admin("updateTopic", "-b", other.addr, "-t", topic, "-r", "4", "-w", "4")
+            eventually("messages on both", lambda: {event["broker"] for event in send(pair, topic, sent)} == both)
+            wait_for_rows(spark, query, tmp_path, sent, "those of both")
+            # It says good-bye, so that the name server does not list it any more.
+            other.process.stop()
+            eventually("messages on one", lambda: {event["broker"] for event in send(pair, topic, sent)} == one)
+            wait_for_rows(spark, query, tmp_path, sent, "those of the one that is left")
+            pair.fleet.restart(other)
+            eventually("messages on both", lambda: {event["broker"] for event in send(pair, topic, sent)} == both)
+            wait_for_rows(spark, query, tmp_path, sent, "those of both again")
+            assert query.exception() is None
+    finally:
+        if other is not None and other.process.running:
+            other.process.stop()
+
+
 def read(spark: Any, folder: Path) -> list[Place]:  # noqa: F811
     return kept(spark, folder) if any((folder / "rows").glob("*.parquet")) else []
 

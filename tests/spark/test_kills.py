@@ -1,5 +1,9 @@
 """All processes of a running job are killed in turn: Python workers, the streams' Python runners, executors, the driver
-and the broker. What has been copied is then compared with the topic, message by message."""
+and the broker. What has been copied is then compared with the topic, message by message.
+
+The driver is killed in batch 0, where a stream that starts at the end of a topic has its start, and when a batch has
+stored rows that are not committed; so are workers and an executor.
+"""
 
 import json
 import os
@@ -10,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -22,40 +27,19 @@ pytest.importorskip("pyarrow")
 from mqbroker.client.blocking import PullConsumer
 from mqbroker.spark.java import JavaMissing, find_java
 from tests.daemons.processes import PATIENCE_SECONDS, wait_for
+from tests.spark.processes import find_processes, processes_below, running, wait_until_written
 from tests.spark.session import SOURCE, class_archive_options
 from tests.spark.test_spark import Cluster, Publishing, cluster, publish  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.spark, pytest.mark.daemons]
 
-#: More kills, and others, at will.
+#: More kills, and others, at will. One more, of the driver, ends the job.
 KILLS = int(os.environ.get("MQBROKER_SPARK_KILLS", "5"))
 SEED = int(os.environ.get("MQBROKER_SPARK_SEED", "43"))
 VICTIMS = ("driver", "worker", "executor", "broker", "runner")
+#: Those that are killed while they write to a topic, the first time of each; then by chance.
+WRITERS = ("worker", "executor")
 QUERIES = ("files", "topic")
-
-
-def running() -> dict[int, tuple[int, str]]:
-    """Parent and command of each process of this machine."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state != "Z":
-            found[int(folder.name)] = int(parent), command
-    return found
-
-
-def processes_below(root: int) -> dict[int, tuple[int, str]]:
-    """Parent and command of each process that is below `root`, and of `root`."""
-    seen = running()
-    below, more = {root}, {root}
-    while more:
-        more = {pid for pid, (parent, _) in seen.items() if parent in more}
-        below |= more
-    return {pid: seen[pid] for pid in below if pid in seen}
 
 
 @attrs.define
@@ -111,8 +95,8 @@ class Job:
 
         wait_for(is_planned, f"batches {wanted} are planned", PATIENCE_SECONDS)
 
-    def kill(self, victim: str) -> None:
-        """Kill one of these processes, which must be there."""
+    def kill(self, victim: str, *, writes: bool) -> None:
+        """Kill one of these processes, which must be there; if it `writes`, all workers, of which one does."""
         if victim == "broker":
             self.cluster.broker.end()
             time.sleep(self.moments.random())
@@ -122,12 +106,19 @@ class Job:
             self.start()
         else:
             found = wait_for(lambda: self._find(victim), f"a {victim}", PATIENCE_SECONDS)
-            os.kill(self.moments.choice(found), signal.SIGKILL)
+            if writes:
+                wait_until_written(self.cluster.name_server, "Target")
+            for pid in found if writes and victim == "worker" else [self.moments.choice(found)]:
+                # A worker may have ended meanwhile, for want of work.
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
-    def kill_driver(self) -> None:
+    def kill_driver(self, *, writes: bool = False) -> None:
         """Kill the Python process and the JVM; the others end by themselves, as on machines of their own."""
         assert self.driver is not None
         processes = processes_below(self.driver.pid)
+        if writes:
+            wait_until_written(self.cluster.name_server, "Target")
         for pid, (parent, _) in processes.items():
             if self.driver.pid in (pid, parent):
                 os.kill(pid, signal.SIGKILL)
@@ -146,17 +137,7 @@ class Job:
 
     def _find(self, victim: str) -> list[int]:
         assert self.driver is not None
-        processes = processes_below(self.driver.pid)
-        words = {
-            "runner": "python_streaming_source_runner",
-            "executor": "CoarseGrainedExecutorBackend",
-            "worker": "pyspark.daemon pyspark.worker",
-        }
-        found = {pid for pid, (_, command) in processes.items() if words[victim] in command}
-        if victim == "worker":
-            # Of these each is a fork of another one.
-            found = {pid for pid in found if processes[pid][0] in found}
-        return sorted(found)
+        return find_processes(self.driver.pid, victim)
 
 
 @pytest.fixture
@@ -189,7 +170,8 @@ def messages_of(cluster: Cluster, topic: str) -> list[tuple[int, int, str]]:  # 
 
 def test_a_job_of_which_everything_is_killed_neither_loses_nor_repeats(cluster: Cluster, job: Job) -> None:  # noqa: F811
     publish(cluster, "Source", 20)
-    victims: list[str] = []
+    others = [victim for victim in VICTIMS if victim != "driver"]
+    victims = ["driver", *job.moments.sample(others, len(others))]
     while len(victims) < KILLS:
         victims += job.moments.sample(VICTIMS, len(VICTIMS))
     victims = victims[:KILLS]
@@ -197,14 +179,16 @@ def test_a_job_of_which_everything_is_killed_neither_loses_nor_repeats(cluster: 
     # The first one in batch 0, of a query that starts at the end of the topic.
     planned = dict.fromkeys(QUERIES, 0)
     with Publishing(cluster, "Source") as publishing:
-        for victim in victims:
+        for n, victim in enumerate(victims):
             job.wait_until_planned(planned)
-            time.sleep(job.moments.choice((0, 0.1, 1)) * job.moments.random())
-            job.kill(victim)
+            writes = victim in WRITERS and (victim not in victims[:n] or job.moments.random() < 0.5)
+            if not writes:
+                time.sleep(job.moments.choice((0, 0.1, 1)) * job.moments.random())
+            job.kill(victim, writes=writes)
             publishing.wait_for_more(50)
             planned = {query: batch + 2 for query, batch in job.batches().items()}
         job.wait_until_planned(planned)
-    job.kill_driver()
+        job.kill_driver(writes=True)
     assert job.start("once").wait(2 * PATIENCE_SECONDS) == 0, job.output[-5000:]
 
     sent = messages_of(cluster, "Source")

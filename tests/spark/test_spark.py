@@ -1,6 +1,8 @@
 """Real Spark on our own broker: batches, streams, and streams whose driver or broker is killed."""
 
 import json
+import os
+import random
 import re
 import threading
 from collections.abc import Iterator
@@ -13,10 +15,12 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
-from mqbroker.client import Message, SendFailed
+from mqbroker.client import Message, ProducerOptions, SendFailed
 from mqbroker.client.blocking import Producer
 from mqbroker.spark.java import JavaMissing, find_java
+from mqbroker.wire.bodies import MessageQueue
 from tests.daemons.processes import PATIENCE_SECONDS, Process, wait_for
+from tests.spark.processes import find_processes
 from tests.spark.session import SOURCE, session_environment, start_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.daemons]
@@ -363,6 +367,31 @@ class Publishing:
                 except SendFailed:
                     continue
                 self.sent.add((result.queue.queue_id, result.queue_offset, text))
+
+
+def test_large_bodies_take_the_memory_of_a_few(spark: Any, cluster: Cluster) -> None:
+    body, few, many = random.Random(1).randbytes(4 << 20), 16, 80
+    queue = MessageQueue("Large", "broker-a", 0)
+    publish(cluster, "Large", 1)
+    with Producer(cluster.name_server, "large", options=ProducerOptions(compress_over_bytes=2**30)) as producer:
+        ends = [producer.send(Message("Large", body), queue=queue).queue_offset + 1 for _ in range(many)]
+
+    def worker_mib(count: int) -> float:
+        """The most memory that a worker has had, after a read of so many of them."""
+        until = json.dumps({"Large": {"broker-a": {"0": ends[count - 1], "1": 0, "2": 0, "3": 0}}})
+        frame = reader(spark, cluster, "Large", endingOffsets=until).schema("body BINARY").load()
+        sizes = frame.selectExpr("length(body) AS size").filter("size > 100").agg({"*": "count", "size": "sum"})
+        assert sorted(sizes.collect()[0]) == [count, count * len(body)]
+        return max(peak_mib(pid) for pid in find_processes(os.getpid(), "worker"))
+
+    peak = worker_mib(few)
+    assert worker_mib(many) < peak + 32, peak
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
 
 
 def test_a_stream_outlives_its_broker(spark: Any, cluster: Cluster) -> None:

@@ -1,11 +1,17 @@
-"""A Spark driver to be killed: from a topic to another one, through a stateful query.
+"""A Spark driver to be killed: from a topic to another one, through a stateful query. A query that ends is started
+again, and why it ended becomes a line of ``ended`` in the directory for Spark's own files, of JSON.
 
 Arguments: name server, source topic, target topic, checkpoint directory, directory for Spark's own files, and "once" to
 end when all that is available is processed.
 """
 
+import json
 import os
 import sys
+from contextlib import suppress
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
 
 import mqbroker.spark
 from tests.spark.session import session_environment, start_session
@@ -14,7 +20,8 @@ from tests.spark.session import session_environment, start_session
 def main() -> None:
     name_server, source, target, checkpoint, scratch, mode = sys.argv[1:]
     os.environ.update(session_environment(scratch))
-    spark = start_session(scratch)
+    # A task that fails is tried again, as on a cluster.
+    spark = start_session(scratch, "local[2,4]")
     messages = spark.readStream.format("rocketmq").options(
         nameServer=name_server, topic=source, startingOffsets="earliest", maxOffsetsPerTrigger="40"
     )
@@ -27,8 +34,18 @@ def main() -> None:
     )
     writer = rows.writeStream.outputMode("update").foreachBatch(sink).option("checkpointLocation", checkpoint)
     if mode == "once":
-        writer = writer.trigger(availableNow=True)
-    writer.start().awaitTermination()
+        # The first run may be one batch that is repeated, and before PySpark 4.2 each is one batch at a limit.
+        while True:
+            query = writer.trigger(availableNow=True).start()
+            query.awaitTermination()
+            if not query.recentProgress or not sum(each.numInputRows for each in query.recentProgress):
+                return
+    while True:
+        query = writer.start()
+        with suppress(StreamingQueryException):
+            query.awaitTermination()
+        with Path(scratch, "ended").open("a") as file:
+            print(json.dumps(str(query.exception())), file=file)
 
 
 if __name__ == "__main__":

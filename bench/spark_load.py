@@ -160,6 +160,8 @@ def idle(frame: Any, what: str) -> None:
             all_of_it += spent(before, now, lambda _: True)
             of_jvm += spent(before, now, is_jvm)
             before = now
+        if not query.isActive:  # a stream that has failed takes nothing
+            raise RuntimeError(f"the stream {what} has ended: {query.exception()}")
         say(what, percent=100 * all_of_it / passed, jvm_percent=100 * of_jvm / passed)
         query.stop()
 

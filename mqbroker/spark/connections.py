@@ -101,6 +101,12 @@ class QueueClient:
                 found[n] = each
         return found
 
+    def bounds_by_topic(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
+        """As `Offsets.bounds_by_topic`, from the brokers that a stream asks."""
+        thread, client = parts(self._bounds[0])
+        consumer: PullConsumerCore = core(client)
+        return thread.run(consumer.offsets.bounds_by_topic([self._inside(queue) for queue in queues]))
+
     def fetch_ahead(self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str | Sql = ALL) -> PullsAhead:
         """As `PullConsumer.fetch_ahead`; all wants are of brokers that have the same turn."""
         broker = wants[0][0].broker_name

@@ -307,11 +307,13 @@ def _passing(error: MQError, want: Want) -> NotReadable:
 
 
 class QueueSource(Protocol):
-    """The source of bounds: a blocking PullConsumer."""
+    """The source of bounds: a QueueClient."""
 
     def queues(self, topic: str) -> list[MessageQueue]: ...
 
     def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]: ...
+
+    def bounds_by_topic(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]: ...
 
 
 def fetch_bounds(
@@ -321,9 +323,11 @@ def fetch_bounds(
     *,
     wait_for_topics: bool = True,
     selection: Selection | None = None,
+    by_topic: bool = True,
 ) -> TopicBounds:
     """Request the bounds once, waiting only if a topic has no queue at all. Raises TopicNotFound or
-    NameServerUnreachable. `selection` chooses among the queues; topics of its pattern may be gone.
+    NameServerUnreachable. `selection` chooses among the queues; topics of its pattern may be gone. Without `by_topic`
+    each queue is asked for, which an account without rights in the topic is refused.
 
     A queue whose broker does not respond, or refuses, has no bounds in the result; if it refuses the account,
     NotAllowed is raised.
@@ -337,7 +341,8 @@ def fetch_bounds(
     chosen = selection.queues if selection is not None else frozenset()
     queues = [queue for queue in listed if queue in chosen] if chosen else listed
     bounds = {}
-    for queue, found in zip(queues, source.bounds(queues), strict=True):
+    ask = source.bounds_by_topic if by_topic else source.bounds
+    for queue, found in zip(queues, ask(queues), strict=True):
         if not isinstance(found, MQError):
             bounds[queue] = Bounds(*found)
         elif is_about_account(found) or not (found.retriable or isinstance(found, Refused)):
@@ -383,7 +388,9 @@ def fetch_all_bounds(
     expected = expected or Expected()
     while True:
         try:
-            seen = fetch_bounds(source, topics, name_server_deadline, wait_for_topics=False, selection=selection)
+            seen = fetch_bounds(
+                source, topics, name_server_deadline, wait_for_topics=False, selection=selection, by_topic=False
+            )
         except TopicNotFound as error:
             if error.creates is not Creates.NO_BROKER and not expected.is_of(error.topic):
                 raise

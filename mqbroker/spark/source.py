@@ -195,6 +195,8 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         #: Where the query stands, if Spark has told it. On a restart it asks first for the partitions between an
         #: offset and the same one; a new query is asked for its latest offset first.
         self._here: dict[str, Any] | None = None
+        #: The offset from which a batch was last planned, as Spark gave it, and decoded.
+        self._parsed: tuple[dict[str, Any], StreamOffset] | None = None
         self._target: Positions | None = None
         self._seen: Positions | None = None
         self._planned_at: float | None = None
@@ -222,7 +224,9 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         if start is None:
             self._anchored = self._anchored or not self._begins_empty()
             start, limit = self._here or self.initialOffset(), self.getDefaultReadLimit()
-        here = StreamOffset.from_json(start)
+        if self._parsed is None or self._parsed[0] != start:  # an idle stream is always at the same place
+            self._parsed = start, StreamOffset.from_json(start)
+        here = self._parsed[1]
         self._report(here.positions)
         if here.positions == self._initial and not self._anchored:
             return start
@@ -335,6 +339,7 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         """One for each queue that advances between the two offsets."""
         # The plan is in Spark's log already: also that of a first batch that is repeated after a restart.
         self._anchored = True
+        self._parsed = None  # the reader is pickled for the tasks
         self._here = end
         first, last = StreamOffset.from_json(start), StreamOffset.from_json(end)
         if not self._begins_empty() and (added := last.positions.keys() - first.positions.keys()):

@@ -5,7 +5,9 @@ import pytest
 from mqbroker.client import MessageQueue, NoBrokerForTopic, PullOptions, PullStatus, TopicNotFound
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.errors import Refused, Unreachable
+from mqbroker.wire.bodies import TopicConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.record import decode_records
 from tests.client.world import World
 
@@ -91,6 +93,57 @@ def test_bounds_of_many_queues_come_with_errors_in_place(world: World, consumer:
     assert (empty, one) == ((0, 0), (0, 1))
     with pytest.raises(NoBrokerForTopic):
         world.result(consumer.fetch_many([(gone, 0, 1)]))
+
+
+def counts_of(world: World) -> list[int]:
+    """Requests for offsets of topics, and of queues, since the last call."""
+    codes = (RequestCode.GET_TOPIC_STATS_INFO, RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
+    found = [len(world.faults.asked(code)) for code in codes]
+    world.faults.requests.clear()
+    return found
+
+
+def test_bounds_of_a_topic_take_one_request_of_each_broker(world: World, consumer: Any) -> None:
+    world.cluster.add_topic("U", queues=3, brokers=["a"])
+    queues = [MessageQueue(*place) for place in (("T", "a", 0), ("T", "a", 1), ("T", "b", 1), ("U", "a", 2))]
+    for queue in (queues[0], queues[2], queues[2], queues[3]):
+        world.cluster.store(queue)
+    world.result(consumer.queues("T"))
+    counts_of(world)
+    found = world.result(consumer.offsets.bounds_by_topic(queues))
+    assert counts_of(world) == [3, 0, 0]
+    assert found == world.result(consumer.offsets.bounds(queues)) == [(0, 1), (0, 0), (0, 2), (0, 1)]
+    assert counts_of(world) == [0, 4, 4]
+
+
+def test_queues_that_a_topics_bounds_lack_are_asked_one_by_one(world: World, consumer: Any) -> None:
+    """As while a topic gets fewer queues, whose last ones are still read; and light queues, which are no topics."""
+    world.cluster.add_topic("Less", queues=3, write_queues=1, brokers=["a"])
+    less = [MessageQueue("Less", "a", n) for n in range(3)]
+    light = MessageQueue("%LMQ%x", "a", 0)
+    world.cluster.register("a", A, 0, [TopicConfig("%LMQ%x", 1, 1)])
+    world.cluster.store(less[0])
+    world.cluster.store(less[2])
+    wanted = [(0, 1), (0, 0), (0, 1), (0, 0)]
+    counts_of(world)
+    assert world.result(consumer.offsets.bounds_by_topic([*less, light])) == wanted
+    assert counts_of(world) == [2, 3, 3]
+    bodies = b"", b'{"offsetTable":{}}', b'{"offsetTable":{{"brokerName":"a","queueId":0}:1}}'
+    for body in bodies:
+        response = RemotingCommand(ResponseCode.SUCCESS, {}, body, flag=1)
+        world.faults.refuse[A, RequestCode.GET_TOPIC_STATS_INFO] = lambda passage, r=response: passage.answer(r)
+        assert world.result(consumer.offsets.bounds_by_topic([*less, light])) == wanted
+        assert counts_of(world) == [2, 4, 4]
+
+
+def test_bounds_of_a_topic_come_with_errors_in_place(world: World, consumer: Any) -> None:
+    world.cluster.store(Q)
+    world.faults.down.add(B)
+    gone, down, also = (MessageQueue("T", broker, n) for broker, n in (("gone", 0), ("b", 0), ("b", 1)))
+    no_broker, failed, other, one = world.result(consumer.offsets.bounds_by_topic([gone, down, also, Q]))
+    assert isinstance(no_broker, NoBrokerForTopic)
+    assert isinstance(failed, Unreachable)
+    assert (other, one) == (failed, (0, 1))
 
 
 def test_an_unknown_topic(world: World, consumer: Any) -> None:

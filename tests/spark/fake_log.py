@@ -135,6 +135,9 @@ class FakeLog:
             for q in queues
         ]
 
+    def bounds_by_topic(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
+        return self.bounds(queues)
+
     def fetch_ahead(self, wants: Sequence[Want], *, tags: str | Sql = ALL) -> Flight:
         self.rounds += 1
         return Flight(self, wants, tags)

@@ -46,6 +46,23 @@ def test_all_queues_and_their_bounds() -> None:
     assert seen.bounds == {A0: Bounds(0, 5), B0: Bounds(2, 7)}
 
 
+def test_a_trigger_asks_for_topics_and_a_start_for_each_queue() -> None:
+    """So that a start is refused where the account has no right to a topic."""
+
+    class Noting(FakeLog):
+        def bounds_by_topic(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
+            asked.append("topics")
+            return super().bounds_by_topic(queues)
+
+    asked: list[str] = []
+    log, time = Noting(), FakeTime()
+    log.add(A0, 5)
+    assert fetch_bounds(log, ["orders"], deadline(time)).bounds == {A0: Bounds(0, 5)}
+    assert asked == ["topics"]
+    assert fetch_all_bounds(log, ["orders"], deadline(time), deadline(time)).bounds == {A0: Bounds(0, 5)}
+    assert asked == ["topics"]
+
+
 def test_a_broker_that_is_away_is_left_out() -> None:
     log = two_queues()
     log.down.add("a")

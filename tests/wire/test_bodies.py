@@ -18,7 +18,9 @@ from mqbroker.wire.admin_bodies import (
     GroupList,
     ProducerTableInfo,
     QueryConsumeQueueResponseBody,
+    TopicOffset,
     TopicStatsTable,
+    topic_bounds,
 )
 from mqbroker.wire.bodies import (
     BrokerData,
@@ -118,6 +120,44 @@ def test_the_fields_are_those_of_java(protocol: dict[str, dict[str, Any]]) -> No
     for name in whole_bodies:
         wanted = [field["name"] for field in protocol["bodies"][name]]
         assert [key_of(field) for field in attrs.fields(cast(Any, CLASSES[name]))] == wanted, name
+
+
+def test_bounds_of_a_topic_are_those_of_its_table(golden_frame: GoldenFrame) -> None:
+    if (golden_frame.code, golden_frame.side) != (202, "response"):
+        return
+    body = decode_frame(golden_frame.data).body
+    table = TopicStatsTable.from_json(body).offset_table
+    (topic,) = {queue.topic for queue in table}
+    wanted = {queue.queue_id: (found.min_offset, found.max_offset) for queue, found in table.items()}
+    assert topic_bounds(body, topic) == topic_bounds(TopicStatsTable(table).to_json(), topic) == wanted
+    # As of 5.x, which adds a field.
+    assert topic_bounds(body[:-1] + b',"topicPutTps":0.5}', topic) == wanted
+    assert topic_bounds(body, "other") == {}
+
+
+def test_bounds_of_many_queues_and_of_none_are_read() -> None:
+    many = {MessageQueue("T", "a", n): TopicOffset(n, 2**63 - 1 - n, n) for n in range(4000)}
+    assert topic_bounds(TopicStatsTable(many).to_json(), "T") == {n: (n, 2**63 - 1 - n) for n in range(4000)}
+    assert topic_bounds(TopicStatsTable().to_json(), "T") == {}
+    assert topic_bounds(b'{"offsetTable":null}', "T") == {}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"offsetTable":{{"brokerName":"a","queueId":0,"topic":"T"}:{"maxOffset":1}}}',
+        b'{"offsetTable":{{"brokerName":"a","queueId":0,"topic":"T"}:{"maxOffset":1.5,"minOffset":0}}}',
+        b'{"offsetTable":{{"brokerName":"a","queueId":true,"topic":"T"}:{"maxOffset":1,"minOffset":0}}}',
+        b'{"offsetTable":{{"brokerName":"a","queueId":0,"topic":"T"}:{"maxOffset":1,"minOffset":0}',
+        b" " * 2**20 + b'{"offsetTable":{}}',
+    ],
+)
+def test_bounds_that_are_none_are_refused(body: bytes) -> None:
+    with pytest.raises(BadBody, match="TopicStatsTable"):
+        topic_bounds(body, "T")
 
 
 def test_golden_bodies_come_back_as_they_were(golden_frame: GoldenFrame) -> None:

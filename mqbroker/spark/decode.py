@@ -22,7 +22,17 @@ from mqbroker.kernel import compiled
 from mqbroker.spark.decode_plain import LOG_APPEND_TIME, TIME_MS_MAX, delay_level, host_text, plain_batch
 from mqbroker.spark.errors import DataLoss, Loss
 from mqbroker.spark.reading import Chunk
-from mqbroker.spark.rows import Inflated, Ints, Rows, UndecodableProperties, gather, places_of, slices
+from mqbroker.spark.rows import (
+    Inflated,
+    Ints,
+    Rows,
+    UndecodableProperties,
+    gather,
+    lists_of,
+    places_of,
+    slices,
+    windows,
+)
 from mqbroker.spark.schema import PROPERTY_PREFIX
 from mqbroker.wire.codes import KEY_SEPARATOR, Prop, SysFlag
 from mqbroker.wire.compression import UnreadableBody, decompress_body
@@ -44,6 +54,8 @@ _BODY_COLUMNS = {"body", "bodyError", "storedBody", "value"}
 
 
 _LONG = np.dtype(">i8")
+#: Two digits for each byte.
+_HEX = np.frombuffer(bytes(range(256)).hex().upper().encode(), np.uint16)
 _size = fields_struct("size").unpack_from
 _OFFSET_AT = OFFSETS["physical_offset"]
 
@@ -179,11 +191,10 @@ def _message_id(rows: Rows, kind: Any) -> Any:
             [(data[s : s + n] + data[at + _OFFSET_AT : at + _OFFSET_AT + 8]).hex().upper() for s, n, at in parts], kind
         )
     raw = np.empty((len(rows), 16), np.uint8)
-    raw[:, :8] = rows.bytes[rows.store_at[:, None] + np.arange(8)]
-    raw[:, 8:] = rows.bytes[rows.at[:, None] + np.arange(_OFFSET_AT, _OFFSET_AT + 8)]
+    raw[:, :8] = windows(rows.bytes, rows.store_at, 8)
+    raw[:, 8:] = windows(rows.bytes, rows.at + _OFFSET_AT, 8)
     offsets = np.arange(len(rows) + 1, dtype=np.int32) * 32
-    digits = raw.tobytes().hex().upper().encode()
-    return pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(digits)])
+    return pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(_HEX[raw])])
 
 
 def _hosts(rows: Rows, at: Ints, kind: Any) -> Any:
@@ -192,7 +203,7 @@ def _hosts(rows: Rows, at: Ints, kind: Any) -> Any:
         lengths = rows.store_bytes if at is rows.store_at else rows.store_time_at - rows.born_at
         data, text_of = rows.chunk.records, cache(_host_text)
         return pa.array([text_of(data[s : s + n]) for s, n in zip(at.tolist(), lengths.tolist(), strict=True)], kind)
-    raw = rows.bytes[at[:, None] + np.arange(8)].view(">u8")[:, 0].astype(np.uint64)
+    raw = gather(rows.bytes, at, np.dtype(">u8")).astype(np.uint64)
     if len(raw) and (raw == raw[0]).all():  # as of one broker, or of one producer
         return pa.repeat(pa.scalar(_host_text(int(raw[0]).to_bytes(8, "big")), kind), len(rows))
     distinct, inverse = np.unique(raw, return_inverse=True)
@@ -225,6 +236,8 @@ def _unreadable_column(value: Callable[[Rows, int, UnreadableBody], Any]) -> Cal
 
 
 def _check_crcs(rows: Rows) -> None:
+    if rows.has_checked_bodies:
+        return
     data, crcs = rows.chunk.records, rows.head["body_crc"].astype(np.int64)
     if compiled is not None:
         wrong = compiled.wrong_body(data, rows.body_at, rows.body_end, crcs)
@@ -233,10 +246,13 @@ def _check_crcs(rows: Rows) -> None:
         wrong = next((n for n, (start, end, crc) in spans if body_crc(data[start:end]) != crc and end > start), -1)
     if wrong >= 0:
         raise BadRecord(f"the body at queue offset {int(rows.head['queue_offset'][wrong])} does not have its CRC")
+    rows.has_checked_bodies = True
 
 
 def _keys(rows: Rows, kind: Any) -> Any:
     having, values = rows.pairs.rows_with(Prop.KEYS)
+    if KEY_SEPARATOR.encode() not in values.buffers()[2].to_pybytes():  # a key each
+        return lists_of(values, having, len(rows), kind)
     split = pc.split_pattern(values, KEY_SEPARATOR)
     if pc.any(pc.equal(split.flatten(), "")).as_py():  # there may be several separators in a row
         split = pa.array([split_keys(value) for value in values.to_pylist()], split.type)

@@ -43,6 +43,7 @@ class Rows:
         self.chunk = chunk
         self.at = starts
         self.inflated = inflated or {}
+        self.has_checked_bodies = False
         self.bytes: Bytes = np.frombuffer(chunk.records, np.uint8)
         self.head = gather(self.bytes, self.at, _HEAD)
         if not (self.head["magic"] == MAGIC).all():
@@ -80,7 +81,7 @@ class Rows:
         name = np.frombuffer(topic.encode(), np.uint8)
         if not (self.bytes[self.body_end] == len(name)).all():
             return False
-        return bool((self.bytes[self.topic_at[:, None] + np.arange(len(name))] == name).all())
+        return bool((windows(self.bytes, self.topic_at, len(name)) == name).all())
 
     def data(self) -> bytes:
         """The bytes of these records."""
@@ -101,8 +102,19 @@ def _check(holds: npt.NDArray[np.bool_]) -> None:
 
 
 def gather(data: Bytes, at: Ints, dtype: Any) -> Any:
-    """The fields of `dtype` at each of the places `at`."""
-    return data[at[:, None] + np.arange(dtype.itemsize)].view(dtype)[:, 0]
+    """The fields of `dtype` at each of the places `at`. Raises IndexError where they are not within `data`."""
+    return _copied(data, at, dtype.itemsize).view(dtype)
+
+
+def windows(data: Bytes, at: Ints, size: int) -> Bytes:
+    """The `size` bytes at each of the places `at`, as rows. Raises IndexError where they are not within `data`."""
+    found: Bytes = _copied(data, at, size).view(np.uint8).reshape(len(at), size)
+    return found
+
+
+def _copied(data: Bytes, at: Ints, size: int) -> Any:
+    # An opaque element at each byte: it is then copied whole, and no table of the places of all bytes is made.
+    return np.ndarray((max(0, len(data) - size + 1),), f"V{size}", data, strides=(1,))[at]
 
 
 def slices(data: Any, starts: Ints, ends: Ints, kind: Any) -> Any:
@@ -122,6 +134,14 @@ def places_of(having: Ints, count: int) -> Any:
     places = np.full(count, -1, np.int64)
     places[having] = np.arange(len(having))
     return pa.array(places, mask=places < 0)
+
+
+def lists_of(values: Any, having: Ints, count: int, kind: Any) -> Any:
+    """For each of `count` rows a list of its value, null for those that are not `having` one."""
+    counts = np.zeros(count + 1, np.int32)
+    counts[having + 1] = 1
+    mask = None if len(having) == count else pa.array(counts[1:] == 0)
+    return pa.ListArray.from_arrays(pa.array(np.cumsum(counts, dtype=np.int32)), values, type=kind, mask=mask)
 
 
 class PropertyPairs:
@@ -146,7 +166,18 @@ class PropertyPairs:
 
     @property
     def names(self) -> Any:
-        return pa.array(self._distinct, pa.string()).take(pa.array(self._codes))
+        texts = pa.array(self._distinct, pa.string())
+        each, rest = divmod(len(self._codes), max(1, self._count))
+        if rest or not each or (self._codes.reshape(-1, each) != self._codes[:each]).any():
+            return texts.take(pa.array(self._codes))
+        # All rows have the same ones, as those of one program do.
+        first = texts.take(pa.array(self._codes[:each]))
+        size = sum(len(name.encode()) for name in first.to_pylist())
+        ends = np.frombuffer(first.buffers()[1], np.int32, each + 1)[1:]
+        offsets = np.zeros(len(self._codes) + 1, np.int32)
+        offsets[1:] = (np.arange(self._count, dtype=np.int32)[:, None] * size + ends).reshape(-1)
+        data = first.buffers()[2].to_pybytes()[:size] * self._count
+        return pa.StringArray.from_buffers(len(self._codes), pa.py_buffer(offsets), pa.py_buffer(data))
 
     def _drop_repeated(self, marks: Ints) -> None:
         """Keep the first of the pairs with one mark, with the value of the last."""
@@ -174,6 +205,8 @@ class PropertyPairs:
         if name not in self._code_of:
             return pa.nulls(self._count, pa.string())
         found = np.flatnonzero(self._codes == self._code_of[name])
+        if len(found) == self._count:  # no row has it twice
+            return self.values.take(pa.array(found))
         indices = np.full(self._count, -1, np.int64)
         indices[self.row[found]] = found
         return self.values.take(pa.array(indices, mask=indices < 0))

@@ -27,7 +27,9 @@ _LONGEST = (
 #: Objects between collections of garbage: by default 700, and a tenth of the CPU time of tests was spent in them.
 _GARBAGE_THRESHOLD = 10_000
 #: How many files are in the table of durations.
-_FILES_SHOWN = 15
+_FILES_SHOWN = 40
+#: CPU seconds of this process and its children at the last report.
+_CPU_NOTED = pytest.StashKey[float]()
 
 
 def pytest_configure() -> None:
@@ -98,15 +100,30 @@ def pytest_collection_finish() -> None:
         gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note the CPU seconds since the last report: of this process and of what it has waited for."""
+    report = yield
+    now = sum(os.times()[:4])
+    report.user_properties.append(("cpu", now - item.config.stash.get(_CPU_NOTED, now)))
+    item.config.stash[_CPU_NOTED] = now
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """A table of the files that take longest, in seconds of all their tests."""
     seconds: dict[str, float] = defaultdict(float)
+    cpu: dict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                seconds[report.nodeid.partition("::")[0]] += report.duration
+                file = report.nodeid.partition("::")[0]
+                seconds[file] += report.duration
+                cpu[file] += sum(value for name, value in report.user_properties if name == "cpu")
     if sum(seconds.values()) < 60:
         return
     terminalreporter.section("slowest files")
     for file, duration in sorted(seconds.items(), key=lambda item: -item[1])[:_FILES_SHOWN]:
-        terminalreporter.write_line(f"{duration:7.1f} s  {file}")
+        terminalreporter.write_line(f"{duration:7.1f} s, {cpu[file]:7.1f} s of CPU  {file}")
+    total = f"{sum(seconds.values()):7.1f} s, {sum(cpu.values()):7.1f} s of CPU"
+    terminalreporter.write_line(f"{total}  all {len(seconds)} files, without what outlives its tests")

@@ -21,7 +21,7 @@ from tests.sources import ROOT
 PUSH_SECONDS = 12 * 3600
 ROTATION = 10
 #: About as many in all, those of changed files in rotation, too: a push that changes all would take an hour.
-PUSH_MAX = 60
+PUSH_MAX = 40
 
 
 def git(*arguments: str) -> list[str]:

@@ -145,7 +145,7 @@ class ProgressListener(StreamingQueryListener):
             log.warning("query %s: skipped in %s: from %s to %d", name, describe(queue), before, at)
         found = {}
         for queue, offset in end.positions.items():
-            waiting = max(0, latest.get(queue, offset) - offset)
+            waiting = max(latest.get(queue, offset) - offset, end.left.get(queue, 0))
             mark = end.last.get(queue)
             seconds = None if mark is None else max(0.0, self._now() - mark.store_ms / 1000)
             skipped = end.skipped.get(queue, 0)

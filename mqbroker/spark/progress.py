@@ -12,6 +12,9 @@ The JSON of `offsets` has these keys beside the topics, with objects of topic, b
 ``#bytes``
     About how many bytes of stored records were planned since then: each queue's messages are taken to be as long as the
     last one of a batch.
+``#left``
+    Number of messages that a limit left in each queue, only before PySpark 4.2, which does not ask for the ends of the
+    queues.
 
 The checkpoints of earlier versions lack them.
 """
@@ -27,20 +30,22 @@ from mqbroker.spark.errors import DataLoss
 from mqbroker.spark.offsets import Mark, Positions, QueueRange, from_json, plan_stream, to_json
 from mqbroker.wire.bodies import MessageQueue
 
-LAST, FROM, SKIPPED, BYTES = "#last", "#from", "#skipped", "#bytes"
+LAST, FROM, SKIPPED, BYTES, LEFT = "#last", "#from", "#skipped", "#bytes", "#left"
 
 T = TypeVar("T")
 
 
 @attrs.frozen
 class StreamOffset:
-    """`positions` of a stream, with `last`, `resumed` (``#from``) and `skipped` of its queues, and `size` in bytes."""
+    """`positions` of a stream, with `last`, `resumed` (``#from``), `skipped` and `left` of its queues, and `size` in
+    bytes."""
 
     positions: Positions
     last: Mapping[MessageQueue, Mark] = attrs.field(factory=dict)
     resumed: Positions = attrs.field(factory=dict)
     skipped: Positions = attrs.field(factory=dict)
     size: int = 0
+    left: Positions = attrs.field(factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The offset for Spark: equal offsets are equal texts."""
@@ -53,14 +58,16 @@ class StreamOffset:
             found[SKIPPED] = to_json(self.skipped)
         if self.size:
             found[BYTES] = self.size
+        if self.left:
+            found[LEFT] = to_json(self.left)
         return found | to_json(self.positions)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> StreamOffset:
         """The inverse of `to_json`; also of what earlier versions wrote."""
         last = {queue: Mark(*pair) for queue, pair in _flat(value.get(LAST, {})).items()}
-        resumed, skipped = from_json(value.get(FROM, {})), from_json(value.get(SKIPPED, {}))
-        return StreamOffset(from_json(value), last, resumed, skipped, int(value.get(BYTES, 0)))
+        resumed, skipped, left = (from_json(value.get(key, {})) for key in (FROM, SKIPPED, LEFT))
+        return StreamOffset(from_json(value), last, resumed, skipped, int(value.get(BYTES, 0)), left)
 
     def start_after(self, losses: list[DataLoss]) -> StreamOffset:
         """Where the next batch starts: here, but beyond what was lost."""

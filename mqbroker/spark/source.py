@@ -221,6 +221,7 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
     @shallow
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """The end of the next batch. Raises DataLoss."""
+        is_older = start is None
         if start is None:
             self._anchored = self._anchored or not self._begins_empty()
             start, limit = self._here or self.initialOffset(), self.getDefaultReadLimit()
@@ -253,7 +254,8 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         size = begin.size + sum(count * marks[queue].size for queue, count in counts.items())
         # Without the mark of a queue that moved, its next batch is not compared: the former mark is of another message.
         last = {queue: mark for queue, mark in begin.last.items() if queue not in moved} | marks
-        return attrs.evolve(begin, positions=end, last=last, size=size).to_json()
+        left = _left(end, self._seen) if is_older else {}
+        return attrs.evolve(begin, positions=end, last=last, size=size, left=left).to_json()
 
     def _is_too_small(self, start: Positions, end: Positions) -> bool:
         """Whether a batch waits for more messages. What is available now does not."""
@@ -363,6 +365,11 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Does nothing: Spark ends the process."""
+
+
+def _left(end: Positions, seen: Positions) -> Positions:
+    """The number of messages that are left in queues after a batch."""
+    return {queue: at - end[queue] for queue, at in seen.items() if at > end[queue]}
 
 
 def _partitions(options: SourceOptions, ranges: list[QueueRange]) -> list[Any]:

@@ -43,6 +43,15 @@ def test_a_line_says_how_far_a_query_is_behind(listener: ProgressListener, caplo
     ]
 
 
+def test_what_a_limit_leaves_is_known_where_spark_asks_for_no_ends(listener: ProgressListener) -> None:
+    end = json.dumps(END | {"#left": {"orders": {"a": {"0": 4}}}})
+    # Before 4.2 the latest offset is the end of the batch.
+    listener.onQueryProgress(progress((end, end)))
+    (lag,) = listener.lags()
+    assert {queue.queue_id: each.messages for queue, each in lag.queues.items()} == {0: 4, 1: 0}
+    assert [each.seconds for each in lag.queues.values()] == [4.5, 0.0]
+
+
 def test_prometheus_reads_lag_rates_and_losses_by_queue() -> None:
     listener = ProgressListener(port=0, now=lambda: 103.5)
     try:

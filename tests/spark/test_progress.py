@@ -16,15 +16,16 @@ offsets = st.dictionaries(st.sampled_from(QUEUES), numbers(0, 2**63 - 1))
 marks = st.dictionaries(st.sampled_from(QUEUES), st.builds(Mark, numbers(0, 2**63 - 1), numbers(0, 2**63 - 1)))
 
 
-@given(offsets, marks, offsets, offsets, numbers(0, 2**63 - 1))
+@given(offsets, marks, offsets, offsets, numbers(0, 2**63 - 1), offsets)
 def test_an_offset_survives_the_checkpoint(
     positions: dict[MessageQueue, int],
     last: dict[MessageQueue, Mark],
     resumed: dict[MessageQueue, int],
     skipped: dict[MessageQueue, int],
     size: int,
+    left: dict[MessageQueue, int],
 ) -> None:
-    offset = StreamOffset(positions, last, resumed, skipped, size)
+    offset = StreamOffset(positions, last, resumed, skipped, size, left)
     text = json.dumps(offset.to_json())
     assert StreamOffset.from_json(json.loads(text)) == offset
     assert json.dumps(StreamOffset.from_json(json.loads(text)).to_json()) == text

@@ -533,6 +533,24 @@ def test_an_older_spark_repeats_its_first_batch(log: FakeLog, make: Make, old: O
     assert [len(some) for some in old.sink.values()] == [7, 7, 5]
 
 
+def test_an_older_spark_is_told_what_a_limit_leaves(log: FakeLog, make: Make, old: OldEngine) -> None:
+    reader = make(startingoffsets="earliest", maxoffsetspertrigger="7")
+    old.run(reader)
+    log.add(A1, 3)
+    old.run(reader)
+    old.drain(reader)
+    left = [sum(StreamOffset.from_json(json.loads(text)).left.values()) for text in old.offsets]
+    # Of 14, and then of 10 messages.
+    assert left == [7, 3, 0]
+    assert old.rows() == rows(range(10), range(7))
+
+
+def test_a_spark_that_asks_for_the_ends_is_not_told_again(log: FakeLog, make: Make) -> None:
+    engine, reader = Engine(), make(startingoffsets="earliest", maxoffsetspertrigger="7")
+    engine.drain(reader)
+    assert not any(StreamOffset.from_json(json.loads(text)).left for text in engine.offsets)
+
+
 def test_an_older_spark_that_repeats_its_first_batch_waits_for_brokers_of_it(
     log: FakeLog, make: Make, old: OldEngine
 ) -> None:

@@ -322,6 +322,32 @@ def test_a_stream_is_written_to_a_topic_by_the_format(query: Query) -> None:
     assert {(row.tags, tuple(row["keys"]), row.properties["n"]) for row in copies} == {("a", ("k",), "1")}
 
 
+@pytest.mark.repeats
+@pytest.mark.skipif(not api.HAS_SOURCES, reason="PySpark 3.5 has no listener of queries that read this format")
+def test_a_listener_knows_what_a_limit_leaves(query: Query) -> None:
+    from mqbroker.spark.listener import ProgressListener
+
+    seen: list[int] = []
+
+    class Listener(ProgressListener):
+        def onQueryProgress(self, event: Any) -> None:
+            super().onQueryProgress(event)
+            seen.extend(sum(each.messages for each in lag.queues.values()) for lag in self.lags())
+
+    publish(query.cluster, "VLag", 50)
+    listener = Listener()
+    query.spark.streams.addListener(listener)
+    frame = query.stream("VLag", startingOffsets="earliest", maxOffsetsPerTrigger="20").load()
+    running = frame.writeStream.format("noop").option("checkpointLocation", str(query.checkpoint)).start()
+    try:
+        wait_for(lambda: 0 in seen, "all is read", PATIENCE_SECONDS)
+    finally:
+        running.stop()
+        query.spark.streams.removeListener(listener)
+    # From 4.2 on the first batch has no rows.
+    assert [each for each in seen if each < 50][:3] == [30, 10, 0]
+
+
 def damage(path: Path, data: bytes | None, *, checksum: bool = False) -> None:
     """Replace a file, or delete it, with Hadoop's checksum of it unless that is to be noticed."""
     if not checksum:

@@ -61,7 +61,8 @@ class AioNet(LoopNet):
         return time.time()
 
     def steady(self) -> float:
-        return self.loop.time()
+        loop = self._loop
+        return self.loop.time() if loop is None else loop.time()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -130,7 +131,7 @@ class AioNet(LoopNet):
         with suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(call)
 
-    async def _all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
+    async def all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
         results: list[Any] = await asyncio.gather(*waiting, return_exceptions=True)
         return results
 

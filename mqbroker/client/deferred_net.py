@@ -116,7 +116,7 @@ class DeferredNet(LoopNet):
     def call_from_thread(self, call: Callable[[], object]) -> None:
         cast(Any, self._clock).callFromThread(call)
 
-    async def _all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
+    async def all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
         results: Any = await DeferredList([Deferred.fromCoroutine(each) for each in waiting], consumeErrors=True)
         return [result if success else result.value for success, result in results]
 

@@ -207,7 +207,8 @@ class LitePullConsumerCore:
 
     def next_at_once(self) -> ReceivedMessage | None:
         """As `next_messages(1)`, where it is in the portion that is iterated over, and nothing is to be done first."""
-        return None if self._watch.was_away else self._polled.next_at_once()
+        # `was_away`, once for each message: without the calls of a property.
+        return None if self._net.steady() > self._watch.away_at else self._polled.next_at_once()
 
     async def next_messages(self, count: int, until: float | None = None) -> list[ReceivedMessage]:
         """As `poll`, until a time of the clock that is never set; None waits for ever."""

@@ -132,7 +132,7 @@ class LoopNet(ABC):
         """Have the loop call it soon; may be called on any thread."""
 
     @abstractmethod
-    async def _all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
+    async def all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
         """What coroutines that run at the same time return, or raise."""
 
     # what does not
@@ -212,7 +212,7 @@ class LoopNet(ABC):
         self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int
     ) -> list[RemotingCommand | MQError]:
         results: list[RemotingCommand | MQError] = []
-        for result in await self._all_of([self.invoke(addr, command, timeout_ms) for addr, command in requests]):
+        for result in await self.all_of([self.invoke(addr, command, timeout_ms) for addr, command in requests]):
             if isinstance(result, BaseException) and not isinstance(result, MQError):
                 raise result
             results.append(result)
@@ -265,7 +265,7 @@ class LoopNet(ABC):
         connections = [*self.connections.values(), *self.former]
         for connection in connections:
             connection.close()
-        await self._all_of([connection.ended(timeout_s) for connection in connections])
+        await self.all_of([connection.ended(timeout_s) for connection in connections])
 
     def _answer(self, request: RemotingCommand, connection: Connection) -> None:
         if connection.unanswered >= UNANSWERED_MAX:

@@ -14,7 +14,7 @@ from mqbroker.client.net import Ending, Net, every
 from mqbroker.client.observers import ConsumeObserver, InNamespace, Observers
 from mqbroker.client.options import MemberOptions, ProducerOptions
 from mqbroker.client.producer import ProducerCore
-from mqbroker.client.trace import FLUSH_S, Tracer
+from mqbroker.client.trace import Tracer
 from mqbroker.wire.codes import INNER_TRACE_PRODUCER_PREFIX
 
 
@@ -42,7 +42,7 @@ class MemberObservers(Observers):
         """What runs as long as the member does."""
         found = []
         if self._tracer is not None:
-            found.append(every(self._net, FLUSH_S, self._tracer.flush))
+            found.append(self._tracer.run())
         if self._measuring:
 
             async def measure() -> None:

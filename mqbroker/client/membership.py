@@ -278,30 +278,27 @@ class LoopWatch:
         self._away_s = max(_BLOCKED_S, _EXPIRY_S - _MARGIN_S - heartbeat_s)
         self._come_back = come_back
         self._lock = net.lock()
-        #: None before the start.
-        self._ticked_at: float | None = None
-        self._must_come_back = False
+        #: From when on it was away, if the loop does not run until then.
+        self.away_at = float("inf")
         self._warn_again_at = float("-inf")
 
     @property
     def was_away(self) -> bool:
         """Whether nothing may be handed out or committed before `ensure_member`."""
-        if self._ticked_at is None:
-            return False
-        return self._must_come_back or self._net.steady() - self._ticked_at > self._away_s
+        return self._net.steady() > self.away_at
 
     async def ensure_member(self) -> None:
         """Come back where the member was away."""
         async with self._lock:
             if self.was_away:
-                self._must_come_back = True
+                self.away_at = float("-inf")
                 await self._come_back()
-                self._must_come_back = False
-                self._ticked_at = self._net.steady()
+                self.away_at = self._net.steady() + self._away_s
 
     async def run(self) -> None:
         """Watch, until this is cancelled."""
-        ticked_at = self._ticked_at = self._net.steady()
+        ticked_at = self._net.steady()
+        self.away_at = ticked_at + self._away_s
         while True:
             await self._net.sleep(_TICK_S)
             now = self._net.steady()
@@ -318,4 +315,5 @@ class LoopWatch:
                 )
             if self.was_away:
                 await self.ensure_member()
-            ticked_at = self._ticked_at = now
+            ticked_at = now
+            self.away_at = now + self._away_s

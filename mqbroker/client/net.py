@@ -138,6 +138,9 @@ class Net(Protocol):
     async def within(self, seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns. Raises TimeoutError, and cancels it, if that takes longer."""
 
+    async def all_of(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Sequence[Any]:
+        """What coroutines that run at the same time return, or raise."""
+
     async def on_thread(self, call: Callable[[], T]) -> T:
         """What `call`, which uses the processor for long, returns: it runs on a thread where there are threads."""
 
@@ -155,6 +158,9 @@ class Net(Protocol):
     def spawn(self, coroutine: Coroutine[Any, Any, None], ended: Callable[[], None] | None = None) -> Task:
         """Run a coroutine concurrently; its errors are logged. `ended` is called when it has ended, also if it was
         cancelled before it began."""
+
+    def call_from_thread(self, call: Callable[[], object]) -> None:
+        """Call it soon on the loop; may be called on any thread."""
 
     def after_spawned(self, call: Callable[[], None]) -> None:
         """Call it when the coroutines that were spawned before have run to where they suspend first."""

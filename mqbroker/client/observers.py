@@ -164,8 +164,13 @@ class Observers:
     def __init__(self, members: Sequence[Any], steady: Callable[[], float]) -> None:
         self._members = tuple(members)
         sends = [each for each in members if isinstance(each, SendObserver)]
-        #: What is called for a send, in these orders.
-        self._before, self._after = [each.before_send for each in sends], [each.after_send for each in reversed(sends)]
+        #: What is called for a send, in these orders: before it with the number of observers that have seen it then.
+        self._before = [
+            (seen, each.before_send)
+            for seen, each in enumerate(sends)
+            if getattr(each.before_send, "__func__", None) is not SendObserver.before_send
+        ]
+        self._after = [each.after_send for each in reversed(sends)]
         self._steady = steady
         self._call = Guard("observer", "operation continues", steady).call
 
@@ -174,13 +179,12 @@ class Observers:
     ) -> T:
         """What `run` returns for the messages and what is `given`, after the observers have seen them; `addr_of` is of
         what came of it. Raises Forbidden, and what `run` raises."""
-        unseen = len(self._before)
-        began = self._steady()
+        seen, began = 0, self._steady()
         outcome: Any = None
         try:
-            for before in self._before:
+            for seen, before in self._before:  # noqa: B007 - used where it raises
                 self._call(before, send, may_raise=(Forbidden,))
-                unseen -= 1
+            seen = len(self._after)
             result = await run(send.messages, *given)
             outcome = [result] if isinstance(result, SendResult) else result or []
             return result
@@ -189,7 +193,7 @@ class Observers:
             raise
         finally:
             send.took_s, send.addr = self._steady() - began, addr_of(outcome)
-            for after in self._after[unseen:]:
+            for after in self._after[len(self._after) - seen :]:
                 self._call(after, send, outcome)
 
     def consumers(self) -> list[ConsumeObserver]:

@@ -25,7 +25,7 @@ from mqbroker.client.options import ProducerOptions, milliseconds
 from mqbroker.client.replies import Replies
 from mqbroker.client.routes import Routes
 from mqbroker.client.send import Choose, Outgoing, Selector, SendsInFlight, Slot, chooser, prepare
-from mqbroker.client.trace import FLUSH_S, Tracer
+from mqbroker.client.trace import Tracer
 from mqbroker.errors import MQError, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import REPLY_TOPIC_POSTFIX, RequestCode
@@ -234,7 +234,7 @@ class ProducerCore:
         """The address of the broker that was asked last in a send, or empty."""
         if isinstance(outcome, list) and outcome:
             queue = outcome[-1].queue
-            route = self._routes.last(within(self._namespace, queue.topic))
+            route = self._routes.last(within(self._namespace, queue.topic) if self._namespace else queue.topic)
             return (route and route.master(queue.broker_name)) or ""
         return outcome.attempts[-1][1] if isinstance(outcome, SendFailed) and outcome.attempts else ""
 
@@ -409,7 +409,7 @@ class ProducerCore:
             self._net.spawn(every(self._net, self._options.route_age_s, self._routes.refresh_all)),
         ]
         if self._tracer is not None:
-            self._tasks.append(self._net.spawn(every(self._net, FLUSH_S, self._tracer.flush)))
+            self._tasks.append(self._net.spawn(self._tracer.run()))
 
     async def close(self) -> None:
         """Unregister from the brokers and close the connections, within `close_timeout_s`. Sends that are in flight or

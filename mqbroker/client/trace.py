@@ -10,16 +10,18 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from mqbroker.client.listeners import ConsumeResult, Throttle
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
 from mqbroker.client.names import bare
-from mqbroker.client.net import Net
+from mqbroker.client.net import Net, every
 from mqbroker.client.observers import ConsumeObserver, Consumption, Send, SendKind, SendObserver
 from mqbroker.errors import MQError
 from mqbroker.wire.codes import DEFAULT_TRACE_REGION_ID, KEY_SEPARATOR, Prop
 
 log = logging.getLogger(__name__)
 
-#: Interval of sending traces, seconds; traces per message; maximum waiting, above which new ones are dropped.
-FLUSH_S = 0.5
+#: Traces leave once in so many seconds, or as soon as there are enough for a message. So many messages of them are in
+#: flight at most; while more traces wait than the maximum, new ones are dropped.
+_FLUSH_S = 0.5
 _TOGETHER_MAX = 400
+_IN_FLIGHT_MAX = 4
 _WAITING_MAX = 10_000
 #: A message's keys are part of its properties, which have 32,767 bytes at most.
 _KEYS_BYTES_MAX = 16_000
@@ -46,9 +48,13 @@ class Tracer(SendObserver, ConsumeObserver):
         self._topic = topic
         self._send = send
         self._waiting: deque[_Trace] = deque()
+        #: Set when there are enough for a message; whether it is since the last flush.
+        self._enough = net.signal()
+        self._are_enough = False
         #: Held while traces are sent: a flush at the close waits for one that is under way.
         self._flushing = net.lock()
-        self._under_way = 0
+        #: Of each message.
+        self._under_way: list[list[_Trace]] = []
         self._dropped = 0
         self._told = Throttle(net.steady)
 
@@ -89,43 +95,57 @@ class Tracer(SendObserver, ConsumeObserver):
             start = "SubAfter", consumption.context[self], message.msg_id, took_ms, _flag(code == _SUCCESS)
             self._add(message.msg_id, message.keys, *start, _keys(message), *end)
 
+    async def run(self) -> None:
+        """Send traces, as long as the client does not close."""
+
+        async def flush_soon() -> None:
+            await self._enough.wait(_FLUSH_S)
+            await self.flush()
+
+        await every(self._net, 0.0, flush_soon)
+
     async def flush(self) -> None:
-        """Send the waiting traces, after those under way. Failures are logged, and their traces lost."""
+        """Send what waits, after what is under way. Failures are logged; their traces are lost."""
         async with self._flushing:
-            await self._flush()
+            self._are_enough = False
+            while self._waiting:
+                while self._waiting and len(self._under_way) < _IN_FLIGHT_MAX:
+                    self._under_way.append(self._taken())
+                try:
+                    outcomes = await self._net.all_of([self._send_together(part) for part in self._under_way])
+                finally:  # some are left where this was cancelled, as at a close, which flushes again
+                    while self._under_way:
+                        self._waiting.extendleft(reversed(self._under_way.pop()))
+                for outcome in outcomes:
+                    if isinstance(outcome, BaseException):
+                        raise outcome
 
     def unsent(self) -> str:
         """What is lost if no flush completes."""
-        count = self._under_way + len(self._waiting)
+        count = sum(map(len, self._under_way)) + len(self._waiting)
         return f"{count} trace{'' if count == 1 else 's'}, which are lost,"
 
-    async def _flush(self) -> None:
-        waiting = self._waiting
-        while waiting:
-            texts: list[str] = []
-            taken: list[_Trace] = []
-            keys: dict[str, None] = {}
-            size = 0
-            while waiting and len(texts) < _TOGETHER_MAX and size < _KEYS_BYTES_MAX:
-                trace = waiting.popleft()
-                taken.append(trace)
-                texts.append(trace[0])
-                for key in trace[1]:
-                    keys[key] = None
-                    size += len(key) + 1
-            self._under_way = len(taken)
-            try:
-                await self._send(Message(self._topic, "".join(texts), keys=tuple(keys)))
-            except MQError as error:
-                self._dropped += len(texts)
-                log.debug("%d traces were not sent: %s", len(texts), error)
-                if (more := self._told.more()) is not None:
-                    log.warning("%d traces lost so far: %s%s", self._dropped, error, more)
-            except BaseException:  # cancelled, as at a close, which flushes again
-                waiting.extendleft(reversed(taken))
-                raise
-            finally:
-                self._under_way = 0
+    def _taken(self) -> list[_Trace]:
+        """The first of those that wait, as many as a message takes."""
+        taken: list[_Trace] = []
+        size = 0
+        while self._waiting and len(taken) < _TOGETHER_MAX and size < _KEYS_BYTES_MAX:
+            trace = self._waiting.popleft()
+            taken.append(trace)
+            for key in trace[1]:
+                size += len(key) + 1
+        return taken
+
+    async def _send_together(self, traces: list[_Trace]) -> None:
+        keys = dict.fromkeys([key for _, of_trace in traces for key in of_trace])
+        try:
+            await self._send(Message(self._topic, "".join([text for text, _ in traces]), keys=tuple(keys)))
+        except MQError as error:
+            self._dropped += len(traces)
+            log.debug("%d traces were not sent: %s", len(traces), error)
+            if (more := self._told.more()) is not None:
+                log.warning("%d traces lost so far: %s%s", self._dropped, error, more)
+        self._under_way.remove(traces)
 
     def _add(self, msg_id: str, keys: Iterable[str], *fields: object) -> None:
         self._put("\x01".join(map(str, fields)) + "\x02", [key for key in (msg_id, *keys) if key])
@@ -133,6 +153,9 @@ class Tracer(SendObserver, ConsumeObserver):
     def _put(self, text: str, keys: Sequence[str]) -> None:
         if len(self._waiting) < _WAITING_MAX:
             self._waiting.append((text, keys))
+            if len(self._waiting) >= _TOGETHER_MAX and not self._are_enough:
+                self._are_enough = True
+                self._net.call_from_thread(self._enough.set)  # listeners may be called on other threads
             return
         self._dropped += 1
         if self._dropped % _WAITING_MAX == 1:

@@ -7,7 +7,6 @@ from queue import SimpleQueue
 from random import Random
 from typing import Any
 
-import attrs
 import pytest
 
 from mqbroker.client import (
@@ -24,7 +23,9 @@ from mqbroker.client import (
     SendStatus,
     TransactionState,
 )
+from mqbroker.client.aio_net import AioNet
 from mqbroker.client.names import bare, within
+from mqbroker.client.net import decline
 from mqbroker.client.trace import Tracer
 from mqbroker.wire.codes import RequestCode
 from tests.client.loopback import Loopback
@@ -147,10 +148,11 @@ def test_messages_that_the_broker_wants_no_trace_of_leave_none(face: Any, traced
     assert traces(traced) == []
 
 
-@attrs.define
-class AsyncioNet:
-    rng: Random = attrs.field(factory=lambda: Random(1))
-    lock: Any = asyncio.Lock
+class AsyncioNet(AioNet):
+    """Its time stands still."""
+
+    def __init__(self) -> None:
+        super().__init__(decline, Random(1))
 
     def steady(self) -> float:
         return 0.0
@@ -170,7 +172,7 @@ def test_traces_under_way_at_a_close_are_sent_and_counted_until_then() -> None:
             await stored.wait()
             sent.append(message)
 
-        tracer = Tracer(AsyncioNet(), TRACE, send)  # type: ignore[arg-type]
+        tracer = Tracer(AsyncioNet(), TRACE, send)
         sent_trace(tracer)
         periodic = asyncio.create_task(tracer.flush())
         await asyncio.sleep(0)
@@ -190,6 +192,51 @@ def test_traces_under_way_at_a_close_are_sent_and_counted_until_then() -> None:
     for cancels in (False, True):
         sent = asyncio.run(run(cancels=cancels))
         assert b"".join(message.body for message in sent).count(b"Pub") == 2
+
+
+def test_traces_leave_before_their_time_when_there_are_enough_and_none_is_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A send of traces takes as long as 1000 others, and all together are more than may wait."""
+    monkeypatch.setattr("mqbroker.client.trace._FLUSH_S", 3600.0)
+
+    async def run() -> list[Message]:
+        sent: list[Message] = []
+        under_way: list[asyncio.Event] = []
+
+        async def send(message: Message) -> None:
+            stored = asyncio.Event()
+            under_way.append(stored)
+            await stored.wait()
+            sent.append(message)
+
+        tracer = Tracer(AsyncioNet(), TRACE, send)
+        running = asyncio.create_task(tracer.run())
+        for number in range(1, 40_001):
+            sent_trace(tracer)
+            if not number % 100:
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            if not number % 1000:
+                assert under_way, "none left"
+                assert len(under_way) <= 4
+                while under_way:
+                    under_way.pop().set()
+        running.cancel()
+        await asyncio.wait([running])
+        for stored in under_way:
+            stored.set()
+        closing = asyncio.create_task(tracer.flush())
+        while not closing.done():
+            await asyncio.sleep(0)
+            while under_way:
+                under_way.pop().set()
+        return sent
+
+    sent = asyncio.run(run())
+    assert b"".join(message.body for message in sent).count(b"Pub") == 40_000
+    assert len(sent) > 40
+    assert not caplog.records
 
 
 def test_names_with_a_namespace_are_those_of_java() -> None:

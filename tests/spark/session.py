@@ -15,7 +15,6 @@ from typing import Any
 from tests.class_archive import archive_options
 
 SOURCE = str(Path(__file__).parent.parent.parent)
-PRELOADED = str(Path(__file__).with_name("preloaded"))
 #: The JVM lives shortly: a fast start counts for more than fast code.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 
@@ -55,7 +54,7 @@ def session_environment(scratch: object, options: str | None = None) -> dict[str
     return {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{jvm}' pyspark-shell",
-        "PYTHONPATH": os.pathsep.join(filter(None, [PRELOADED, SOURCE, os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")])),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from mqbroker.client.attempts import Attempts, Chosen, FirstAttempt
-from mqbroker.client.batches import RECORD_BYTES, Part, may_be_in_batch
+from mqbroker.client.batches import RECORD_BYTES, Part
 from mqbroker.client.errors import BadMessage
 from mqbroker.client.identity import Identity
 from mqbroker.client.loop import Future
@@ -25,6 +25,7 @@ from mqbroker.errors import MQError, Refused
 from mqbroker.kernel import compiled
 from mqbroker.remoting.response_table import Timer
 from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import RETRY_PREFIX
 from mqbroker.wire.command import RemotingCommand, encode_command
 
 _waits = attrgetter("wait_stored")
@@ -71,7 +72,13 @@ class AutomaticBatches(PlainSends):
         """They leave together."""
 
     def suits(self, message: Message) -> bool:
-        return type(message) is Message and super().suits(message) and may_be_in_batch(message)
+        # One call for each send, with what `may_be_in_batch` says.
+        return (
+            type(message) is Message
+            and 0 < len(message.body) <= self._size_max
+            and not message.delay_level
+            and not message.topic.startswith(RETRY_PREFIX)
+        )
 
     def take(
         self, message: Message, choose: Choose | None = None, timeout_ms: int | None = None, waiter: Any = None
@@ -80,7 +87,8 @@ class AutomaticBatches(PlainSends):
         if loop is None:
             loop = self._loop = self._net.loop
         taken: Future = waiter or loop.create_future()
-        size = size_of(message)
+        is_short = not (message.properties or message.keys)
+        size = RECORD_BYTES + len(message.topic) + len(message.body) if is_short else size_of(message)
         if self._bytes + size > self._bytes_max:
             self.flush()
         if self._timer is None:

@@ -18,6 +18,7 @@ from twisted.internet.address import IPv4Address
 
 from mqbroker.kernel import compiled
 from mqbroker.store import message_reader
+from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_frame
 from mqbroker.wire.headers import encode_header
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is
 
 SEEDS = int(os.environ.get("MQBROKER_TWIN_SEEDS", "60"))
 SEND, PULL = RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE
+BATCH = RequestCode.SEND_BATCH_MESSAGE
 TOPICS = ["T", "T", "T", "T", "OnlySub", "OnlyPub", "Closed", "Other", "RMQ_SYS_TRACE_TOPIC"]
 HOSTS = ["10.0.0.2"] * 6 + ["10.10.103.7", "172.16.0.1"]
 #: Of alice: other permissions, another key, no account.
@@ -51,7 +53,12 @@ def request(rng: Random, opaque: int) -> RemotingCommand:
         pairs = rng.sample(["TAGS\x01a", "KEYS\x01k1 k2", "WAIT\x01true", "día\x01中文", 'Q\x01"x"', "T\x01\t"], 2)
         pairs += rng.choice([[], [], ["DELAY\x012"], ["TRAN_MSG\x01true", "PGROUP\x01PG"]])
         body = rng.choice([b"", b"body", bytes(range(256)), b"x" * 3000])
-        plain = send_command(topic, body, queue_id=0, properties="\x02".join(pairs))
+        if rng.random() < 0.3:
+            entries = [BatchEntry(0, body, "\x02".join(pairs).encode()), BatchEntry(0, b"second", b"")]
+            shared = rng.choice(["", "WAIT\x01true", pairs[0]])
+            plain = send_command(topic, encode_batch(entries), BATCH, queue_id=0, properties=shared, batch=True)
+        else:
+            plain = send_command(topic, body, queue_id=0, properties="\x02".join(pairs))
     else:
         header = pull_header(
             topic,

@@ -21,6 +21,7 @@ from twisted.internet.address import IPv4Address
 from mqbroker.errors import Refused
 from mqbroker.kernel import compiled
 from mqbroker.store import message_reader
+from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -82,6 +83,9 @@ SETTINGS = {
     "maxTransferCountOnMessageInMemory": ("1", "32"),
     "maxTransferBytesOnMessageInMemory": ("1", "262144"),
 }
+
+
+BATCH = encode_batch([BatchEntry(0, b"1", b"TAGS\x01a"), BatchEntry(1, b"2", b"WAIT\x01true")])
 
 
 class Forgetful(dict[Any, Any]):
@@ -180,11 +184,12 @@ def request(rng: Random, opaque: int, scope: Scope) -> bytes:
         }  # fmt: skip
         if rng.random() < 0.25:
             pull |= {"subscription": "x = 1", "expressionType": "SQL92"}
-    code, ext = rng.choice([(310, send), (11, pull)])
+    batch = send | {"m": "true", "i": rng.choice(["", "WAIT\x01true", "DELAY\x012"])}
+    code, ext, body = rng.choice([(310, send, b"body"), (11, pull, b""), (320, batch, BATCH)])
     if scope.has_accounts:
-        rng.choice([ALICE, ALICE, ALICE, ADMIN, STRANGER]).sign(ext, b"body" if code == 310 else b"")
+        rng.choice([ALICE, ALICE, ALICE, ADMIN, STRANGER]).sign(ext, body)
     header = {"code": code, "extFields": ext, "flag": rng.choice([0, 0, 0, 2]), "opaque": opaque}
-    return encode_frame(0, json.dumps(header, separators=(",", ":")).encode(), b"body" if code == 310 else b"")
+    return encode_frame(0, json.dumps(header, separators=(",", ":")).encode(), body)
 
 
 def change(rng: Random, twin: Twin, scope: Scope) -> None:

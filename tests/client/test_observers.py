@@ -157,6 +157,26 @@ def test_an_observer_may_forbid_a_send(face: Any, cluster: Loopback) -> None:
     assert [request.body for request in cluster.faults.asked(RequestCode.SEND_MESSAGE_V2)] == [b"open"]
 
 
+class Ends(SendObserver):
+    """Sees only how sends end."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[object] = []
+
+    def after_send(self, send: Send, outcome: object) -> None:
+        self.outcomes.append(outcome)
+
+
+def test_observers_before_the_one_that_forbids_a_send_see_its_end_and_those_behind_do_not(face: Any) -> None:
+    before, behind = Ends(), Ends()
+    with producer_with(face, before, Forbids(), behind) as producer:
+        producer.send(Message("T", b"open"))
+        with pytest.raises(Forbidden):
+            producer.send(Message("T", b"secret"))
+    assert [type(outcome) for outcome in before.outcomes] == [list, Forbidden]
+    assert [type(outcome) for outcome in behind.outcomes] == [list]
+
+
 def test_an_observer_that_fails_changes_nothing_and_is_logged_once(
     face: Any, consumer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,9 @@ _WORDS = {
     "worker": "pyspark.daemon pyspark.worker",
 }
 
+#: Why a query ends whose Python process has not started within 10 s, which no setting changes: a machine is too busy.
+STARTED_LATE = "Python worker failed to connect back"
+
 
 def running() -> dict[int, tuple[int, str]]:
     """Parent and command of each process of this machine."""
@@ -45,6 +48,12 @@ def find_processes(driver: int, kind: str) -> list[int]:
         # Of these each is a fork of another one.
         found = {pid for pid in found if processes[pid][0] in found}
     return sorted(found)
+
+
+def ended_queries(path: Path) -> list[str]:
+    """Why queries have ended, as a driver writes it line by line, but for those that Spark could not start."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line for line in lines if STARTED_LATE not in line]
 
 
 def wait_until_written(name_server: str, topic: str) -> None:

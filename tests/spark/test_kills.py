@@ -27,7 +27,7 @@ pytest.importorskip("pyarrow")
 from mqbroker.client.blocking import PullConsumer
 from mqbroker.spark.java import JavaMissing, find_java
 from tests.daemons.processes import PATIENCE_SECONDS, wait_for
-from tests.spark.processes import find_processes, processes_below, running, wait_until_written
+from tests.spark.processes import ended_queries, find_processes, processes_below, running, wait_until_written
 from tests.spark.session import SOURCE, class_archive_options
 from tests.spark.test_spark import Cluster, Publishing, cluster, publish  # noqa: F401 - a fixture
 
@@ -55,11 +55,6 @@ class Job:
     @property
     def output(self) -> str:
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("output*")))
-
-    def ended(self) -> list[str]:
-        """The queries that have ended, and why."""
-        path = self.folder / "ended"
-        return path.read_text().splitlines() if path.exists() else []
 
     def start(self, mode: str = "on") -> "subprocess.Popen[bytes]":
         self.lives += 1
@@ -203,4 +198,5 @@ def test_a_job_of_which_everything_is_killed_neither_loses_nor_repeats(cluster: 
     copies = Counter(text for _, _, text in messages_of(cluster, "Target"))
     assert copies == Counter(f"{queue} {offset} {text}" for queue, offset, text in wanted["topic"])
     # What is repeated by Spark itself does not end a query; only without its runner it cannot go on.
-    assert len(job.ended()) <= victims.count("runner"), job.ended()
+    ended = ended_queries(job.folder / "ended")
+    assert len(ended) <= victims.count("runner"), ended

@@ -1,8 +1,7 @@
 """A Spark driver to be killed: from a topic to another one, through a stateful query. A query that ends is started
 again, and why it ended becomes a line of ``ended`` in the directory for Spark's own files, of JSON.
 
-Arguments: name server, source topic, target topic, checkpoint directory, directory for Spark's own files, and "once" to
-end when all that is available is processed.
+Arguments: name server, source topic, target topic, checkpoint directory, and directory for Spark's own files.
 """
 
 import json
@@ -18,7 +17,7 @@ from tests.spark.session import session_environment, start_session
 
 
 def main() -> None:
-    name_server, source, target, checkpoint, scratch, mode = sys.argv[1:]
+    name_server, source, target, checkpoint, scratch = sys.argv[1:]
     os.environ.update(session_environment(scratch))
     # A task that fails is tried again, as on a cluster.
     spark = start_session(scratch, "local[2,4]")
@@ -33,13 +32,6 @@ def main() -> None:
         nameServer=name_server, topic=target, guarantee="effectively-once", idColumns="key"
     )
     writer = rows.writeStream.outputMode("update").foreachBatch(sink).option("checkpointLocation", checkpoint)
-    if mode == "once":
-        # The first run may be one batch that is repeated, and before PySpark 4.2 each is one batch at a limit.
-        while True:
-            query = writer.trigger(availableNow=True).start()
-            query.awaitTermination()
-            if not query.recentProgress or not sum(each.numInputRows for each in query.recentProgress):
-                return
     while True:
         query = writer.start()
         with suppress(StreamingQueryException):

@@ -124,7 +124,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             if isinstance(report, pytest.TestReport):
                 file = report.nodeid.partition("::")[0]
                 seconds[file] += report.duration
-                cpu[file] += sum(value for name, value in report.user_properties if name == "cpu")
+                cpu[file] += sum(value for _, value in report.user_properties if isinstance(value, float))
     if sum(seconds.values()) < 60:
         return
     terminalreporter.section("slowest files")

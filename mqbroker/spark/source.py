@@ -215,7 +215,7 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
             initial, losses = _find_starts(self._options, seen)
             self._skip(losses)
             self._initial_marks = self._marks_before(initial)
-            self._initial = initial
+            self._initial, self._seen = initial, farthest(initial, seen)
         return StreamOffset(self._initial, self._initial_marks).to_json()
 
     @shallow

@@ -463,6 +463,9 @@ def test_a_directory_for_losses_that_cannot_be_written_fails_the_query(log: Fake
 def test_the_progress_shows_the_ends(make: Make) -> None:
     reader = make(startingoffsets="earliest", maxoffsetspertrigger="2")
     assert reader.reportLatestOffset() is None
+    # From 4.2 on the first batch has no rows, and is behind by all there is.
+    reader.initialOffset()
+    assert reader.reportLatestOffset() == {"orders": {"a": {"0": 10, "1": 4}}}
     Engine().drain(reader)
     assert reader.reportLatestOffset() == {"orders": {"a": {"0": 10, "1": 4}}}
 

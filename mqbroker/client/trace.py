@@ -17,8 +17,8 @@ from mqbroker.wire.codes import DEFAULT_TRACE_REGION_ID, KEY_SEPARATOR, Prop
 
 log = logging.getLogger(__name__)
 
-#: Traces leave once in so many seconds, or as soon as there are enough for a message. So many messages of them are in
-#: flight at most; while more traces wait than the maximum, new ones are dropped.
+#: Interval of sending traces, seconds; number of traces that are sent at once, in one message; maximum number of such
+#: messages in flight; maximum number of waiting traces, above which new ones are dropped.
 _FLUSH_S = 0.5
 _TOGETHER_MAX = 400
 _IN_FLIGHT_MAX = 4

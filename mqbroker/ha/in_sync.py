@@ -1,8 +1,8 @@
 """The in-sync set of a group, kept by its master: the replicas that have all acknowledged messages.
 
-A message is acknowledged when all of them have it, and they are at least minInSyncReplicas. The set is in etcd, and any
-member of it may be elected, so it changes there first: while a change is under way, or its outcome unknown, the members
-before and after it count.
+A message is acknowledged when all of them have it, and the set has at least minInSyncReplicas brokers. The set is in
+etcd, and any member of it may be elected, so it changes there first: while a change is under way, or its outcome
+unknown, the members before and after it count.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def find_processes(driver: int, kind: str) -> list[int]:
 
 
 def ended_queries(path: Path) -> list[str]:
-    """Why queries have ended, as a driver writes it line by line, but for those that Spark could not start."""
+    """The errors of ended queries, one a line in the driver's file, except those that Spark could not start."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [line for line in lines if STARTED_LATE not in line]
 

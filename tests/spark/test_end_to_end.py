@@ -92,7 +92,7 @@ class Job:
         if victim == "driver":
             self.end()
         for each in found:
-            # A worker may have ended meanwhile, for want of work.
+            # An idle worker may have ended by itself.
             with suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
 

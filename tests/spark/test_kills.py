@@ -104,7 +104,7 @@ class Job:
             if writes:
                 wait_until_written(self.cluster.name_server, "Target")
             for pid in found if writes and victim == "worker" else [self.moments.choice(found)]:
-                # A worker may have ended meanwhile, for want of work.
+                # An idle worker may have ended by itself.
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 

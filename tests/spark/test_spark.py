@@ -377,7 +377,7 @@ def test_large_bodies_take_the_memory_of_a_few(spark: Any, cluster: Cluster) -> 
         ends = [producer.send(Message("Large", body), queue=queue).queue_offset + 1 for _ in range(many)]
 
     def worker_mib(count: int) -> float:
-        """The most memory that a worker has had, after a read of so many of them."""
+        """Peak memory of a worker after reading `count` messages, MiB."""
         until = json.dumps({"Large": {"broker-a": {"0": ends[count - 1], "1": 0, "2": 0, "3": 0}}})
         frame = reader(spark, cluster, "Large", endingOffsets=until).schema("body BINARY").load()
         sizes = frame.selectExpr("length(body) AS size").filter("size > 100").agg({"*": "count", "size": "sum"})
@@ -389,7 +389,7 @@ def test_large_bodies_take_the_memory_of_a_few(spark: Any, cluster: Cluster) -> 
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory that a process has had."""
+    """Peak memory of a process, MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
 

@@ -80,6 +80,11 @@ def test_a_namespace_is_in_no_column(spark: Any, cluster: Cluster) -> None:
     assert (row.topic, bytes(row.body)) == ("Inside", b"message")
     (row,) = chosen(spark, cluster, subscribePattern="Ins.*", **options).load().select("topic", "body").collect()
     assert (row.topic, bytes(row.body)) == ("Inside", b"message")
+    messages = stream(spark, cluster, "Inside", startingOffsets="earliest", **options).load().select("topic", "body")
+    query = messages.writeStream.format("memory").queryName("inside").trigger(availableNow=True).start()
+    assert query.awaitTermination(PATIENCE_SECONDS)
+    (row,) = spark.table("inside").collect()
+    assert (row.topic, bytes(row.body)) == ("Inside", b"message")
 
 
 def test_brokers_filter_by_tags_and_by_sql92(spark: Any, cluster: Cluster) -> None:

@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from functools import partial, wraps
 from types import FrameType
@@ -33,7 +33,6 @@ from mqbroker.spark.offsets import (
     QueueRange,
     TopicBounds,
     cap,
-    describe,
     farthest,
     find_losses,
     from_json,
@@ -319,8 +318,10 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         """Triggers come many times a second: log changes only."""
         if queues != self._silent:
             self._silent = queues
-            names = ", ".join(describe(queue) for queue in queues)
-            log.warning("not read now, because brokers do not respond: %s", names or "none, all respond again")
+            if queues:
+                log.warning("not read now, because their brokers do not respond: queues of %s", _counts(queues))
+            else:
+                log.warning("all brokers respond again")
 
     def getDefaultReadLimit(self) -> Any:
         rows = self._options.max_offsets_per_trigger
@@ -397,9 +398,14 @@ def _bounds_at_start(options: SourceOptions, repeated: Set[MessageQueue] = froze
         raise BadOption("subscribePattern", f"{selection.pattern!r} matches no topic that the name server lists")
     seen = fetch_all_bounds(client, topics, deadline, soon, expected, selection)
     OffsetSpec("assign", EARLIEST).check_exist(selection.queues, seen.bounds)
-    counts = Counter(f"{queue.topic} on {queue.broker_name}" for queue in seen.queues)
-    log.info("queues at the start: %s", "; ".join(f"{where}: {count}" for where, count in sorted(counts.items())))
+    log.info("queues at the start: %s", _counts(seen.queues))
     return seen
+
+
+def _counts(queues: Iterable[MessageQueue]) -> str:
+    """How many queues there are of each topic on each broker, in one short line."""
+    counts = Counter(f"{queue.topic} on {queue.broker_name}" for queue in queues)
+    return "; ".join(f"{where}: {count}" for where, count in sorted(counts.items()))
 
 
 def _topics(client: Any, options: SourceOptions, deadline: RetryDeadline) -> Sequence[str]:

@@ -247,8 +247,8 @@ def test_a_broker_that_is_away_holds_up_only_its_own_queues(
     engine.drain(reader)
     engine.drain(reader)
     assert caplog.messages == [
-        "not read now, because brokers do not respond: queue 0 of topic orders on broker b",
-        "not read now, because brokers do not respond: none, all respond again",
+        "not read now, because their brokers do not respond: queues of orders on b: 1",
+        "all brokers respond again",
     ]
     assert engine.rows() == [("0", 2), ("0", 3), ("0", 10)]
 

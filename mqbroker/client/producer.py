@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from functools import partial
@@ -30,6 +29,7 @@ from mqbroker.errors import MQError, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import REPLY_TOPIC_POSTFIX, RequestCode
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.compression import compress_body
 
 if TYPE_CHECKING:
     from mqbroker.client.direct_sends import DirectSends
@@ -304,7 +304,7 @@ class ProducerCore:
         """The encoded message; a large body is compressed on a thread, so that it does not hold up the event loop."""
         compressed = None
         if max(_LARGE_BYTES, self._options.compress_over_bytes) <= len(message.body) <= self._options.message_bytes_max:
-            compressed = await self._net.on_thread(partial(zlib.compress, message.body, self._options.compress_level))
+            compressed = await self._net.on_thread(partial(compress_body, message.body, self._options.compress_level))
         return prepare(message, self._options, self._identity.next_ids, self._now_ms(), compressed)
 
     async def send_batch(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
@@ -18,6 +17,7 @@ from mqbroker.errors import Refused, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, Prop, RequestCode, SysFlag
 from mqbroker.wire.command import FRAME_BYTES_MAX, RemotingCommand
+from mqbroker.wire.compression import compress_body
 from mqbroker.wire.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader, decode_header
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, encode_properties
@@ -73,14 +73,19 @@ def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
 
 
 def prepare(
-    message: Message, options: ProducerOptions, next_id: Callable[[], str], now_ms: int, compressed: bytes | None = None
+    message: Message,
+    options: ProducerOptions,
+    next_id: Callable[[], str],
+    now_ms: int,
+    compressed: tuple[bytes, int] | None = None,
 ) -> Outgoing:
-    """Encode one message, whose body may be `compressed` already. Raises BadMessage if it is empty or too large."""
+    """Encode one message; `compressed` is what `compress_body` made of its body already. Raises BadMessage if the body
+    is empty or too large."""
     check_size(message.topic, len(message.body), options)
     msg_id = message.unique_key or next_id()
     body, sys_flag = message.body, 0
     if len(body) >= options.compress_over_bytes:
-        body, sys_flag = compressed or zlib.compress(body, options.compress_level), SysFlag.COMPRESSED
+        body, sys_flag = compressed or compress_body(body, options.compress_level)
     if Prop.TRANSACTION_PREPARED in message.properties:
         sys_flag |= SysFlag.TRANSACTION_PREPARED
     return Outgoing(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import zlib
 
 import attrs
 
@@ -17,6 +16,7 @@ from mqbroker.errors import MQError, Refused
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import AUTO_CREATE_TOPIC, CLIENT_INNER_PRODUCER_GROUP, RETRY_PREFIX, Prop, RequestCode, SysFlag
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.compression import compress_body
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2
 from mqbroker.wire.properties import encode_properties
 
@@ -113,7 +113,7 @@ def retry_request(
     properties.pop(Prop.TRANSACTION_PREPARED, None)
     body, sys_flag = message.body, message.sys_flag & (SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK)
     if message.body_error is None and sys_flag & SysFlag.COMPRESSED:
-        body, sys_flag = zlib.compress(body), SysFlag.COMPRESSED
+        body, sys_flag = compress_body(body)
     header = SendMessageRequestHeaderV2(
         producer_group=CLIENT_INNER_PRODUCER_GROUP,
         topic=queue.topic,

@@ -7,7 +7,6 @@ Spark's Python workers; no I/O, and no import of PySpark.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -27,7 +26,8 @@ from mqbroker.errors import MQError
 from mqbroker.spark.errors import BadRow
 from mqbroker.spark.sink_options import SinkColumns, why_not_topic
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import KEY_SEPARATOR, Prop, SysFlag
+from mqbroker.wire.codes import KEY_SEPARATOR, Prop
+from mqbroker.wire.compression import compress_body
 from mqbroker.wire.ids import UniqIdSource
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, encode_properties
@@ -277,13 +277,14 @@ class _Piece:
             "body",
             lambda n: f"is {sizes[n]} bytes, the limit is {limit} (maxMessageSize in the broker)",
         )
+        flags = np.zeros(len(sizes), np.int64)
         is_long = sizes >= packer.compress_over_bytes
         if is_long.any():
             bodies = body.to_pylist()
             for n in np.flatnonzero(is_long):
-                bodies[n] = zlib.compress(bodies[n], packer.compress_level)
+                bodies[n], flags[n] = compress_body(bodies[n], packer.compress_level)
             body = pa.array(bodies, _BINARY)
-        return body, np.where(is_long, int(SysFlag.COMPRESSED), 0)
+        return body, flags
 
     def _lanes(self) -> tuple[Any, list[tuple[str, MessageQueue | None]]]:
         """For each row the number of its target, and the targets."""

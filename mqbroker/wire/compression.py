@@ -5,6 +5,7 @@ The sysFlag's bits 8 to 10 name the type. LZ4 is the frame format. Its library a
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -40,6 +41,13 @@ _TYPES: dict[int, tuple[str, tuple[tuple[str, str | None, str], ...]]] = {
         (("compression.zstd", None, "ZstdDecompressor"), ("backports.zstd", "backports.zstd", "ZstdDecompressor")),
     ),
 }
+
+
+def compress_body(body: bytes, level: int = 5) -> tuple[bytes, int]:
+    """The body with zlib, and the sysFlag that says so; as it is, and 0, if it would be no smaller: brokers count what
+    they are sent, so that random bytes just below the limit would be refused. Java's producers send what is larger."""
+    compressed = zlib.compress(body, level)
+    return (compressed, SysFlag.COMPRESSED) if len(compressed) < len(body) else (body, 0)
 
 
 def decompress_body(body: bytes, sys_flag: int) -> bytes:

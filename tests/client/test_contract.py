@@ -1,5 +1,6 @@
 """What clients do, the same on each face, with our own name server and broker in memory."""
 
+import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -116,6 +117,14 @@ def test_a_large_body_is_compressed_and_keeps_its_place_among_those_of_its_key(f
     found = consumer.pull(result.queue, 0).messages
     assert [message.body for message in found] == [b"1", large, b"2", large]
     assert [message.sys_flag & 1 for message in found] == [0, 1, 0, 1]
+
+
+def test_a_body_as_large_as_may_be_that_cannot_be_compressed_is_sent_as_it_is(producer: Any, consumer: Any) -> None:
+    body = random.Random(1).randbytes(ProducerOptions().message_bytes_max)
+    producer.send(Message("T", body), queue=Q)
+    (message,) = consumer.pull(Q, 0).messages
+    assert message.sys_flag & 1 == 0
+    assert message.body == body
 
 
 def test_a_message_goes_to_light_queues_as_well(producer: Any, consumer: Any) -> None:

@@ -1,5 +1,6 @@
 """Rows as bodies of sends: byte for byte what the client makes of the same messages, and each refusal with its row."""
 
+import random
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -148,6 +149,10 @@ def test_long_bodies_are_compressed_as_by_the_client_and_have_batches_of_their_o
     assert (short.outgoing.sys_flag, long.outgoing.sys_flag) == (0, SysFlag.COMPRESSED)
     assert [zlib.decompress(entry.body) for entry in decode_batch(long.outgoing.body)] == [b"x" * 5000, b"y" * 4096]
     assert [each.rows.tolist() for each in (short, long)] == [[1], [0, 2]]
+    random_bytes = random.Random(1).randbytes(5000)
+    (one,) = packed({"body": [b"short", random_bytes]})
+    assert one.outgoing.sys_flag == 0
+    assert bodies(one) == [b"short", random_bytes]
     (alone,) = packed({"body": [b"x" * 5000], "delayTimeLevel": [1]})
     same(alone.outgoing, prepare(Message("T", b"x" * 5000, delay_level=1), ProducerOptions(), ids(), NOW_MS))
 

@@ -1,6 +1,8 @@
 """Real Spark writes to our own broker: batches, streams, and writers that are killed when all is written."""
 
 import json
+import os
+import random
 import re
 import subprocess
 import sys
@@ -23,6 +25,8 @@ from tests.spark.test_spark import (  # noqa: F401 - fixtures
     QUEUES,
     Cluster,
     cluster,
+    find_processes,
+    peak_mib,
     reader,
     said_in,
     sentence_of,
@@ -74,6 +78,27 @@ def test_long_bodies_and_delayed_rows(spark: Any, cluster: Cluster) -> None:  # 
     found = reader(spark, cluster, "Long").load().collect()
     assert {bytes(row.body) for row in found} >= {b"0." * 3000, b"2." * 3000}
     assert all(row.sysFlag & 1 for row in found)
+
+
+def test_bodies_as_large_as_may_be_take_the_memory_of_a_few(spark: Any, cluster: Cluster) -> None:  # noqa: F811
+    body, few, many = random.Random(1).randbytes(4 << 20), 10, 30
+    one = spark.createDataFrame([(bytearray(body),)], "body BINARY")
+    setting = "spark.sql.execution.arrow.maxBytesPerBatch"
+    former = spark.conf.get(setting)
+
+    def worker_mib(count: int) -> float:
+        """Peak memory of a worker after writing `count` messages in one task, MiB."""
+        write(spark.range(0, count, 1, 1).crossJoin(one).select("body"), cluster, "Large")
+        return max(peak_mib(pid) for pid in find_processes(os.getpid(), "worker"))
+
+    spark.conf.set(setting, "16m")
+    try:
+        peak = worker_mib(few)
+        assert worker_mib(many) < peak + 32, peak
+    finally:
+        spark.conf.set(setting, former)
+    sizes = reader(spark, cluster, "Large").schema("body BINARY").load().selectExpr("length(body) AS size")
+    assert [tuple(row) for row in sizes.groupBy("size").count().collect()] == [(len(body), few + many)]
 
 
 SPECULATIVE = "option guarantee: effectively-once is not possible"

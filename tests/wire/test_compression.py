@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import sys
 import tracemalloc
 import zlib
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from mqbroker.wire import compression
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.compression import BODY_BYTES_MAX, UnreadableBody, decompress_body
+from mqbroker.wire.compression import BODY_BYTES_MAX, UnreadableBody, compress_body, decompress_body
 
 ZLIB = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
 LZ4 = SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4
@@ -45,6 +46,16 @@ def kind(request: pytest.FixtureRequest) -> int:
 @pytest.mark.parametrize("body", [b"", b"x", BODY, bytes(300_000)], ids=len)
 def test_bodies_are_decompressed(kind: int, body: bytes) -> None:
     assert decompress_body(compressor(kind)(body), kind) == body
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"x", BODY, random.Random(1).randbytes(10_000)], ids=["empty", "x", "digits", "random"]
+)
+def test_a_body_is_compressed_only_if_that_makes_it_smaller(body: bytes) -> None:
+    compressed, flag = compress_body(body)
+    assert (flag == SysFlag.COMPRESSED) is (body is BODY)
+    assert (len(compressed) < len(body)) is (body is BODY)
+    assert decompress_body(compressed, flag) == body
 
 
 def test_a_body_whose_flag_says_that_it_is_not_compressed_is_left_as_it_is() -> None:

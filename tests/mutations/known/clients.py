@@ -47,4 +47,11 @@ MISTAKES = [
         "",
         ("tests/client/test_handover.py",),
     ),
+    Mutation(
+        "send what compression has made larger",
+        "wire/compression.py",
+        "if len(compressed) < len(body) else (body, 0)",
+        "if body else (body, 0)",
+        ("tests/wire/test_compression.py::test_a_body_is_compressed_only_if_that_makes_it_smaller",),
+    ),
 ]

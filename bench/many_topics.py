@@ -77,14 +77,14 @@ def show(table: Table, topics: int, ours: Found | None, java: Found | None) -> N
             table.wanted_row(name, cells, values[0], below=below)
 
     table.head(f"{f'{topics:,} topics':18}{'ours':>10}{'Java':>10}   of {QUEUES} queues, {FILES:,} files may be open")
-    row("first sends /s", [each and each.made_a_second for each in both], 0)
-    row("sends /s", [each and each.sent_a_second for each in both], 0)
-    row("s to stop", [each and each.stop_seconds for each in both], 1)
+    row("first sends /s", [each.made_a_second if each else None for each in both], 0)
+    row("sends /s", [each.sent_a_second if each else None for each in both], 0)
+    row("s to stop", [each.stop_seconds if each else None for each in both], 1)
     for how in ("stopped", "killed"):
-        starts: list[Start | None] = [each and getattr(each, how) for each in both]
-        row(f"{how}: s to serve", [each and each.seconds for each in starts], 2, START_S_WANTED)
-        row("  private MiB", [each and each.private_mib for each in starts], 0)
-        row("  resident MiB", [each and each.resident_mib for each in starts], 0, MIB_WANTED)
+        starts: list[Start | None] = [getattr(each, how) if each else None for each in both]
+        row(f"{how}: s to serve", [each.seconds if each else None for each in starts], 2, START_S_WANTED)
+        row("  private MiB", [each.private_mib if each else None for each in starts], 0)
+        row("  resident MiB", [each.resident_mib if each else None for each in starts], 0, MIB_WANTED)
 
 
 def measure(bench: Bench, kind: Kind, topics: int) -> Found:

@@ -11,11 +11,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 from twisted.internet.task import Clock
 
 from mqbroker.config import StoreSettings
 from mqbroker.store import MessageStore, open_store
+from mqbroker.store.get_message_result import GetMessageResult
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.record import NewMessage
@@ -74,7 +76,7 @@ def run(directory: str, count: int, body_bytes: int) -> None:
 
         # A part, so that the bound of the dispatch queue is not reached, and dispatch is not from the log.
         part = batches[: 40_000 // batch]
-        timed(f"append, batches of {batch}", 40_000, lambda part=part: append_all(part))
+        timed(f"append, batches of {batch}", 40_000, partial(append_all, part))
         timed("  then dispatch", 40_000, store.dispatch_now)
         timed("  then index", 40_000, store._dispatcher.index_all)
         timed(f"append+dispatch+index, batches of {batch}", count, append_and_dispatch)
@@ -93,7 +95,9 @@ def get_all(store: MessageStore, topic: str, queues: int, how: str) -> None:
             for queue_id in range(queues):
                 offset, end = 0, min(40_000, store.max_offset(topic, queue_id))
                 while offset < end:
-                    offset = store.get(topic, queue_id, offset, max_count).next_offset
+                    found = store.get(topic, queue_id, offset, max_count)
+                    assert isinstance(found, GetMessageResult), "all of it is in memory"
+                    offset = found.next_offset
 
         total = sum(min(40_000, store.max_offset(topic, q)) for q in range(queues))
         timed(f"get of {max_count}, {how}", total, read)

@@ -62,7 +62,7 @@ class Producer(PerProcess[aio.Producer, ProducerOptions]):
 
     def _make(self) -> aio.Producer:
         made = self._producer()
-        self._under_way = UnderWay(self._options, core(made).direct_sends())
+        self._under_way = UnderWay(self._options, core(made))
         return made
 
     def _producer(self) -> aio.Producer:

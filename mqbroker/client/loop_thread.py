@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from mqbroker.client.errors import ClientClosed, WouldDeadlock
 
@@ -20,6 +20,12 @@ T = TypeVar("T")
 
 #: How long the end of a loop waits for coroutines that were cancelled, seconds.
 _END_S = 1.0
+
+
+class Failing(Protocol):
+    """What waits for a call, as a future does."""
+
+    def set_exception(self, error: BaseException, /) -> None: ...
 
 
 class LoopThread:
@@ -30,7 +36,7 @@ class LoopThread:
         self._selector = selectors.DefaultSelector()
         self.loop = asyncio.SelectorEventLoop(self._selector)
         self._gate = threading.Lock()
-        self._calls: deque[tuple[Callable[[], object], Future[Any]]] = deque()
+        self._calls: deque[tuple[Callable[[], object], Failing]] = deque()
         self._is_woken = self._is_over = False
         self._thread = threading.Thread(target=self._main, name="mq-client", daemon=True)
         self._thread.start()
@@ -38,9 +44,9 @@ class LoopThread:
     @property
     def is_current(self) -> bool:
         """Whether the caller runs on this thread, where nothing may block."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._thread.ident
 
-    def call(self, call: Callable[[], object], future: Future[Any]) -> None:
+    def call(self, call: Callable[[], object], future: Failing) -> None:
         """Call it on the thread; calls that come together cost one wake-up. `future` fails with ClientClosed if the
         loop ends before. Raises ClientClosed."""
         run = contextvars.copy_context().run  # so that observers see the context variables of the caller

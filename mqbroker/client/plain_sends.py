@@ -4,7 +4,7 @@ reads what is answered. What is not plain, and all that goes wrong, is left to t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, repeat
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -103,6 +103,16 @@ class PlainSends:
         if len(self._messages) >= _TOGETHER_MAX:
             self.flush()
         return taken
+
+    def take_all(self, messages: list[Message], waiters: Sequence[Any]) -> None:
+        """As `take` of each of them with its waiter."""
+        self.take(messages[0], waiter=waiters[0])
+        for at in range(1, len(messages), _TOGETHER_MAX):
+            self._messages += messages[at : at + _TOGETHER_MAX]
+            self._waiters += waiters[at : at + _TOGETHER_MAX]
+            self._choices += repeat(None, len(self._messages) - len(self._choices))
+            if len(self._messages) >= _TOGETHER_MAX:
+                self.flush()
 
     def place(self, message: Message) -> tuple[Place, Connection, int] | None:
         """Where a send goes that has the next turn: its place, the connection to there, and the milliseconds for the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -86,6 +86,7 @@ class ProducerCore:
         self._plain: PlainSends | None = None
         if plain_sends and not (self._namespace or options.retry_unstored or options.vip_channel):
             self._plain = plain_sends(identity, self._attempts, self._in_flight)
+        self._unobserved = None if self._observers else self._plain
         self._requests = SendsInFlight(net, options.requests_in_flight_max, options.sends_in_flight_bytes_max)
         self._replies = Replies(net)
         #: Held by a send to a chosen queue while it is encoded; how many hold it, or wait for it.
@@ -238,16 +239,26 @@ class ProducerCore:
             return (route and route.master(queue.broker_name)) or ""
         return outcome.attempts[-1][1] if isinstance(outcome, SendFailed) and outcome.attempts else ""
 
-    def take_plain(self, message: object = None, waiter: object = None) -> Any:
+    def take_plain(self, message: object = None) -> Any:
         """Begin a send to the next queue without a coroutine, where it may be plain, has its turn, and is not observed:
         returns what `PlainSends.take` does, otherwise None. If its outcome is not a SendResult, the caller continues
         with `send_otherwise`; if it is cancelled, with `give_up`."""
-        plain = None if self._observers else self._plain
+        plain = self._unobserved
         if plain is None or self._attempts.is_closed or not isinstance(message, Message) or not plain.suits(message):
             return None
         if not self._in_flight.acquired(len(message.body)):
             return None
-        return plain.take(message, waiter=waiter)
+        return plain.take(message)
+
+    def take_all_plain(self, messages: list[Message], waiters: Sequence[Any]) -> bool:
+        """Begin sends as `take_plain` does, if all may be plain and have their turns now."""
+        plain = self._unobserved
+        if plain is None or self._attempts.is_closed or not all(map(plain.suits, messages)):
+            return False
+        has_room = self._in_flight.acquired(sum([len(message.body) for message in messages]), len(messages))
+        if has_room:
+            plain.take_all(messages, waiters)
+        return has_room
 
     async def send_otherwise(
         self,
@@ -263,7 +274,7 @@ class ProducerCore:
 
     def direct_sends(self) -> DirectSends | None:
         """What takes sends of threads that wait for them, if any does."""
-        return None if self._plain is None or self._observers else self._plain.direct()
+        return None if self._unobserved is None else self._unobserved.direct()
 
     async def send_after(self, message: Message, first: FirstAttempt) -> SendResult:
         """Go on with a send whose `first` attempt was made elsewhere. Raises as `send` does."""

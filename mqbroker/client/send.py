@@ -250,9 +250,10 @@ class SendsInFlight:
         """Whether a further send must wait."""
         return self._count >= self._count_max or self._bytes >= self._bytes_max
 
-    def acquired(self, size: int) -> bool:
-        """Acquire a slot for `size` bytes, to be returned by `release`; False if it must be waited for."""
-        return not self._waiting and not self._granted and self._occupied(size)
+    def acquired(self, size: int, count: int = 1) -> bool:
+        """Acquire a slot for `size` bytes, or several of `size` together, to be returned by `release`; False if they
+        must be waited for."""
+        return not self._waiting and not self._granted and self._occupied(size, count)
 
     async def acquire(self, size: int, timeout_s: float | None = None) -> None:
         """As `acquired`, but waits. Raises RequestTimedOut if there is no room in time."""
@@ -281,11 +282,12 @@ class SendsInFlight:
         self._bytes -= size
         self._grant()
 
-    def _occupied(self, size: int) -> bool:
-        """Whether there was room for a slot, which is taken now."""
-        if self._count and (self._count >= self._count_max or self._bytes + size > self._bytes_max):
+    def _occupied(self, size: int, count: int = 1) -> bool:
+        """Whether there was room, which is taken now; there always is for one alone."""
+        after = self._count + count
+        if after > 1 and (after > self._count_max or self._bytes + size > self._bytes_max):
             return False
-        self._count += 1
+        self._count = after
         self._bytes += size
         return True
 

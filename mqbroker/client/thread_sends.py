@@ -4,19 +4,20 @@ are bounded."""
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, cast
 
 from mqbroker.client.attempts import FirstAttempt
-from mqbroker.client.direct_sends import DirectSends
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.faces import core
-from mqbroker.client.loop_thread import follow, wait_for
+from mqbroker.client.loop_thread import LoopThread, follow, wait_for
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.options import ProducerOptions
 from mqbroker.client.producer import ProducerCore
@@ -27,9 +28,11 @@ P = ParamSpec("P")
 #: A method of the core that sends one message.
 SendMethod = Callable[Concatenate[ProducerCore, P], Coroutine[Any, Any, SendResult]]
 
-
 #: Asynchronous and oneway sends of a client.
 _under_way: Callable[[Any], UnderWay] = attrgetter("_under_way")
+
+#: States of the library's futures.
+_PENDING, _FINISHED = "PENDING", "FINISHED"
 
 
 def sending(method: SendMethod[P]) -> Callable[Concatenate[Any, P], SendResult]:
@@ -47,9 +50,9 @@ def sending(method: SendMethod[P]) -> Callable[Concatenate[Any, P], SendResult]:
             if outcome is not None:
                 producer: ProducerCore = core(made)
                 return thread.run(producer.send_after(cast(Message, args[0]), outcome))
-        future: Future[SendResult] = Future()
-        thread.call(functools.partial(_send, under_way, core(made), future, args, kwargs), future)
-        result = wait_for(future)
+        send = _Send(under_way, args, kwargs)
+        under_way.begin(send, thread)
+        result = wait_for(send)
         under_way.has_unordered = False
         return result
 
@@ -75,67 +78,112 @@ def sending_async(method: SendMethod[P], doc: str) -> Callable[Concatenate[Any, 
 
     @functools.wraps(method)
     def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Future[SendResult]:
-        thread, made = parts(client)
-        size = _size(args[0] if args else kwargs.get("message"))
+        thread, _ = parts(client)
         under_way = _under_way(client)
+        send = _Send(under_way, args, kwargs)
+        size = _size(args[0] if args else kwargs.get("message"))
         under_way.enter(size, may_wait=not thread.is_current)
-        future: Future[SendResult] = Future()
-        future.add_done_callback(functools.partial(under_way.leave, size))
-        try:
-            thread.call(functools.partial(_send, under_way, core(made), future, args, kwargs), future)
-        except ClientClosed:
-            future.cancel()  # which gives its room back
-            raise
-        return future
+        send.size = size
+        under_way.begin(send, thread)
+        return send
 
     calling.__name__, calling.__doc__ = f"{method.__name__}_async", doc
     return calling
 
 
-def _send(
-    under_way: UnderWay,
-    producer: ProducerCore,
-    future: Future[SendResult],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> None:
-    """Begin a send on the loop's thread; a plain one needs no task."""
-    try:
-        is_plain = len(args) == 1 and not (kwargs and any(value is not None for value in kwargs.values()))
-        if not is_plain or producer.take_plain(args[0], _Waiter(under_way, producer, future, args[0])) is None:
-            follow(asyncio.ensure_future(producer.send(*args, **kwargs)), future)
-    except TypeError as error:  # of the arguments
-        future.set_exception(error)
+class _Send(Future[SendResult]):
+    """A send's future, and what the loop needs for it.
 
+    The library's have a condition each, which costs more than all else of them; here it is made where a thread waits.
+    """
 
-class _Waiter:
-    """Completes the future of a thread with the outcome of a plain send, at little cost."""
+    def __init__(self, under_way: UnderWay, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        # As that of the base class, which makes the condition.
+        self._state, self._result, self._exception = _PENDING, None, None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Callable[[Future[SendResult]], object]] = []
+        self._gate = threading.RLock()
+        self._under_way = under_way
+        self.args, self.kwargs = args, kwargs
+        self.context = contextvars.copy_context()  # so that observers see the context variables of the caller
+        #: Bytes that it takes among those under way, if it is one of these.
+        self.size: int | None = None
 
-    __slots__ = ("_future", "_message", "_producer", "_under_way")
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a message to the next queue, in the usual time."""
+        is_usual = not self.kwargs or all(value is None for value in self.kwargs.values())
+        return is_usual and len(self.args) == 1 and isinstance(self.args[0], Message)
 
-    def __init__(self, under_way: UnderWay, producer: ProducerCore, future: Future[SendResult], message: Any) -> None:
-        self._under_way, self._producer, self._future, self._message = under_way, producer, future, message
+    def __getattr__(self, name: str) -> Any:
+        if name != "_condition":
+            raise AttributeError(name)
+        return self.__dict__.setdefault(name, threading.Condition(self._gate))  # the same for all threads
+
+    def _invoke_callbacks(self) -> None:
+        if self.size is not None:
+            self._under_way.leave(self.size)
+        self.tell()
+
+    def tell(self) -> None:
+        """Call the callbacks."""
+        super()._invoke_callbacks()  # type: ignore[misc]
+
+    def follow(self, task: Coroutine[Any, Any, SendResult]) -> None:
+        """End as the coroutine does."""
+        follow(asyncio.get_running_loop().create_task(task, context=self.context), self)
 
     def done(self) -> bool:
-        """Whether it was cancelled."""
-        return self._future.cancelled()
+        return self._state != _PENDING
+
+    def add_done_callback(self, fn: Callable[[Future[SendResult]], object]) -> None:
+        with self._gate:
+            if self._state == _PENDING:
+                self._done_callbacks.append(fn)
+                return
+        super().add_done_callback(fn)
 
     def set_result(self, outcome: Any) -> None:
+        """Called on the loop with a result, or what else `PlainSends.take` has come to."""
         self._under_way.ended(self, outcome)
 
-    def tell(self, outcome: Any) -> None:
-        if isinstance(outcome, SendResult):
-            with suppress(InvalidStateError):  # it was cancelled meanwhile
-                self._future.set_result(outcome)
-        else:
-            follow(asyncio.ensure_future(self._producer.send_otherwise(self._message, outcome)), self._future)
+    def finish(self, result: SendResult) -> bool:
+        """Whether it was not done before."""
+        with self._gate:
+            if self._state != _PENDING:
+                return False
+            self._result, self._state = result, _FINISHED
+            del self.args, self.kwargs, self.context  # programs may keep many futures
+            for waiter in self._waiters:
+                waiter.add_result(self)
+            condition = self.__dict__.setdefault("_condition", _OVER)
+            if condition is not _OVER:
+                condition.notify_all()
+            return True
+
+
+class _Over:
+    """In place of the condition of a future that is done: nothing of it changes any more."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    acquire = release = __enter__
+
+
+_OVER = _Over()
 
 
 class UnderWay:
-    """The `send_async` sends of a producer that have no result yet, by number and bytes: threads wait for room."""
+    """Sends of a producer's threads: those that the loop is to begin, and the number and bytes of the `send_async` ones
+    that have no result yet, among which threads wait for room."""
 
-    def __init__(self, options: ProducerOptions, direct: DirectSends | None = None) -> None:
-        self._direct = direct
+    def __init__(self, options: ProducerOptions, producer: ProducerCore | None = None) -> None:
+        self._producer = producer
+        self._direct = None if producer is None else producer.direct_sends()
         #: Whether an asynchronous send may be in flight on the loop's connection: the next send must follow it there.
         self.has_unordered = False
         self._count_max = options.sends_in_flight_max
@@ -146,7 +194,9 @@ class UnderWay:
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
         self._count = self._bytes = 0
-        self._ended: list[tuple[_Waiter, Any]] = []
+        #: Sends that the loop has not begun; while there are any, it was told.
+        self._new: list[_Send] = []
+        self._ended: list[tuple[_Send, Any]] = []
 
     def send_directly(self, message: object) -> SendResult | FirstAttempt | None:
         """As `DirectSends.send`; None also where it would overtake others."""
@@ -158,6 +208,8 @@ class UnderWay:
         if self._direct is not None:
             self._direct.close()
 
+    # on any thread
+
     def enter(self, size: int, *, may_wait: bool) -> None:
         with self._lock:
             if may_wait and self._count and not self._has_room(size):
@@ -165,9 +217,10 @@ class UnderWay:
             self._count += 1
             self._bytes += size
 
-    def leave(self, size: int, _: object) -> None:
+    def leave(self, size: int, count: int = 1) -> None:
+        """Give room back, or that of several of `size` together."""
         with self._lock:
-            self._count -= 1
+            self._count -= count
             self._bytes -= size
             if self._waiting and self._count <= self._count_low and self._bytes <= self._bytes_low:
                 self._changed.notify_all()
@@ -183,20 +236,72 @@ class UnderWay:
         finally:
             self._waiting -= 1
 
-    def ended(self, waiter: _Waiter, outcome: Any) -> None:
-        """A plain send has ended. The callback runs in the loop's next iteration, so that it cannot run between the
-        ends of other sends."""
+    def _has_room(self, size: int) -> bool:
+        return self._count < self._count_max and self._bytes + size <= self._bytes_max
+
+    def begin(self, send: _Send, thread: LoopThread) -> None:
+        """Have the loop begin it, after those before. Raises ClientClosed."""
+        with self._lock:
+            self._new.append(send)
+            if len(self._new) > 1:  # the loop was told
+                return
+        try:
+            thread.call(self._begin_all, self)
+        except ClientClosed as error:
+            self.set_exception(error)
+            raise
+
+    def set_exception(self, error: BaseException) -> None:
+        """Called instead of `_begin_all` if the loop has ended."""
+        for send in self._taken():
+            with suppress(InvalidStateError):  # it was cancelled
+                send.set_exception(error)
+
+    def _taken(self) -> list[_Send]:
+        with self._lock:
+            new, self._new = self._new, []
+        return new
+
+    # on the loop
+
+    def _begin_all(self) -> None:
+        """Plain ones need no task, and are taken together."""
+        producer = cast(ProducerCore, self._producer)
+        for is_plain, group in groupby(self._taken(), _is_plain):
+            sends = list(group)
+            if is_plain and producer.take_all_plain([send.args[0] for send in sends], sends):
+                continue
+            for send in sends:
+                try:
+                    if not is_plain or not producer.take_all_plain([send.args[0]], [send]):
+                        send.follow(producer.send(*send.args, **send.kwargs))
+                except TypeError as error:  # of the arguments
+                    send.set_exception(error)
+
+    def ended(self, send: _Send, outcome: Any) -> None:
+        """A send has ended. It is told in the loop's next iteration: callbacks must not run between the ends of other
+        sends."""
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._tell)
-        self._ended.append((waiter, outcome))
+        self._ended.append((send, outcome))
 
     def _tell(self) -> None:
         ended, self._ended = self._ended, []
-        for waiter, outcome in ended:
-            waiter.tell(outcome)
+        producer = cast(ProducerCore, self._producer)
+        done = []
+        for send, outcome in ended:
+            if not isinstance(outcome, SendResult):
+                send.follow(producer.send_otherwise(send.args[0], outcome))
+            elif send.finish(outcome):
+                done.append(send)
+        sizes = [send.size for send in done if send.size is not None]
+        if sizes:
+            self.leave(sum(sizes), len(sizes))
+        for send in done:
+            send.tell()
 
-    def _has_room(self, size: int) -> bool:
-        return self._count < self._count_max and self._bytes + size <= self._bytes_max
+
+_is_plain = attrgetter("is_plain")
 
 
 def _size(message: object) -> int:

@@ -357,15 +357,18 @@ def test_a_fork_has_sockets_of_its_own(topic: Loopback, producer: Producer) -> N
 
 
 def test_sends_under_way_are_seen_by_those_that_would_overtake() -> None:
-    class Direct:
+    class Producer:
+        def direct_sends(self) -> Any:
+            return self
+
         def send(self, message: Message) -> str:
             return "direct"
 
-    under_way = UnderWay(ProducerOptions(), Direct())  # type: ignore[arg-type]
+    under_way = UnderWay(ProducerOptions(), Producer())  # type: ignore[arg-type]
     assert under_way.send_directly(Message("T", b"0")) == "direct"
     under_way.enter(1, may_wait=False)
     assert under_way.send_directly(Message("T", b"0")) is None
-    under_way.leave(1, None)
+    under_way.leave(1)
     assert under_way.send_directly(attrs.evolve(Message("T", b"0"))) == "direct"
 
 
@@ -382,19 +385,19 @@ def test_threads_that_wait_for_room_are_woken_for_a_quarter_of_it() -> None:
     entered.clear()
     thread = threading.Thread(target=enter, args=[700])
     thread.start()
-    under_way.leave(10, None)
+    under_way.leave(10)
     assert not entered.wait(0.1)  # there is room, for one
-    under_way.leave(10, None)
+    under_way.leave(10)
     assert entered.wait(PATIENCE_S)
     thread.join()
     entered.clear()
     thread = threading.Thread(target=enter, args=[400])
     thread.start()
-    under_way.leave(10, None)
+    under_way.leave(10)
     assert not entered.wait(0.1)  # there is none for so many bytes
-    under_way.leave(700, None)
+    under_way.leave(700)
     assert entered.wait(PATIENCE_S)
     thread.join()
     for size in (400, 10, 10, 10, 10, 10):
-        under_way.leave(size, None)
+        under_way.leave(size)
     under_way.wait_until_empty(0)

@@ -141,8 +141,8 @@ MISTAKES = [
     Mutation(
         "send past the observers of a producer",
         "client/producer.py",
-        "        plain = None if self._observers else self._plain\n",
-        "        plain = self._plain\n",
+        "        self._unobserved = None if self._observers else self._plain\n",
+        "        self._unobserved = self._plain\n",
         ("tests/client/test_observers.py",),
         with_compiled=True,
     ),

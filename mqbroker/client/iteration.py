@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 import attrs
 
 from mqbroker.client.consume_service import ConsumeService, ListenerCall
-from mqbroker.client.errors import RetryLater
+from mqbroker.client.errors import BadArgument, RetryLater
 from mqbroker.client.listeners import ConsumeResult
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import Signal
@@ -70,12 +70,18 @@ class Delivery(_Message):
     def nack(self, delay_level: int | timedelta = 0) -> None:
         """Have the message delivered again, after a delay that the broker chooses (0), or that of a level from 1 to 18.
         A timedelta selects the level that has exactly this delay by default. Raises ValueError on other values."""
-        if not isinstance(delay_level, timedelta) and delay_level < 0:
+        level = RetryLater(delay_level).delay_level
+        if level < 0:
             raise ValueError("nack: delay_level must be 0 to 18; dead_letter() gives a message up")
-        self._settle(RetryLater(delay_level).delay_level)
+        self._settle(level)
 
-    def dead_letter(self, reason: str = "") -> None:
-        """Send the message to the dead letters of the group, with `reason` in its property DEAD_LETTER_REASON."""
+    def dead_letter(self, reason: str | BaseException = "") -> None:
+        """Send the message to the dead letters of the group, with `reason`, or the type and text of an exception, in
+        its property DEAD_LETTER_REASON. Raises BadArgument on other values."""
+        if isinstance(reason, BaseException):
+            reason = f"{type(reason).__name__}: {reason}"
+        if not isinstance(reason, str):
+            raise BadArgument("reason", "text, or an exception", reason)
         log.warning("message %s of %s goes to the dead letters: %s", self.msg_id, self.queue, reprlib.repr(reason))
         self._settle(-1, reason)
 

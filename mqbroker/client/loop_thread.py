@@ -112,9 +112,13 @@ class LoopThread:
     def _take_calls(self) -> None:
         self._is_woken = False
         calls = self._calls
-        for _ in range(len(calls)):
-            call, _future = calls.popleft()
-            call()
+        try:
+            for _ in range(len(calls)):
+                call, _future = calls.popleft()
+                call()
+        finally:
+            if calls:  # one has failed, and the loop reports it; others wait for what follows
+                self.loop.call_soon(self._take_calls)
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)

@@ -3,6 +3,7 @@ import multiprocessing
 import os
 import pickle
 import threading
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
@@ -274,6 +275,25 @@ def test_calls_that_come_together_are_taken_in_order_and_those_of_an_ended_loop_
         endless.result(10)
     with pytest.raises(ClientClosed):
         thread.run(asyncio.sleep(0))
+
+
+def test_a_call_that_fails_does_not_keep_those_waiting_that_came_with_it() -> None:
+    thread, entered, go_on = LoopThread(), threading.Event(), threading.Event()
+    failures: list[Any] = []
+    thread.loop.set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+
+    async def hold() -> None:
+        entered.set()
+        assert go_on.wait(10)
+
+    held = thread.submit(hold())
+    assert entered.wait(10)
+    thread.call(lambda: 1 / 0, Future())
+    other = thread.submit(asyncio.sleep(0, "done"))
+    go_on.set()
+    assert (held.result(10), other.result(10)) == (None, "done")
+    assert [type(each) for each in failures] == [ZeroDivisionError]
+    thread.stop()
 
 
 def test_giving_up_a_wait_cancels_what_was_waited_for() -> None:

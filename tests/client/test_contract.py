@@ -371,7 +371,7 @@ def test_a_message_that_is_given_up_says_why(face: Any, cluster: Loopback, produ
     member.subscribe("T")
     with member:
         take = taking(face, member)
-        reasons = ["no such customer", "a\x01b\x02c\ud800" + "x" * 5000, ""]
+        reasons = ["no such customer", "a\x01b\x02c\ud800" + "x" * 5000, "", KeyError("customer")]
         for n, reason in enumerate(reasons):
             producer.send(Message("T", b"%d" % n), queue=Q)
             take().dead_letter(reason)
@@ -379,17 +379,24 @@ def test_a_message_that_is_given_up_says_why(face: Any, cluster: Loopback, produ
         late = take()
         with pytest.raises(ValueError, match=r"0:00:07 is the delay of no level"):
             late.nack(timedelta(seconds=7))
+        for level in ("5", None, -1):
+            with pytest.raises(ValueError, match="delay_level must be"):
+                late.nack(level)
+        for reason in (None, 5, b"text"):
+            with pytest.raises(BadArgument, match="reason must be text, or an exception"):
+                late.dead_letter(reason)
         late.nack(timedelta(seconds=5))
         dead = MessageQueue("%DLQ%g", "a", 0)
         found: list[Any] = []
-        while len(found) < 3:
+        while len(found) < 4:
             face.turn()
             try:
                 found = list(consumer.pull(dead, 0).messages)
             except (TopicNotFound, Refused):
                 continue
     by_body = {each.body: each.properties.get("DEAD_LETTER_REASON") for each in found}
-    assert by_body == {b"0": reasons[0], b"1": ("a b c?" + "x" * 5000)[:1000], b"2": None}
+    long = ("a b c?" + "x" * 5000)[:1000]
+    assert by_body == {b"0": reasons[0], b"1": long, b"2": None, b"3": "KeyError: 'customer'"}
     assert cluster.sent_back[-1].delay_level == 2
 
 

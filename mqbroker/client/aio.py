@@ -84,18 +84,19 @@ def sending(
 
     @functools.wraps(method)
     async def sending(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> SendResult:
-        producer = started(client)
+        producer: ProducerCore = client._core  # noqa: SLF001 - as in `call`
         taken = None if kwargs else producer.take_plain(*args)
         if taken is None:
             return await calling(client, *args, **kwargs)
         message: Any = args[0]
         try:
-            result = await taken
+            await taken
         except BaseException as error:
             producer.give_up(message, taken)
             if isinstance(error, RuntimeError):
-                client._net.check_loop()  # noqa: SLF001 - as in `call`
+                client._net.check_loop()  # noqa: SLF001
             raise
+        result = taken.result()
         return result if isinstance(result, SendResult) else await producer.send_otherwise(message, result)
 
     return sending

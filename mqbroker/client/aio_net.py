@@ -43,6 +43,8 @@ async def _timeout(seconds: float) -> AsyncIterator[None]:
 class AioNet(LoopNet):
     """Net on the running asyncio loop."""
 
+    has_tasks = True
+
     def __init__(
         self,
         on_request: RequestHandler,

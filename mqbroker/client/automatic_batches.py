@@ -3,10 +3,10 @@ own result. What cannot be in a batch, and all that goes wrong, is left to the g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
@@ -14,7 +14,7 @@ from mqbroker.client.attempts import Attempts, Chosen, FirstAttempt
 from mqbroker.client.batches import RECORD_BYTES, Part
 from mqbroker.client.errors import BadMessage
 from mqbroker.client.identity import Identity
-from mqbroker.client.loop import Future
+from mqbroker.client.loop import Future, Loop
 from mqbroker.client.loop_net import LoopNet
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.options import ProducerOptions
@@ -28,6 +28,9 @@ from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RETRY_PREFIX
 from mqbroker.wire.command import RemotingCommand, encode_command
 
+if TYPE_CHECKING:
+    from mqbroker.kernel.compiled import OpenBatch
+
 _waits = attrgetter("wait_stored")
 
 
@@ -35,24 +38,29 @@ _waits = attrgetter("wait_stored")
 class _Batch(Part):
     """Sends to one queue, which `choose` returns if it is not None, and the futures of their callers."""
 
-    waiters: list[Future] = attrs.field(factory=list)
+    waiters: list[Any] = attrs.field(factory=list)
     choose: Choose | None = None
+    #: The same from the compiled module, whose waiters are its own.
+    joined: OpenBatch | None = None
 
-    def end(self, outcomes: list[SendResult] | MQError | None) -> list[int]:
+    def end(self, outcomes: Sequence[SendResult] | MQError | None) -> tuple[int, int]:
         """Complete the futures: each with its result, or all with an error, or with None, which has each message sent
-        alone. Returns the sizes of the bodies whose slots have ended."""
-        if isinstance(outcomes, list):
+        alone. Returns the bytes of the bodies whose slots have ended, and their number."""
+        if outcomes is not None and not isinstance(outcomes, MQError):
+            if self.joined is not None:
+                cast(Any, outcomes).give_to(self.waiters)
+                return self.joined.body_bytes, len(self.messages)
             for waiter, result in zip(self.waiters, outcomes, strict=True):
                 if not waiter.done():
                     waiter.set_result(result)
-            return [len(message.body) for message in self.messages]
+            return sum(len(message.body) for message in self.messages), len(self.messages)
         ended = []
         for message, waiter in zip(self.messages, self.waiters, strict=True):
             if waiter.done():  # it was cancelled
                 ended.append(len(message.body))
             else:
                 waiter.set_result(outcomes)
-        return ended
+        return sum(ended), len(ended)
 
 
 class AutomaticBatches(PlainSends):
@@ -67,6 +75,7 @@ class AutomaticBatches(PlainSends):
         self._bytes_max = min(attempts.options.batch_bytes_max, attempts.options.message_bytes_max)
         self._bytes = 0
         self._timer: Timer | None = None
+        self._joins = compiled is not None and net.has_tasks
 
     def direct(self) -> None:
         """They leave together."""
@@ -86,6 +95,8 @@ class AutomaticBatches(PlainSends):
         loop = self._loop
         if loop is None:
             loop = self._loop = self._net.loop
+        if self._joins and waiter is None and choose is None and message.wait_stored:
+            return self._take_joined(loop, message)
         taken: Future = waiter or loop.create_future()
         is_short = not (message.properties or message.keys)
         size = RECORD_BYTES + len(message.topic) + len(message.body) if is_short else size_of(message)
@@ -104,12 +115,57 @@ class AutomaticBatches(PlainSends):
             self.flush()
         return taken
 
+    def _take_joined(self, loop: Loop, message: Message) -> Future:
+        """As `take`, into a batch which the compiled module adds to."""
+        assert compiled is not None
+        joined = self.joined
+        if joined is None:
+            limits = self._size_max, self._bytes_max, RECORD_BYTES
+            joined = self.joined = compiled.OpenBatches(loop, self._in_flight, self.flush, Message, *limits)
+        taken: Any = joined.add(message)
+        if taken is None:
+            if message.topic in joined.open:  # it is full
+                self.flush()
+            if self._routes.known(message.topic, create=True) is None:
+                unknown = loop.create_future()
+                unknown.set_result(None)
+                return unknown
+            if self._timer is None:
+                self._timer = loop.call_later(self._linger_s, self.flush)
+            joined.open[message.topic] = compiled.OpenBatch()
+            taken = joined.add(message)
+        if self._in_flight.is_full:
+            self.flush()
+        waiter: Future = taken
+        return waiter
+
     def flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._bytes = 0
+        if self.joined is not None and self.joined.open:
+            opened = self.joined.open.copy()
+            self.joined.open.clear()
+            for topic, batch in opened.items():
+                self._leave_joined(topic, batch)
+        topics = [message.topic for message in self._messages]
+        if len(set(topics)) > 1:  # those of a topic leave together
+            order = sorted(range(len(topics)), key=topics.__getitem__)
+            self._messages = [self._messages[n] for n in order]
+            self._choices = [self._choices[n] for n in order]
+            self._waiters = [self._waiters[n] for n in order]
         super().flush()
+
+    def _leave_joined(self, topic: str, opened: OpenBatch) -> None:
+        cancelled = opened.cancelled()
+        if cancelled:
+            self._in_flight.release(sum(len(message.body) for message in cancelled), len(cancelled))
+        route = self._routes.known(topic, create=True)
+        if route is None or not route.publish_queues:
+            self._give_back(opened.messages, cast(list[Future], opened.waiters))
+        elif opened.messages:
+            self._leave(_Batch(opened.messages, waiters=opened.waiters, joined=opened), None, route)
 
     def _send_to(
         self, route: Route, messages: list[Message], choices: list[Choose | None], waiters: list[Future]
@@ -191,7 +247,7 @@ class AutomaticBatches(PlainSends):
     ) -> None:
         """Send a batch on the general path, after a first attempt or without one."""
         until = None if first is None else first.sent_at + self._attempts.options.send_timeout_s
-        outcomes: list[SendResult] | MQError | None = None
+        outcomes: Sequence[SendResult] | MQError | None = None
         try:
             outcomes = batch.results(await self._attempts.send(outgoing, batch.choose, until, first, chosen))
         except Refused:  # perhaps because of one of them
@@ -201,10 +257,10 @@ class AutomaticBatches(PlainSends):
         finally:
             self._end(batch, outcomes)
 
-    def _end(self, batch: _Batch, outcomes: list[SendResult] | MQError | None) -> None:
-        ended = batch.end(outcomes)
-        if ended:
-            self._in_flight.release(sum(ended), len(ended))
+    def _end(self, batch: _Batch, outcomes: Sequence[SendResult] | MQError | None) -> None:
+        size, count = batch.end(outcomes)
+        if count:
+            self._in_flight.release(size, count)
 
 
 def size_of(message: Message) -> int:

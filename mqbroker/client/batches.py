@@ -56,12 +56,12 @@ class Part:
             is_batch=True,
         )
 
-    def results(self, result: SendResult) -> list[SendResult]:
+    def results(self, result: SendResult) -> Sequence[SendResult]:
         """The result of each message, of that of the request."""
         stored = result.offset_msg_id.split(",")
         offset_ids = stored if len(stored) == len(self.ids) else [""] * len(self.ids)
         if compiled is not None:
-            results: list[SendResult] = compiled.batch_results(self.ids, offset_ids, result, SendResult)
+            results: Sequence[SendResult] = compiled.BatchResults(self.ids, offset_ids, result, SendResult)
             return results
         return [
             SendResult(

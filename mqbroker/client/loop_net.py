@@ -96,6 +96,9 @@ class LoopNet(ABC):
         self.hooks = Hooks()
         self.is_encrypted = False
 
+    #: Whether its coroutines are tasks of asyncio.
+    has_tasks = False
+
     # what depends on the loop
 
     @property

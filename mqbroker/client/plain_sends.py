@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, repeat
 from operator import attrgetter, methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mqbroker.client.attempts import Attempts, Chosen, FirstAttempt
 from mqbroker.client.connection import Connection, Place, Sent
@@ -23,6 +23,9 @@ from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import Prop
 from mqbroker.wire.command import RemotingCommand, json_head
+
+if TYPE_CHECKING:
+    from mqbroker.kernel.compiled import OpenBatches
 
 #: The fields of a send's header that are the message's own.
 _OWN_FIELDS = ("f", "g", "h", "i")
@@ -45,6 +48,8 @@ class PlainSends:
 
     #: Whether `take` may be given a time.
     takes_times = True
+    #: Takes sends to the next queue first, if it is not None: the compiled module's part of `take`, with their slots.
+    joined: OpenBatches | None = None
 
     def __init__(self, net: LoopNet, identity: Identity, attempts: Attempts, in_flight: SendsInFlight) -> None:
         """`attempts` are those of the general path."""

@@ -87,6 +87,8 @@ class ProducerCore:
         if plain_sends and not (self._namespace or options.retry_unstored or options.vip_channel):
             self._plain = plain_sends(identity, self._attempts, self._in_flight)
         self._unobserved = None if self._observers else self._plain
+        #: The same from the start until the end.
+        self._taking: PlainSends | None = None
         self._requests = SendsInFlight(net, options.requests_in_flight_max, options.sends_in_flight_bytes_max)
         self._replies = Replies(net)
         #: Held by a send to a chosen queue while it is encoded; how many hold it, or wait for it.
@@ -147,10 +149,11 @@ class ProducerCore:
         left_ms = None if left_s is None else max(1, int(left_s * 1000))  # as in Attempts
         waiter = plain.take(message, choose, left_ms)
         try:
-            result = await waiter
+            await waiter
         except BaseException:  # it was cancelled
             plain.give_up(message, waiter)
             raise
+        result = waiter.result()
         return result if isinstance(result, SendResult) else await self.send_otherwise(message, result, choose, until)
 
     async def request(
@@ -243,8 +246,12 @@ class ProducerCore:
         """Begin a send to the next queue without a coroutine, where it may be plain, has its turn, and is not observed:
         returns what `PlainSends.take` does, otherwise None. If its outcome is not a SendResult, the caller continues
         with `send_otherwise`; if it is cancelled, with `give_up`."""
-        plain = self._unobserved
-        if plain is None or self._attempts.is_closed or not isinstance(message, Message) or not plain.suits(message):
+        plain = self._taking
+        if plain is None:
+            return None
+        if plain.joined is not None and (taken := plain.joined.take(message)) is not None:
+            return taken
+        if not isinstance(message, Message) or not plain.suits(message):
             return None
         if not self._in_flight.acquired(len(message.body)):
             return None
@@ -252,8 +259,8 @@ class ProducerCore:
 
     def take_all_plain(self, messages: list[Message], waiters: Sequence[Any]) -> bool:
         """Begin sends as `take_plain` does, if all may be plain and have their turns now."""
-        plain = self._unobserved
-        if plain is None or self._attempts.is_closed or not all(map(plain.suits, messages)):
+        plain = self._taking
+        if plain is None or not all(map(plain.suits, messages)):
             return False
         has_room = self._in_flight.acquired(sum([len(message.body) for message in messages]), len(messages))
         if has_room:
@@ -419,6 +426,7 @@ class ProducerCore:
             self._net.spawn(self.heartbeats.keep_sending()),
             self._net.spawn(every(self._net, self._options.route_age_s, self._routes.refresh_all)),
         ]
+        self._taking = self._unobserved
         if self._tracer is not None:
             self._tasks.append(self._net.spawn(self._tracer.run()))
 
@@ -434,7 +442,7 @@ class ProducerCore:
             self._plain.flush()
         if self._tracer is not None:
             await ending.step(self._tracer.unsent, self._tracer.flush(), left=1)
-        self._attempts.is_closed = True
+        self._attempts.is_closed, self._taking = True, None
         self._replies.close()
         tasks, self._tasks = self._tasks, []
         for task in tasks:

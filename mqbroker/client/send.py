@@ -14,6 +14,7 @@ from mqbroker.client.names import check_queue
 from mqbroker.client.net import Net, Signal
 from mqbroker.client.options import ProducerOptions
 from mqbroker.errors import Refused, RequestTimedOut
+from mqbroker.kernel import Slots
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, Prop, RequestCode, SysFlag
 from mqbroker.wire.command import FRAME_BYTES_MAX, RemotingCommand
@@ -228,32 +229,18 @@ class _Waiter:
     has_left: bool = False
 
 
-class SendsInFlight:
+class SendsInFlight(Slots):
     """Bounds the sends in flight to `count_max` and `bytes_max`; a larger one goes alone.
 
-    First come, first served: a send that would fit does not overtake a larger one that waits.
+    First come, first served: a send that would fit does not overtake a larger one that waits. Without a wait,
+    `acquired` takes a slot, to be returned by `release`.
     """
 
     def __init__(self, net: Net, count_max: int, bytes_max: int) -> None:
         self._net = net
-        self._count_max = count_max
-        self._bytes_max = bytes_max
-        self._count = 0
-        self._bytes = 0
         self._waiting: deque[_Waiter] = deque()
-        #: Waiters whose slot is granted but that did not resume yet: later calls must queue behind them.
-        self._granted = 0
+        super().__init__(count_max, bytes_max, self._waiting)
         self._is_granting = False
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a further send must wait."""
-        return self._count >= self._count_max or self._bytes >= self._bytes_max
-
-    def acquired(self, size: int, count: int = 1) -> bool:
-        """Acquire a slot for `size` bytes, or several of `size` together, to be returned by `release`; False if they
-        must be waited for."""
-        return not self._waiting and not self._granted and self._occupied(size, count)
 
     async def acquire(self, size: int, timeout_s: float | None = None) -> None:
         """As `acquired`, but waits. Raises RequestTimedOut if there is no room in time."""
@@ -281,15 +268,6 @@ class SendsInFlight:
         self._count -= count
         self._bytes -= size
         self._grant()
-
-    def _occupied(self, size: int, count: int = 1) -> bool:
-        """Whether there was room, which is taken now; there always is for one alone."""
-        after = self._count + count
-        if after > 1 and (after > self._count_max or self._bytes + size > self._bytes_max):
-            return False
-        self._count = after
-        self._bytes += size
-        return True
 
     def _grant(self) -> None:
         # On Twisted a waiter resumes inside set(), and may call this again: a loop avoids deep recursion.

@@ -11,7 +11,7 @@ connection, `LogTail` of the commit log) have fields that it accesses without a 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,36 @@ class OffsetClock:
         raise NotImplementedError
 
 
+class Slots:
+    """Base of a bound of sends in flight, by number and bytes; a larger one goes alone.
+
+    Those that wait for a slot are in `_waiting`; `_granted` of them have one and did not resume yet.
+    """
+
+    def __init__(self, count_max: int, bytes_max: int, waiting: Sized) -> None:
+        self._count_max, self._bytes_max, self._waiting = count_max, bytes_max, waiting
+        self._granted = self._count = self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a further send must wait."""
+        return self._count >= self._count_max or self._bytes >= self._bytes_max
+
+    def acquired(self, size: int, count: int = 1) -> bool:
+        """Acquire a slot for `size` bytes, or several of `size` together; False if they must be waited for: others wait
+        already, or there is no room."""
+        return not self._waiting and not self._granted and self._occupied(size, count)
+
+    def _occupied(self, size: int, count: int = 1) -> bool:
+        """Whether there was room, which is taken now; there always is for one alone."""
+        after = self._count + count
+        if after > 1 and (after > self._count_max or self._bytes + size > self._bytes_max):
+            return False
+        self._count = after
+        self._bytes += size
+        return True
+
+
 #: Consume queues, and the queue offsets of the next messages that are appended to them.
 NextOffsets = list[tuple[Any, int]]
 
@@ -133,4 +163,4 @@ class LogTail:
 
 if not TYPE_CHECKING and compiled is not None:
     Socket, Peer, OffsetClock = compiled.Socket, compiled.Peer, compiled.OffsetClock
-    LogTail = compiled.LogTail
+    LogTail, Slots = compiled.LogTail, compiled.Slots

@@ -1,6 +1,7 @@
 # What a producer sends and gets back: plain messages to frames, plain responses to results. The general path, with the
 # same outcome, is mqbroker/client/send.py.
 
+from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
 from libc.stdio cimport sprintf
 
 cdef extern from "Python.h":
@@ -10,6 +11,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     FRAME_MAX = 16 * 1024 * 1024
+    ID_MAX = 64
     JSON_PROPERTIES_MAX = 2 * PROPERTIES_MAX
 
 
@@ -131,7 +133,7 @@ def encode_sends(
         queue, head = <tuple?> targets[i]
         unique_key = message.unique_key
         if not unique_key:
-            unique_key = id_prefix + four_digits(id_number + i)
+            unique_key = numbered(id_prefix, id_number + i)
         frame = send_frame(message, head, unique_key, opaque + i, born_ms, middle, tail)
         if frame is None:
             break
@@ -143,65 +145,57 @@ def encode_sends(
 def encode_batch(list messages, str id_prefix, int64_t id_number):
     """The body of a batch, and its messages' ids, as `encode_sends` makes them; None where one is not plain."""
     cdef uint8_t properties[JSON_PROPERTIES_MAX]
-    cdef uint8_t head[20]
-    cdef uint8_t length[2]
     cdef JsonText text
-    cdef Py_ssize_t i, body_n
+    cdef uint8_t *data = NULL
+    cdef uint8_t *grown
+    cdef Py_ssize_t i, body_n, size, end = 0, room = 0
     cdef bytes body
-    cdef list parts = [], ids = []
-    memset(head, 0, sizeof(head))
-    for i in range(len(messages)):
-        message = messages[i]
-        unique_key = message.unique_key
-        if not unique_key:
-            unique_key = id_prefix + four_digits(id_number + i)
-        text.to, text.end, text.size, text.is_raw = properties, properties + JSON_PROPERTIES_MAX, 0, True
-        if not put_properties(&text, message, unique_key):
-            return None
-        body = message.body
-        body_n = PyBytes_GET_SIZE(body)
-        if body_n > FRAME_MAX:
-            return None
-        store32(head, <uint32_t> (22 + body_n + text.size))
-        store32(head + 12, <uint32_t> <int32_t> message.flag)
-        store32(head + 16, <uint32_t> body_n)
-        length[0], length[1] = <uint8_t> (text.size >> 8), <uint8_t> (text.size & 0xFF)
-        parts.append(PyBytes_FromStringAndSize(<char *> head, 20))
-        parts.append(body)
-        parts.append(PyBytes_FromStringAndSize(<char *> length, 2))
-        parts.append(PyBytes_FromStringAndSize(<char *> properties, text.size))
-        ids.append(unique_key)
-    return b"".join(parts), ids
+    cdef list ids = []
+    try:
+        for i in range(len(messages)):
+            message = messages[i]
+            unique_key = message.unique_key
+            if not unique_key:
+                unique_key = numbered(id_prefix, id_number + i)
+            text.to, text.end, text.size, text.is_raw = properties, properties + JSON_PROPERTIES_MAX, 0, True
+            if not put_properties(&text, message, unique_key):
+                return None
+            body = message.body
+            body_n = PyBytes_GET_SIZE(body)
+            if body_n > FRAME_MAX:
+                return None
+            size = 22 + body_n + text.size
+            if size > room - end:
+                room = 2 * (end + size)
+                grown = <uint8_t *> PyMem_RawRealloc(data, room)
+                if grown == NULL:
+                    raise MemoryError
+                data = grown
+            memset(data + end, 0, 20)
+            store32(data + end, <uint32_t> size)
+            store32(data + end + 12, <uint32_t> <int32_t> message.flag)
+            store32(data + end + 16, <uint32_t> body_n)
+            memcpy(data + end + 20, PyBytes_AS_STRING(body), body_n)
+            end += 20 + body_n
+            data[end], data[end + 1] = <uint8_t> (text.size >> 8), <uint8_t> (text.size & 0xFF)
+            memcpy(data + end + 2, properties, text.size)
+            end += 2 + text.size
+            ids.append(unique_key)
+        return PyBytes_FromStringAndSize(<char *> data, end), ids
+    finally:
+        PyMem_RawFree(data)
 
 
-def batch_results(list ids not None, list offset_ids not None, object whole, type kind):
-    """A `kind` for each message of a batch, as `whole` is for all: with an id and an offset of its own."""
-    cdef Py_ssize_t i
-    cdef PyMemberDef *msg_id = slot_of(kind, "msg_id")
-    cdef PyMemberDef *offset_msg_id = slot_of(kind, "offset_msg_id")
-    cdef PyMemberDef *queue_offset = slot_of(kind, "queue_offset")
-    cdef PyMemberDef *alike[3]
-    cdef list found = []
-    alike[0], alike[1], alike[2] = slot_of(kind, "status"), slot_of(kind, "queue"), slot_of(kind, "is_traced")
-    status, queue, is_traced, offset = whole.status, whole.queue, whole.is_traced, whole.queue_offset
-    if len(ids) != len(offset_ids):
-        raise ValueError("not an offset id for each id")
-    for i in range(len(ids)):
-        result = PyType_GenericAlloc(<PyTypeObject *> kind, 0)
-        PyMember_SetOne(<char *> <void *> result, alike[0], status)
-        PyMember_SetOne(<char *> <void *> result, alike[1], queue)
-        PyMember_SetOne(<char *> <void *> result, alike[2], is_traced)
-        PyMember_SetOne(<char *> <void *> result, msg_id, ids[i])
-        PyMember_SetOne(<char *> <void *> result, offset_msg_id, offset_ids[i])
-        PyMember_SetOne(<char *> <void *> result, queue_offset, offset + i)
-        found.append(result)
-    return found
-
-
-cdef str four_digits(int64_t number):
-    cdef char digits[8]
-    sprintf(digits, "%04X", <unsigned int> (number & 0xFFFF))
-    return PyUnicode_DecodeUTF8(digits, 4, NULL)
+cdef str numbered(str prefix, int64_t number):
+    """The id that begins with `prefix`, and ends in the last 16 bits of `number` in four digits."""
+    cdef char text[ID_MAX]
+    cdef Py_ssize_t n = PyUnicode_GET_LENGTH(prefix), i
+    if n > ID_MAX - 4 or not PyUnicode_IS_COMPACT_ASCII(prefix):
+        raise ValueError("not the beginning of an id")
+    memcpy(text, PyUnicode_1BYTE_DATA(prefix), n)
+    for i in range(4):
+        text[n + i] = b"0123456789ABCDEF"[number >> (12 - 4 * i) & 15]
+    return PyUnicode_DecodeUTF8(text, n + 4, NULL)
 
 
 cdef struct Stored:

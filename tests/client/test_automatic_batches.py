@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from mqbroker.client import BadMessage, Message, ProducerOptions, SendResult
+from mqbroker.client import BadMessage, Message, ProducerOptions, SendResult, SendStatus
+from mqbroker.client.aio import Producer
 from mqbroker.errors import Refused
 from mqbroker.wire.batch import decode_batch
 from mqbroker.wire.bodies import MessageQueue
@@ -220,6 +222,140 @@ def test_a_thousand_at_once_on_asyncio(server: Loopback) -> None:
     assert len({(result.queue, result.queue_offset) for result in found}) == 1_000
     assert len(server.faults.asked(BATCH)) < 20
     assert {queue.queue_id for queue in (result.queue for result in found)} <= {0, 1, 2, 3}
+
+
+def batches_of(server: Loopback) -> list[list[bytes]]:
+    return [[entry.body for entry in decode_batch(each.body)] for each in server.faults.asked(BATCH)]
+
+
+def one_by_one(server: Loopback) -> list[bytes]:
+    """The bodies of sends that are no batches, but for the first one of `with_producer`."""
+    return [request.body for request in server.faults.asked(SEND)[1:]]
+
+
+def on_asyncio(server: Loopback, use: Any, **options: Any) -> Any:
+    server.add_topic("T", queues=1)
+    return with_producer(server, use, linger_s=0.01, **options)
+
+
+def test_each_gets_its_own_result_on_asyncio(server: Loopback) -> None:
+    async def use(producer: Any) -> Any:
+        own = [
+            Message("T", b"own", unique_key="mine"),
+            Message("T", b"%", keys=("k",), tags="t", properties={"a": "b"}),
+        ]
+        sent = [producer.send(each) for each in (*own, *(Message("T", b"%d" % n) for n in range(5)))]
+        found = await all_of(*sent)
+        other = await all_of(*(producer.send(Message("T", text, properties={"p": "é"})) for text in (b"x", b"y")))
+        return found + other
+
+    found = on_asyncio(server, use)
+    stored = server.stored(Q)[1:]
+    assert [record.body for record in stored] == [b"own", b"%", b"0", b"1", b"2", b"3", b"4", b"x", b"y"]
+    assert [result.queue_offset for result in found] == [*range(1, 10)]
+    assert [result.msg_id for result in found] == [record.properties["UNIQ_KEY"] for record in stored]
+    assert found[0].msg_id == "mine"
+    assert len({result.offset_msg_id for result in found}) == 9
+    assert len({result.msg_id for result in found}) == 9
+    assert {(result.queue, result.status) for result in found} == {(Q, SendStatus.SEND_OK)}
+    assert (stored[1].properties["KEYS"], stored[1].properties["TAGS"], stored[1].properties["a"]) == ("k", "t", "b")
+    assert stored[8].properties["p"] == "é"
+    assert [len(each) for each in batches_of(server)] == [7, 2]
+
+
+def test_batches_on_asyncio_have_bounds(server: Loopback) -> None:
+    async def use(producer: Any) -> Any:
+        large = await all_of(*(producer.send(Message("T", b"%d" % n * 1_500)) for n in range(3)))
+        properties = await all_of(*(producer.send(Message("T", b"p", properties={"p": "x" * 1_000})) for _ in range(5)))
+        return large + properties + await all_of(*(producer.send(Message("T", b"x")) for n in range(20)))
+
+    found = on_asyncio(server, use, batch_bytes_max=4_000, sends_in_flight_max=8)
+    assert sorted(result.queue_offset for result in found) == [*range(1, 29)]
+    sizes = [len(each) for each in batches_of(server)]
+    assert sizes[:4] == [2, 1, 3, 2]
+    assert max(sizes[4:]) == 8
+
+
+def test_cancelled_sends_on_asyncio_do_not_leave(server: Loopback) -> None:
+    async def use(producer: Any) -> Any:
+        sends = [asyncio.ensure_future(producer.send(Message("T", b"%d" % n))) for n in range(6)]
+        await asyncio.sleep(0)
+        for n in (0, 3, 5):
+            sends[n].cancel()
+        return await all_of(*sends)
+
+    found = on_asyncio(server, use)
+    assert [n for n, each in enumerate(found) if isinstance(each, asyncio.CancelledError)] == [0, 3, 5]
+    assert batches_of(server) == [[b"1", b"2", b"4"]]
+    assert [found[n].queue_offset for n in (1, 2, 4)] == [1, 2, 3]
+
+
+def test_a_send_on_asyncio_that_is_cancelled_on_its_way_keeps_no_other_from_its_result(server: Loopback) -> None:
+    async def use(producer: Any) -> Any:
+        loop, left = asyncio.get_running_loop(), asyncio.Event()
+        held: list[Passage] = []
+
+        def hold(passage: Passage) -> None:
+            held.append(passage)
+            loop.call_soon_threadsafe(left.set)
+
+        server.faults.refuse[None, BATCH] = hold
+        sends = [asyncio.ensure_future(producer.send(Message("T", b"%d" % n))) for n in range(3)]
+        await left.wait()
+        sends[1].cancel()
+        await asyncio.sleep(0)
+        assert sends[1].cancelled()
+        with server.lock:
+            held[0].pass_on()
+            server.settle()
+        return await all_of(*sends)
+
+    first, cancelled, last = on_asyncio(server, use)
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert (first.queue_offset, last.queue_offset) == (1, 3)
+
+
+def test_a_refused_batch_on_asyncio_is_sent_one_by_one(server: Loopback) -> None:
+    def refuse(passage: Passage) -> None:
+        passage.answer(passage.request.response(passage.request, ResponseCode.MESSAGE_ILLEGAL, "not this one"))
+
+    async def use(producer: Any) -> Any:
+        server.faults.refuse[None, BATCH] = refuse
+        return await all_of(*(producer.send(Message("T", b"%d" % n)) for n in range(3)))
+
+    assert sorted(result.queue_offset for result in on_asyncio(server, use)) == [1, 2, 3]
+    assert sorted(one_by_one(server)) == [b"0", b"1", b"2"]
+
+
+def test_each_topic_has_batches_of_its_own_on_asyncio(server: Loopback) -> None:
+    server.add_topic("U", queues=1)
+
+    async def use(producer: Any) -> Any:
+        await producer.send(Message("U", b"first"), timeout_s=60)
+        more = [producer.send(Message(topic, b"%d" % n)) for n in range(4) for topic in ("T", "U")]
+        quick = [producer.send(Message("T", b"quick", wait_stored=False)) for _ in range(2)]
+        keyed = [producer.send(Message("T", b"keyed"), key="k") for _ in range(2)]
+        delayed = producer.send(Message("T", b"delayed", delay_level=1))
+        return await all_of(*more, *quick, *keyed, delayed)
+
+    found = on_asyncio(server, use)
+    assert all(isinstance(result, SendResult) for result in found)
+    assert sorted(batches_of(server)) == [[b"0", b"1", b"2", b"3"]] * 2 + [[b"keyed"] * 2, [b"quick"] * 2]
+    assert one_by_one(server)[1:] == [b"delayed"]
+
+
+def test_what_waits_on_asyncio_leaves_when_the_producer_is_closed(server: Loopback) -> None:
+    server.add_topic("T", queues=1)
+
+    async def main() -> Any:
+        async with Producer(server.addr, "pg", options=ProducerOptions(linger_s=5.0)) as producer:
+            await producer.send(Message("T", b"first"), timeout_s=60)
+            sent = [asyncio.ensure_future(producer.send(Message("T", b"%d" % n))) for n in range(2)]
+            await asyncio.sleep(0)
+        return await all_of(*sent)
+
+    assert len(asyncio.run(main())) == 2
+    assert batches_of(server) == [[b"0", b"1"]]
 
 
 def test_the_same_on_each_api(face: Any, cluster: Any, consumer: Any) -> None:

@@ -275,7 +275,7 @@ def test_results_of_a_batch_need_an_offset_id_for_each_id() -> None:
     assert compiled is not None
     whole = SendResult(SendStatus.SEND_OK, "all", "0A", QUEUE, 0)
     with pytest.raises(ValueError, match="offset id for each"):
-        compiled.batch_results(["a", "b"], ["0A"], whole, SendResult)
+        compiled.BatchResults(["a", "b"], ["0A"], whole, SendResult)
 
 
 # --- what is answered

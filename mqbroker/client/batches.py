@@ -56,6 +56,15 @@ class Part:
             is_batch=True,
         )
 
+    def is_batch(self, options: ProducerOptions) -> bool:
+        """Whether it is sent as a batch: one message may have a body that leaves no room for what a batch adds."""
+        return self.size <= options.message_bytes_max
+
+    def alone(self, outgoing: Outgoing) -> Outgoing:
+        """Its request's part for the one message, as a send has encoded it."""
+        self.ids = [outgoing.msg_id]
+        return outgoing
+
     def results(self, result: SendResult) -> Sequence[SendResult]:
         """The result of each message, of that of the request."""
         stored = result.offset_msg_id.split(",")

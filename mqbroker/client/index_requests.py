@@ -5,13 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, cast
-
-import attrs
 
 from mqbroker.client.errors import BadArgument, NoBrokerForTopic, TopicNotFound, UnexpectedResponse
 from mqbroker.client.messages import ReceivedMessage
-from mqbroker.client.names import bare, check_queue, check_topic, within
+from mqbroker.client.names import bare_message, check_queue, check_topic, is_encodable, within
 from mqbroker.client.net import Net, checked
 from mqbroker.client.options import check_number, check_timestamp, to_timestamp
 from mqbroker.client.routes import ROUTE_QUEUES_MAX, Routes
@@ -162,8 +159,7 @@ class Queries:
 
         None if no message has it. Raises TopicNotFound, Refused, Unreachable, and BadArgument.
         """
-        if not isinstance(cast(Any, msg_id), str) or not msg_id:
-            raise BadArgument("msg_id", "text", msg_id)
+        _check_text("msg_id", msg_id)
         found = await self._by_key(topic, msg_id, is_unique=True)
         if found:
             return found[0]
@@ -180,10 +176,8 @@ class Queries:
                     RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=offset)
                 )
                 answer = await self._net.invoke(address, request, self._timeout_ms)
-                if answer.code != ResponseCode.SUCCESS:
-                    return None
-                message = self._read(answer.body, name)[0]
-                return message if message.topic == topic else None
+                is_found = answer.code == ResponseCode.SUCCESS
+                return next(iter(self._read(answer.body, name, route.topic)), None) if is_found else None
         return None
 
     async def messages_by_key(
@@ -200,8 +194,7 @@ class Queries:
 
         Raises TopicNotFound, Refused, Unreachable, and BadArgument.
         """
-        if not isinstance(cast(Any, key), str) or not key:
-            raise BadArgument("key", "text", key)
+        _check_text("key", key)
         check_number("max_count", max_count, 1, 1024)
         times = [to_timestamp(0 if begin is None else begin), to_timestamp(_LATEST_MS if end is None else end)]
         for name, time in zip(("begin", "end"), times, strict=True):
@@ -240,20 +233,21 @@ class Queries:
         found: list[ReceivedMessage] = []
         for (name, _), answer in zip(names, answers, strict=True):
             if isinstance(answer, MQError) or answer.code != ResponseCode.QUERY_NOT_FOUND:
-                found += self._read(checked(answer).body, name)
+                found += self._read(checked(answer).body, name, inside)
         # Others may have the same hash.
-        same = [
-            message
-            for message in found
-            if message.topic == topic and (message.msg_id == key if is_unique else key in message.keys)
-        ]
+        same = [message for message in found if (message.msg_id == key if is_unique else key in message.keys)]
         return sorted(same, key=lambda message: message.store_timestamp_ms)
 
-    def _read(self, records: bytes, broker_name: str) -> list[ReceivedMessage]:
+    def _read(self, records: bytes, broker_name: str, topic: str) -> list[ReceivedMessage]:
+        """Those that are stored in `topic`, or were sent to it, as the user knows them."""
         messages = [ReceivedMessage.of_record(record, broker_name) for record in decode_records(records)]
-        if not self._namespace:
-            return messages
-        return [attrs.evolve(message, topic=bare(message.topic, self._namespace)) for message in messages]
+        return [bare_message(self._namespace, each) for each in messages if topic in (each.topic, each.queue.topic)]
+
+
+def _check_text(name: str, value: object) -> None:
+    """Raises BadArgument."""
+    if not isinstance(value, str) or not value or not is_encodable(value):
+        raise BadArgument(name, "text that UTF-8 can encode", value)
 
 
 def _request(

@@ -101,6 +101,11 @@ def bare_message(namespace: str, message: ReceivedMessage) -> ReceivedMessage:
     return attrs.evolve(message, topic=bare(message.topic, namespace), queue=bare_queue(namespace, message.queue))
 
 
+def is_encodable(text: str) -> bool:
+    """Whether UTF-8 can encode it: it has no lone surrogates."""
+    return text.encode(errors="replace").decode() == text
+
+
 def _renamed(queue: MessageQueue, topic: str) -> MessageQueue:
     return MessageQueue(topic, queue.broker_name, queue.queue_id)
 

@@ -206,9 +206,10 @@ class Polled:
                 end(result)
 
     def returned(self) -> Counter[MessageQueue]:
-        """How many messages the last poll has returned of each queue."""
+        """How many messages the last poll has returned of each queue, unless that was dropped since."""
         self.end_iteration()
-        return Counter(each.batch.queue for each in self._returned for _ in each.indexes)
+        held = (each for each in self._returned for index in each.indexes if each.batch.messages[index] is not None)
+        return Counter(each.batch.queue for each in held)
 
     def forget_dropped(self) -> None:
         self.waiting = deque(portion for portion in self.waiting if not portion.owner.dropped)

@@ -123,7 +123,7 @@ class ProducerCore:
         broker will never accept the message, BadMessage, TopicNotFound, NameServerUnreachable, NoBrokerForTopic, and
         ClientClosed if the producer was closed meanwhile.
         """
-        choose, until = chooser(self.checked(message), queue, key, selector), self._until(timeout_s)
+        choose, until = chooser(self.checked(message), queue, key, selector, self._namespace), self._until(timeout_s)
         if self._observers is None and not self._namespace:
             return await self._send_one([message], choose, until)
         return await self._observed(SendKind.SEND, [message], self._send_one, choose, until)
@@ -170,7 +170,7 @@ class ProducerCore:
         `timeout_s` is the time for both. Raises RequestTimedOut if there is no reply in time (the request may have been
         processed), and as `send` does.
         """
-        choose = chooser(self.checked(message), queue, key, selector)
+        choose = chooser(self.checked(message), queue, key, selector, self._namespace)
         seconds = milliseconds("timeout_s", timeout_s) / 1000
         until = self._net.steady() + seconds
         await self._requests.acquire(len(message.body), seconds)
@@ -358,7 +358,10 @@ class ProducerCore:
                 choose = choices[part.messages[0].topic]
                 try:
                     with await self._slot(part.size, until):
-                        outgoing = part.outgoing(self._identity.next_ids, self._now_ms())
+                        if part.is_batch(self._options):
+                            outgoing = part.outgoing(self._identity.next_ids, self._now_ms())
+                        else:
+                            outgoing = part.alone(await self._prepared(part.messages[0]))
                         sent = part.results(await self._attempts.send(outgoing, choose, until))
                 except MQError as error:
                     if part is parts[0]:
@@ -390,7 +393,7 @@ class ProducerCore:
 
         Waits while the connection is not writable, or the maximum of sends is in flight.
         """
-        choose = chooser(self.checked(message), queue, key, selector)
+        choose = chooser(self.checked(message), queue, key, selector, self._namespace)
 
         async def run(messages: list[Message]) -> None:
             with await self._slot(len(messages[0].body)):

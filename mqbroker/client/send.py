@@ -10,7 +10,7 @@ import attrs
 
 from mqbroker.client.errors import BadArgument, BadMessage
 from mqbroker.client.messages import REPLY_TYPE, Message, SendResult, SendStatus, SystemMessage
-from mqbroker.client.names import check_queue
+from mqbroker.client.names import bare_queue, check_queue
 from mqbroker.client.net import Net, Signal
 from mqbroker.client.options import ProducerOptions
 from mqbroker.errors import Refused, RequestTimedOut
@@ -166,8 +166,11 @@ def queue_for_key(queues: Sequence[MessageQueue], key: str) -> MessageQueue:
     return queues[abs(java_hash(key)) % len(queues)]
 
 
-def chooser(message: Message, queue: MessageQueue | None, key: str | None, selector: Selector | None) -> Choose | None:
-    """The caller's choice of the queue; None for the rotation. Raises BadArgument."""
+def chooser(
+    message: Message, queue: MessageQueue | None, key: str | None, selector: Selector | None, namespace: str = ""
+) -> Choose | None:
+    """The caller's choice of the queue; None for the rotation. A selector gets them without `namespace`. Raises
+    BadArgument."""
     if queue is not None:
         check_queue(queue, message.topic)
         return lambda queues: queue
@@ -181,7 +184,7 @@ def chooser(message: Message, queue: MessageQueue | None, key: str | None, selec
         raise BadArgument("selector", "a function that takes the topic's queues and the message", selector)
 
     def choose(queues: Sequence[MessageQueue]) -> MessageQueue:
-        chosen = selector(queues, message)
+        chosen = selector([bare_queue(namespace, each) for each in queues] if namespace else queues, message)
         if not isinstance(chosen, MessageQueue):
             raise BadArgument("what the selector returns", "one of the queues that it was given", chosen)
         return chosen

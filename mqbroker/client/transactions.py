@@ -14,7 +14,7 @@ import attrs
 
 from mqbroker.client.errors import BadArgument, BadMessage, short
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus, SystemMessage
-from mqbroker.client.names import bare, check_topic, within
+from mqbroker.client.names import bare_message, check_topic, within
 from mqbroker.client.observers import SendKind
 from mqbroker.client.producer import ProducerCore
 from mqbroker.errors import MQError
@@ -191,7 +191,7 @@ class TransactionCore(ProducerCore):
         except MQError as error:
             log.info("a broker's question about a transaction cannot be read: %s", error)
             return None
-        message = attrs.evolve(message, topic=bare(message.topic, self._namespace)) if self._namespace else message
+        message = bare_message(self._namespace, message)
         group = message.properties.get(Prop.PRODUCER_GROUP)
         if group != self._group:
             log.info("a broker asks about a transaction of group %s", short(group))

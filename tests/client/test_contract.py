@@ -85,7 +85,16 @@ def test_a_batch_of_any_number_splits_itself(face: Any, consumer: Any, cluster: 
         with pytest.raises(BadMessage, match=r"message 1 of the batch: delayed .*; no message was sent"):
             producer.send_batch([Message("T", b"x"), Message("T", b"x", delay_level=1)], queue=queue)
         assert consumer.max_offset(queue) == len(found)
-    assert len(cluster.faults.asked(RequestCode.SEND_BATCH_MESSAGE)) > 3
+        # What a batch adds to the largest bodies would be too much for brokers.
+        large = [Message("T", random.Random(n).randbytes(10_000 - n)) for n in (0, 1, 400)]
+        results = producer.send_batch([messages[1], *large, messages[2]], queue=queue)
+        assert [result.queue_offset for result in results] == [len(found) + n for n in range(5)]
+        stored = consumer.pull(queue, len(found)).messages
+        assert [m.body for m in stored] == [m.body for m in (messages[1], *large, messages[2])]
+        assert [(m.msg_id, m.offset_msg_id) for m in stored] == [(r.msg_id, r.offset_msg_id) for r in results]
+    batches = cluster.faults.asked(RequestCode.SEND_BATCH_MESSAGE)
+    assert len(batches) > 3
+    assert all(len(batch.body) <= 10_000 for batch in batches)
 
 
 def test_a_batch_of_which_some_were_stored_says_which(face: Any, cluster: Any) -> None:
@@ -356,6 +365,9 @@ def test_a_bad_expression_is_refused_before_it_is_sent(face: Any) -> None:
     member.subscribe("T", Sql("n > 1"))
     with pytest.raises(BadArgument, match="expression that brokers can read"):
         member.subscribe("T", Sql("n >"))
+    for wrong in ("\ud800", Sql("n = '\ud800'")):
+        with pytest.raises(BadArgument, match="expression must be text that UTF-8 can encode"):
+            member.subscribe("T", wrong)
     member.close()
 
 

@@ -95,6 +95,11 @@ def test_a_lite_pull_consumer_has_a_namespace(face: Any, cluster: Any, is_assign
         assert (reader.lag().queues[Q], reader.lag().total) == (2, 2)
         assert polled(reader, 2) == everything[2:]
         reader.seek(Q, Place.BEGIN)
+        for _ in range(100):  # the queue is read anew
+            if (lag := reader.lag().queues[Q]) == 4:
+                break
+            face.turn()
+        assert lag == 4
         assert polled(reader, 1) == everything[:1]
         reader.seek(WHOLE, 3)
         assert polled(reader, 1) == everything[3:]
@@ -119,6 +124,21 @@ def test_messages_of_assigned_queues_may_be_picked(face: Any, cluster: Any) -> N
         assert {message.body for message in reader.poll(timeout_s=0)} <= {b"1", b"3", b"5"}
         with pytest.raises(MQError, match="SQL"):
             reader.assign([Q], "a > 5")
+
+
+def test_a_selector_does_not_see_the_namespace(face: Any, cluster: Any) -> None:
+    with face.make("Producer", "pg", options=ProducerOptions(namespace="one")) as producer:
+        producer.create_topic("T", 4)
+        third = producer.queues("T")[2]
+        seen: list[Any] = []
+
+        def choose(queues: Any, message: Any) -> Any:
+            seen.append(queues)
+            return {queue: queue for queue in queues}[third]
+
+        assert producer.send(Message("T", b"x"), selector=choose).queue == third
+        producer.send_oneway(Message("T", b"x"), selector=choose)
+        assert [set(queues) for queues in seen] == [set(producer.queues("T"))] * 2
 
 
 class Told(RebalanceListener):

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
-from mqbroker.client import BadArgument, Message, MessageQueue, ProducerOptions, TopicNotFound
+from mqbroker.client import (
+    BadArgument,
+    ConsumeFrom,
+    Message,
+    MessageQueue,
+    ProducerOptions,
+    PushOptions,
+    TopicNotFound,
+)
 from mqbroker.errors import Refused
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.client.loopback import Loopback
@@ -67,7 +76,7 @@ def test_a_message_is_found_by_either_id_and_by_key(client: Any, producer: Any, 
     assert len(client.messages_by_key("T", "all", begin=0, end=late)) == 3
     with pytest.raises(TopicNotFound):
         client.message("none", sent[0].msg_id)
-    for wrong in (("T", 5), ("T", ""), ("bad topic", "k")):
+    for wrong in (("T", 5), ("T", ""), ("T", "\ud800"), ("bad topic", "k")):
         with pytest.raises(BadArgument):
             client.message(*wrong)
         with pytest.raises(BadArgument):
@@ -89,13 +98,39 @@ def test_the_first_store_time_of_a_queue(client: Any, producer: Any, cluster: Lo
         client.first_store_time("T")
 
 
+def test_a_message_that_comes_again_is_found_where_it_waits(face: Any, producer: Any, cluster: Loopback) -> None:
+    times: SimpleQueue[Any] = SimpleQueue()
+
+    def again(message: Any) -> bool:
+        times.put((message.topic, message.offset_msg_id))
+        return bool(message.reconsume_times)
+
+    member = face.make("PushConsumer", "g", again, options=PushOptions(consume_from=ConsumeFrom.FIRST))
+    member.subscribe("T")
+    sent = producer.send(Message("T", b"x", keys=["k"]), queue=Q)
+    with member:
+        assert face.get(times) == ("T", sent.offset_msg_id)
+        for _ in range(100):
+            if not times.empty():
+                break
+            cluster.advance(1)
+            face.turn()
+        _, offset_msg_id = face.get(times)
+        retry = MessageQueue("%RETRY%g", "a", 0)
+        found = [member.message("%RETRY%g", sent.msg_id), *member.messages_by_key("%RETRY%g", "k")]
+        found += [member.message(each, offset_msg_id) for each in ("T", "%RETRY%g")]
+        assert [(each.queue, each.topic, each.offset_msg_id) for each in found] == [(retry, "T", offset_msg_id)] * 4
+        assert [each.queue for each in member.messages_by_key("T", "k")] == [Q]
+
+
 def test_questions_are_asked_in_the_namespace(face: Any, cluster: Loopback) -> None:
     with face.make("Producer", "pg", options=ProducerOptions(namespace="one")) as producer:
         producer.create_topic("T", 2)
         sent = producer.send(Message("T", b"x", keys=["k"]), queue=Q)
         assert [queue.queue_id for queue in producer.queues("T")] == [0, 1]
-        assert producer.message("T", sent.msg_id).topic == "T"
-        assert producer.message("T", sent.offset_msg_id).topic == "T"
-        assert [message.topic for message in producer.messages_by_key("T", "k")] == ["T"]
+        for topic in ("T", "one%T"):  # as with Java's, names that have it stay as they are
+            found = [producer.message(topic, msg_id) for msg_id in (sent.msg_id, sent.offset_msg_id)]
+            found += producer.messages_by_key(topic, "k")
+            assert [(message.topic, message.queue) for message in found] == [("T", Q)] * 3
         assert producer.first_store_time(Q) is not None
     assert cluster.parts().topics.get("one%T").read_queue_nums == 2

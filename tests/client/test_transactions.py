@@ -104,6 +104,21 @@ def test_a_local_transaction_that_fails_leaves_it_to_the_broker_to_ask(face: Any
         assert stored(cluster, producer) == []
 
 
+def test_a_check_does_not_see_the_namespace(face: Any, cluster: Loopback) -> None:
+    seen: list[Any] = []
+
+    def check(message: Any) -> TransactionState:
+        seen.append((message.topic, message.queue.topic))
+        return COMMIT
+
+    with producer_with(face, check, options=ProducerOptions(namespace="one")) as producer:
+        producer.send_in_transaction(Message("T", b"x"), lambda message: UNKNOWN)
+        ended(face, cluster)
+        ask(cluster, face, b"x")
+        assert ended(face, cluster, 2)[-1]["commitOrRollback"] == "8"
+    assert seen == [("T", "T")]
+
+
 def test_what_is_no_transaction_is_refused(face: Any) -> None:
     for wrong in (None, 5, "text"):
         with pytest.raises(BadArgument, match="check must be a "):

@@ -185,9 +185,10 @@ def test_a_retried_message_keeps_its_topic_and_id() -> None:
 
 def test_large_bodies_are_compressed_and_keep_their_id() -> None:
     options = ProducerOptions(compress_over_bytes=10)
-    outgoing = prepare(Message("T", b"0123456789", tags="t", keys=["k"], delay_level=3), options, lambda: "U", 77)
+    large = b"0" * 20  # which compression makes smaller
+    outgoing = prepare(Message("T", large, tags="t", keys=["k"], delay_level=3), options, lambda: "U", 77)
     assert outgoing.sys_flag == 1
-    assert decompress_body(outgoing.body, 1) == b"0123456789"
+    assert decompress_body(outgoing.body, 1) == large
     assert decode_properties(outgoing.properties.encode()) == {
         "KEYS": "k",
         "UNIQ_KEY": "U",
@@ -195,7 +196,7 @@ def test_large_bodies_are_compressed_and_keep_their_id() -> None:
         "DELAY": "3",
         "TAGS": "t",
     }
-    assert prepare(Message("T", b"012345678"), options, lambda: "U", 77).sys_flag == 0
+    assert prepare(Message("T", b"0" * 9), options, lambda: "U", 77).sys_flag == 0
     assert prepare(Message("T", b"x", unique_key="mine"), options, lambda: "U", 77).msg_id == "mine"
 
 

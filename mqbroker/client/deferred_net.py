@@ -158,7 +158,8 @@ class ReactorLoop:
 
     def _turn(self) -> None:
         calls, self._soon = self._soon, deque()
-        for call in calls:
+        while calls:
+            call = calls.popleft()  # ended sends that were kept would cost time of the garbage collector
             try:
                 call()
             except Exception:

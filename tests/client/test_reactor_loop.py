@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -44,6 +46,21 @@ def test_calls_are_made_in_the_next_turn_in_order_and_an_error_ends_none_of_the_
     assert made == ["again", "last", "turn after"]
     assert "ZeroDivisionError" in caplog.text
     assert not clock.getDelayedCalls()
+
+
+def test_what_a_call_held_goes_before_the_next_call(clock: Any, loop: ReactorLoop) -> None:
+    class Held:
+        def call(self) -> None:
+            left.append(None)
+
+    left: list[Any] = []
+    held = Held()
+    loop.call_soon(held.call)
+    loop.call_soon(partial(left.append, weakref.ref(held)))
+    loop.call_soon(lambda: left.append(left[1]() is None))
+    del held
+    clock.advance(0)
+    assert left[2]
 
 
 def test_a_timer_may_be_cancelled_before_and_after_its_call(clock: Any, loop: ReactorLoop) -> None:

@@ -129,10 +129,11 @@ def test_a_heartbeat_that_is_none(bench: Bench, client: Client, logged: Logged, 
 
 
 def test_a_long_group_name_has_no_retry_topic(bench: Bench, client: Client) -> None:
-    """A group's name may be longer than a topic's."""
+    """A group's name may be longer than a topic's; clients subscribe to its retry topic all the same."""
     name = "g" * 200
-    assert beat(client, consumers=[consumer(name, "T")]).code == 0
+    assert beat(client, consumers=[consumer(name, "T", f"%RETRY%{name}")]).code == 0
     assert consumer_ids(client, name) == ["c1"]
+    assert beat(client, consumers=[consumer("other", f"%RETRY%{name}")]).code == ResponseCode.SYSTEM_ERROR
     assert not [topic for topic in bench.topics.names() if len(topic) > 127]
 
 

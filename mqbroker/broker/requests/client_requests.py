@@ -6,6 +6,7 @@ Codes 34, 35, 41, 42, 46, 203, 204, 307, 309 and 328.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 
 import attrs
@@ -171,15 +172,17 @@ def _checked(consumer: ConsumerData) -> Steps[ConsumerData]:
     for word in (consumer.consume_type, consumer.message_model, consumer.consume_from_where):
         _check_word(word)
     given, subscriptions = consumer.subscription_data_set, list[SubscriptionData]()
+    with_codes = partial(_with_codes, RETRY_PREFIX + consumer.group_name)
     for at in range(0, len(given), STEP_ENTRIES):
-        subscriptions += map(_with_codes, given[at : at + STEP_ENTRIES])
+        subscriptions += map(with_codes, given[at : at + STEP_ENTRIES])
         if at:
             yield
     return attrs.evolve(consumer, subscription_data_set=subscriptions)
 
 
-def _with_codes(subscription: SubscriptionData) -> SubscriptionData:
-    check_topic(subscription.topic)
+def _with_codes(retry_topic: str, subscription: SubscriptionData) -> SubscriptionData:
+    if subscription.topic != retry_topic:  # whose name may be too long for a topic, as in 4.9.7
+        check_topic(subscription.topic)
     _check_word(subscription.expression_type)
     tags = max(len(subscription.tags_set), len(subscription.code_set))
     length = max(len(subscription.sub_string), sum(map(len, subscription.tags_set)))

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,8 @@ _GARBAGE_THRESHOLD_COLLECTING = 50_000
 _FILES_SHOWN = 40
 #: CPU seconds of this process and its children at the last report.
 _CPU_NOTED = pytest.StashKey[float]()
+#: By file, whether the tests that are marked `alone` have passed in one process.
+_PASSED_TOGETHER = pytest.StashKey[dict[Path, bool]]()
 
 
 def pytest_configure() -> None:
@@ -56,15 +59,24 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is marked `alone` in a process of its own, if this one has pytest-xdist's thread."""
+    """Run a test that is marked `alone` in another process, with those of its file, if this one has xdist's thread."""
     if "PYTEST_XDIST_WORKER" not in os.environ or pyfuncitem.get_closest_marker("alone") is None:
         return None
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", pyfuncitem.nodeid]
-    directory = pyfuncitem.config.rootpath
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    stash = pyfuncitem.session.stash.setdefault(_PASSED_TOGETHER, {})
+    if pyfuncitem.path not in stash:
+        items = [item for item in pyfuncitem.session.items if item.path == pyfuncitem.path]
+        together = [item.nodeid for item in items if item.get_closest_marker("alone") is not None]
+        stash[pyfuncitem.path] = _run_without_xdist(pyfuncitem.config, together).returncode == 0
+    if not stash[pyfuncitem.path]:
+        done = _run_without_xdist(pyfuncitem.config, [pyfuncitem.nodeid])
+        assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     return True
+
+
+def _run_without_xdist(config: pytest.Config, tests: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *tests]
+    return subprocess.run(command, cwd=config.rootpath, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -41,10 +41,24 @@ def load_frames() -> list[GoldenFrame]:
 FRAMES = load_frames()
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "golden_frame" in metafunc.fixturenames:
-        ids = [f"{count}-{frame.name}-{frame.side}" for count, frame in enumerate(FRAMES)]
-        metafunc.parametrize("golden_frame", FRAMES, ids=ids)
+@pytest.fixture
+def golden_frame() -> GoldenFrame:
+    """Each recorded frame: the test is called with one after the other."""
+    return FRAMES[0]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """One test of all frames: thousands of tests take longer than what they do."""
+    if "golden_frame" not in pyfuncitem.funcargs:
+        return None
+    for number, frame in enumerate(FRAMES):
+        try:
+            pyfuncitem.obj(golden_frame=frame)
+        except BaseException as error:
+            error.add_note(f"frame {number}: {frame.name}, {frame.side}")
+            raise
+    return True
 
 
 @pytest.fixture(scope="session")

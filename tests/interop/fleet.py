@@ -88,7 +88,7 @@ class Broker:
 def log_files(broker: Broker) -> dict[str, bytes]:
     """The segments that have messages, by name."""
     segments = {path.name: path.read_bytes() for path in sorted((broker.store / "commitlog").iterdir())}
-    return {name: data for name, data in segments.items() if data.strip(b"\0")}
+    return {name: data for name, data in segments.items() if data != bytes(len(data))}
 
 
 @attrs.define

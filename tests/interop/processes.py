@@ -76,9 +76,14 @@ class Output:
 class EventOutput(Output):
     """Some lines are JSON objects, each with its kind under "event"."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._events: list[Event] = []
+
     def events(self, kind: str) -> list[Event]:
         """What it printed of that kind so far."""
-        return [event for event in map(_event, list(self.lines)) if event.get("event") == kind]
+        self._events += map(_event, self.lines[len(self._events) :])
+        return [event for event in self._events if event.get("event") == kind]
 
     def wait_events(self, kind: str, count: int = 1, patience_s: float = PATIENCE_S) -> list[Event]:
         """Wait until `count` of that kind were printed; returns all of them."""

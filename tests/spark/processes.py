@@ -9,7 +9,7 @@ from tests.daemons.processes import PATIENCE_SECONDS
 _WORDS = {
     "runner": "python_streaming_source_runner",
     "executor": "CoarseGrainedExecutorBackend",
-    "worker": "pyspark.daemon pyspark.worker",
+    "worker": "tests.spark.worker_daemon pyspark.worker",
 }
 
 #: Why a query ends whose Python process has not started within 10 s, which no setting changes: a machine is too busy.

@@ -72,6 +72,7 @@ def start_session(scratch: object, master: str = "local[2]", more: Mapping[str, 
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.streaming.pollingDelay": "20ms",
+        "spark.python.daemon.module": "tests.spark.worker_daemon",
         # A busy machine starts Python slowly.
         "spark.python.authenticate.socketTimeout": "60s",
         **(more or {}),

@@ -27,6 +27,7 @@ from tests.access.acl import ADMIN, ALICE, PLAIN, STRANGER, signed, write_acl
 from tests.broker.bench import Bench, pull_header, send_command
 from tests.commands import said
 from tests.remoting.link import take_together
+from tests.seeds import seeds_of_push
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
@@ -148,7 +149,7 @@ def outcome(root: Path, seed: int, *, is_compiled: bool, monkeypatch: pytest.Mon
         return found
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_both_ways_have_the_same_outcome(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = outcome(tmp_path / "compiled", seed, is_compiled=True, monkeypatch=monkeypatch)
     assert found == outcome(tmp_path / "general", seed, is_compiled=False, monkeypatch=monkeypatch)

@@ -45,6 +45,7 @@ from tests.commands import said
 from tests.kernel.test_pulls import ReadEnd
 from tests.kernel.test_records import files_of
 from tests.remoting.link import CLIENT, SERVER, take_together
+from tests.seeds import seeds_of_push
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
@@ -279,7 +280,7 @@ def history(root: Path, seed: int, monkeypatch: pytest.MonkeyPatch, *, is_compil
     return [*steps, files_of(root)], twin.taken
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_both_ways_have_the_same_outcome_while_the_world_changes(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ from mqbroker.wire.command import (
 )
 from mqbroker.wire.record import HEADS, MAGIC, RECORD_BYTES_MIN, BadRecord, body_crc, decode_records, encode_record
 from tests.client.records import a_record as a_plain_record
+from tests.seeds import seeds_of_push
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
@@ -109,7 +110,7 @@ def read(data: bytes, queue: MessageQueue | None = None, offset: int = 0) -> Rea
         return f"unexpected: {error}"
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_pulled_messages_are_those_that_are_read_in_python(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = Random(seed)
     bodies = [b"".join(a_record(rng) for _ in range(rng.choice([1, 3, 8]))) for _ in range(30)]
@@ -129,7 +130,7 @@ def test_pulled_messages_are_those_that_are_read_in_python(seed: int, monkeypatc
         assert isinstance(one, str) or one == other
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_what_was_not_asked_for_is_refused_as_in_python(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = Random(seed)
     refused = 0
@@ -166,7 +167,7 @@ def test_a_plain_message_is_decoded_when_it_is_looked_at(monkeypatch: pytest.Mon
             _ = each.colour  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_places_in_what_is_left_of_a_record_are_checked(seed: int) -> None:
     assert compiled is not None
     rng = Random(seed)
@@ -202,7 +203,7 @@ def request_of(outgoing: Outgoing, queue: MessageQueue) -> RemotingCommand:
     return send_request(outgoing, queue, 'the "group"', OPTIONS)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_plain_sends_are_encoded_as_in_python(seed: int) -> None:
     assert compiled is not None
     rng = Random(seed)
@@ -231,7 +232,7 @@ def test_plain_sends_are_encoded_as_in_python(seed: int) -> None:
             assert not is_plain or sum(map(len, texts)) > 32_000
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_batches_are_encoded_as_in_python(seed: int) -> None:
     assert compiled is not None
     rng = Random(seed)
@@ -252,7 +253,7 @@ def test_batches_are_encoded_as_in_python(seed: int) -> None:
         assert found == (encode_batch(entries), ids)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_the_results_of_a_batch_are_as_in_python(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = Random(seed)
     for _ in range(30):
@@ -349,7 +350,7 @@ def in_python(data: bytes, pending: dict[int, str]) -> tuple[dict[str, SendResul
     return results, others, ""
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_what_is_answered_is_read_as_in_python(seed: int) -> None:
     assert compiled is not None
     rng = Random(seed)
@@ -441,7 +442,7 @@ def heard(data: bytes) -> tuple[list[Any], str]:
     return found, ""
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_responses_are_read_as_in_python(seed: int) -> None:
     rng = Random(seed)
     count = 0

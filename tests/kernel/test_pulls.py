@@ -39,6 +39,7 @@ from tests.broker.bench import Bench, Client, pull_header, send_command
 from tests.commands import decode_commands, said
 from tests.kernel.test_sends import NUMBERS, is_bad, spoilt
 from tests.remoting.link import CLIENT, SERVER, End, take_together
+from tests.seeds import seeds_of_push
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
@@ -205,7 +206,7 @@ def outcome(root: Path, seed: int, *, is_compiled: bool, monkeypatch: pytest.Mon
         return result
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_both_ways_have_the_same_outcome(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = outcome(tmp_path / "compiled", seed, is_compiled=True, monkeypatch=monkeypatch)
     assert found == outcome(tmp_path / "general", seed, is_compiled=False, monkeypatch=monkeypatch)

@@ -23,6 +23,7 @@ from mqbroker.store.logscan import scan_bytes
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.record import Record, decode_raw, encode_record
+from tests.seeds import seeds_of_push
 from tests.store.harness import make_bench, stop, tree
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
@@ -121,7 +122,7 @@ def files_of(root: Path) -> dict[str, bytes]:
     return files | {f"index/{number}": data for number, data in enumerate(index_files.values())}
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_stores_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     with monkeypatch.context() as patched:
         use_general(patched)
@@ -172,7 +173,7 @@ def plain_rows(data: bytes) -> list[tuple[Any, ...]]:
     return rows
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_the_same_records_are_found(seed: int) -> None:
     rng = Random(seed)
     whole = records(rng, rng.choice([1, 5, 30]))
@@ -208,7 +209,7 @@ def at_times(rng: Random, count: int, properties: dict[str, str], topic: str) ->
     return data
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_an_index_of_messages_of_any_time_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -230,7 +231,7 @@ def test_an_index_of_messages_of_any_time_is_the_same(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_the_entries_of_delayed_messages_of_any_time_are_the_same(seed: int) -> None:
     rng = Random(seed)
     delays_ms = [1000, 2**40, 2**62]

@@ -23,6 +23,7 @@ from tests.broker.bench import BODY_MAX, Bench
 from tests.commands import decode_commands, said
 from tests.kernel.test_records import files_of
 from tests.remoting.link import CLIENT, SERVER, End, take_together
+from tests.seeds import seeds_of_push
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
@@ -282,7 +283,7 @@ def deliver(bench: Bench, protocols: list[Any], ends: list[End], reads: list[Pie
     return [(number, data) for number, data in pieces + rests if data]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_both_ways_have_the_same_outcome(tmp_path: Path, seed: int) -> None:
     check_both_ways(tmp_path, seed, [reads_of, plain_reads])
 

@@ -36,6 +36,7 @@ from tests.kernel.test_sends import (
     spoilt,
 )
 from tests.remoting.link import CLIENT, SERVER, End, take_together
+from tests.seeds import seeds_of_push
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
@@ -134,7 +135,7 @@ def batch_reads(rng: Random) -> list[bytes]:
     return reads
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_both_ways_have_the_same_outcome(tmp_path: Path, seed: int) -> None:
     check_both_ways(tmp_path, seed, [batch_reads, batch_reads, batch_reads, reads_of, plain_reads])
 

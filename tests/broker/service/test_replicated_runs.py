@@ -1,8 +1,7 @@
 """A SYNC_MASTER and its slave through whatever happens to them, each run from one seed.
 
 Links stall, are cut and split bytes; either broker is killed or stopped, and started again. MQBROKER_SEEDS chooses how
-many runs there are, MQBROKER_THIRD, of `.ci/run`, a third of them: 0, 1 or 2. A failure names its seed and what was
-done.
+many runs there are; a failure names its seed and what was done.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from mqbroker.wire.headers import UpdateConsumerOffsetRequestHeader
 from mqbroker.wire.record import decode_record
 from tests.broker.bench import Client, send_command
 from tests.broker.service.pair import Member, Pair
+from tests.seeds import seeds_of_push
 
 SEEDS = int(os.environ.get("MQBROKER_SEEDS", "30"))
-THIRD = os.environ.get("MQBROKER_THIRD")
 STEPS_MAX = 40
 SEGMENT_BYTES = 64 * 1024
 #: What may happen, and how often.
@@ -163,7 +162,7 @@ def body_at(member: Member, offset: int) -> bytes:
     return body
 
 
-@pytest.mark.parametrize("seed", range(SEEDS) if THIRD is None else range(int(THIRD), SEEDS, 3))
+@pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
 def test_seeds(tmp_path: Path, seed: int) -> None:
     run = Run(tmp_path / "pair", seed)
     done: list[str] = []

@@ -1,6 +1,6 @@
 """Runs of the store on the simulated disk, each from one seed, and those that once failed.
 
-MQBROKER_STORE_SEEDS chooses how many runs there are; MQBROKER_THIRD, of `.ci/run`, a third of them: 0, 1 or 2.
+MQBROKER_STORE_SEEDS chooses how many runs there are.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
+from tests.seeds import seeds_of_push
 from tests.store.simulation.run import SOMETIMES, describe, run_seed, run_steps
 from tests.store.simulation.shrink import shrink
 from tests.store.simulation.steps import options_of, steps_of
 
 ALL_SEEDS = 260
 SEEDS = int(os.environ.get("MQBROKER_STORE_SEEDS", ALL_SEEDS))
-THIRD = os.environ.get("MQBROKER_THIRD")
-#: Those of a third, too: together they meet all of SOMETIMES.
+#: Those of any third, too: together they meet all of SOMETIMES.
 RARE = (3, 53, 63, 68, 74, 79, 86, 103)
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
 
@@ -39,8 +39,7 @@ def quick_collections() -> Iterator[None]:
 def test_seeds() -> None:
     """One test, for what is met is counted over all seeds: a rare branch that none of them reaches is not tested."""
     met: Counter[str] = Counter()
-    seeds = range(SEEDS) if THIRD is None else sorted({*range(int(THIRD), SEEDS, 3), *RARE})
-    for seed in seeds:
+    for seed in sorted({*seeds_of_push(SEEDS), *RARE}):
         outcome = run_seed(seed)
         met.update(outcome.counts)
         if outcome.violation is not None:

@@ -83,7 +83,9 @@ def test_long_bodies_and_delayed_rows(spark: Any, cluster: Cluster) -> None:  # 
 def test_bodies_as_large_as_may_be_take_the_memory_of_a_few(spark: Any, cluster: Cluster) -> None:  # noqa: F811
     body, few, many = random.Random(1).randbytes(4 << 20), 16, 48
     one = spark.createDataFrame([(bytearray(body),)], "body BINARY")
-    setting = "spark.sql.execution.arrow.maxBytesPerBatch"
+    # Before 4.1 a piece has a number of rows only.
+    setting, value = ("maxBytesPerBatch", "16m") if spark.version >= "4.1" else ("maxRecordsPerBatch", "4")
+    setting = f"spark.sql.execution.arrow.{setting}"
     former = spark.conf.get(setting)
 
     def worker_mib(count: int) -> float:
@@ -91,7 +93,7 @@ def test_bodies_as_large_as_may_be_take_the_memory_of_a_few(spark: Any, cluster:
         write(spark.range(0, count, 1, 1).crossJoin(one).select("body"), cluster, "Large")
         return max(peak_mib(pid) for pid in find_processes(os.getpid(), "worker"))
 
-    spark.conf.set(setting, "16m")
+    spark.conf.set(setting, value)
     try:
         peak = worker_mib(few)
         assert worker_mib(many) < peak + 64, peak

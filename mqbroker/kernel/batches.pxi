@@ -126,11 +126,12 @@ cdef class Waiter:
 
 
 def wake_waiters(list waiters not None):
-    """Let the tasks continue that await sends which have ended."""
+    """Let the tasks continue that await sends which have ended, and empty the list."""
     cdef Py_ssize_t i
     cdef Waiter waiter
     for i in range(len(waiters)):
         waiter = <Waiter?> waiters[i]
+        waiters[i] = None  # what it holds goes when its task has gone on
         callback, context = waiter.callback, waiter.context
         waiter.callback = waiter.context = None
         if callback is None:
@@ -181,7 +182,7 @@ cdef class BatchResults:
         return result
 
     def give_to(self, list waiters not None):
-        """End the wait of those who did not cancel it."""
+        """End the wait of those who did not cancel it; the list is empty when they go on."""
         cdef Py_ssize_t i
         cdef Waiter waiter
         if len(waiters) != len(self.ids):

@@ -1,6 +1,7 @@
 # Messages that a client has pulled, decoded when they are looked at. What is done here is done with the same outcome by
 # mqbroker/client/messages.py: ReceivedMessage.of_record.
 
+cimport cython
 from cpython.object cimport PyObject, PyTypeObject, Py_TYPE
 from cpython.ref cimport Py_DECREF
 
@@ -22,6 +23,7 @@ cdef extern from "Python.h":
 cdef enum:
     COMPRESSED = 1
     OFFSET_ID_MAX = 56
+    SLOTS_MAX = 16
 
 
 cdef inline str span_text(Span s):
@@ -39,6 +41,30 @@ cdef PyMemberDef *slot_of(type kind, str name) except NULL:
     if Py_TYPE(found) != &PyMemberDescr_Type:
         raise TypeError(f"{name} is no slot of {kind}")
     return (<PyMemberDescrObject *> found).d_member
+
+
+@cython.final
+cdef class Fields:
+    """Sets the fields of new objects of a class with slots, given by their names, all in one call."""
+
+    cdef type kind
+    cdef int count
+    cdef PyMemberDef *slots[SLOTS_MAX]
+
+    def __init__(self, type kind not None, tuple names not None):
+        cdef int i
+        if len(names) > SLOTS_MAX:
+            raise ValueError("too many fields")
+        for i in range(len(names)):
+            self.slots[i] = slot_of(kind, names[i])
+        self.kind, self.count = kind, <int> len(names)
+
+    def __call__(self, item, tuple values not None):
+        cdef int i
+        if not isinstance(item, self.kind) or len(values) != self.count:
+            raise TypeError("not an object of the class, or not a value for each field")
+        for i in range(self.count):
+            PyMember_SetOne(<char *> <void *> item, self.slots[i], values[i])
 
 
 def take_messages(

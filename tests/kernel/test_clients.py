@@ -20,7 +20,7 @@ import pytest
 from mqbroker.client import batches, messages
 from mqbroker.client.batches import Part
 from mqbroker.client.errors import UnexpectedResponse
-from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
+from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus, SystemMessage
 from mqbroker.client.options import ProducerOptions
 from mqbroker.client.plain_sends import head_of
 from mqbroker.client.send import Outgoing, encoded_properties, prepare, read_send_answer, send_request
@@ -277,6 +277,38 @@ def test_results_of_a_batch_need_an_offset_id_for_each_id() -> None:
     whole = SendResult(SendStatus.SEND_OK, "all", "0A", QUEUE, 0)
     with pytest.raises(ValueError, match="offset id for each"):
         compiled.BatchResults(["a", "b"], ["0A"], whole, SendResult)
+
+
+def test_a_message_of_topic_and_bytes_is_as_in_python() -> None:
+    assert compiled is not None
+    plain_init = Message.__init__.__wrapped__  # type: ignore[attr-defined]
+    expected = Message.__new__(Message)
+    plain_init(expected, "T", b"body")
+    found = Message("T", b"body")
+    assert (found, hash(found), repr(found)) == (expected, hash(expected), repr(expected))
+    assert attrs.asdict(found) == attrs.asdict(expected)
+    assert found.properties is not Message("T", b"body").properties
+    assert pickle.loads(pickle.dumps(found)) == found
+    for given in [("T",), ("", b"x"), ("a b", b"x"), (7, b"x"), ("T", 7), ("T", b"x", "tags")]:
+        with pytest.raises((TypeError, MQError)) as quick:
+            Message(*given)  # type: ignore[arg-type]
+        with pytest.raises(quick.type):
+            plain_init(Message.__new__(Message), *given)
+    assert Message("T", "text").body == Message(body=bytearray(b"text"), topic="T").body == b"text"
+    assert type(SystemMessage("T", b"x")) is SystemMessage
+
+
+def test_only_fields_of_its_class_are_set() -> None:
+    assert compiled is not None
+    fields = compiled.Fields(SendResult, ("msg_id", "queue"))
+    with pytest.raises(TypeError, match="not an object of the class"):
+        fields(Message("T", b"x"), ("id", QUEUE))
+    with pytest.raises(TypeError, match="value for each field"):
+        fields(SendResult.__new__(SendResult), ("id",))
+    with pytest.raises(ValueError, match="too many"):
+        compiled.Fields(SendResult, ("msg_id",) * 17)
+    with pytest.raises(TypeError, match="no slot"):
+        compiled.Fields(SendResult, ("__init__",))
 
 
 # --- what is answered

@@ -99,7 +99,7 @@ def test_results_are_given_to_those_that_wait() -> None:
         tasks = [asyncio.ensure_future(awaited(each)) for each in waiters[:2]]
         await asyncio.sleep(0)
         tasks[1].cancel()
-        results.give_to(waiters)
+        results.give_to([*waiters])
         with pytest.raises(ValueError, match="waiter for each"):
             results.give_to(waiters[1:])
         found = await asyncio.gather(*tasks, return_exceptions=True)

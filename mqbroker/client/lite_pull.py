@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 from mqbroker.client.assigned_queues import AssignedQueue, AssignedQueues, committable
 from mqbroker.client.errors import BadArgument, ClientClosed
@@ -120,6 +120,7 @@ class LitePullConsumerCore:
     async def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
         """Read the group's share of `topic`: messages with one of the tags in "a || b", or all with "*", or those that
         `Sql("...")` picks. Raises BadArgument on a bad name, or after `assign`, and MQError on a bad expression."""
+        self._check_open()
         if self._by_hand:
             raise BadArgument("subscribe", "left out after assign(): queues are shared, or named", topic)
         topic = within(self._namespace, check_topic(topic))
@@ -131,6 +132,7 @@ class LitePullConsumerCore:
 
     async def unsubscribe(self, topic: str) -> None:
         """Stop reading `topic`. Does nothing without a subscription to it."""
+        self._check_open()
         topic = within(self._namespace, check_topic(topic))
         if self._membership.subscriptions.pop(topic, None) is not None and self._joined:
             await self._membership.apply(topic)
@@ -139,7 +141,8 @@ class LitePullConsumerCore:
         """Read exactly these queues, and leave the group out: others may read them too. Of their messages come those
         that `expression` picks, as of `subscribe`. Raises BadArgument, also after `subscribe`, and MQError on a bad
         expression."""
-        wanted = {self._within(queue) for queue in queues}
+        self._check_open()
+        wanted = {self._within(queue) for queue in _several(queues)}
         subscribe_to("", expression, 0)
         if self._membership.subscriptions:
             raise BadArgument("assign", "left out after subscribe(): queues are shared, or named", sorted(wanted))
@@ -152,9 +155,17 @@ class LitePullConsumerCore:
                 self._restart(queue, self._assigned[queue].committable)
             self._take([queue for queue in wanted if queue not in self._assigned])
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("this lite pull consumer was closed")
+
     async def _join(self) -> None:
         self._joined = True
-        settled = await self._membership.join()
+        try:
+            settled = await self._membership.join()
+        except BaseException:
+            self._joined = False  # the next subscription tries again
+            raise
         heartbeats = self._membership.heartbeats.keep_sending()
         for loop in (self._watch.run(), self._membership.keep_balanced(settled), heartbeats):
             self._loops.append(self._net.spawn(loop))
@@ -246,7 +257,8 @@ class LitePullConsumerCore:
         self._wake()
 
     def _checked(self, queues: Iterable[MessageQueue] | None) -> list[MessageQueue]:
-        return [self._assigned_one(queue) for queue in (list(self._assigned) if queues is None else queues)]
+        self._check_open()
+        return [self._assigned_one(queue) for queue in (list(self._assigned) if queues is None else _several(queues))]
 
     def _assigned_one(self, queue: MessageQueue) -> MessageQueue:
         """The queue as brokers know it. Raises BadArgument if it is not assigned."""
@@ -288,10 +300,14 @@ class LitePullConsumerCore:
         return None if found is None else bare_message(self._namespace, found)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Commit all messages that polls have returned, or these offsets. Raises the first error of a broker."""
+        """Commit all messages that polls have returned, or these offsets. Raises the first error of a broker, and
+        ClientClosed."""
+        self._check_open()
         if offsets is None:
             self._polled.settle()
             offsets = committable(self._assigned)
+        if not isinstance(cast(Any, offsets), Mapping):
+            raise BadArgument("offsets", "a mapping of queues to offsets", offsets)
         named = {self._within(queue): offset for queue, offset in offsets.items()}
         for offset in named.values():
             check_number("offset", offset, 0, 2**63 - 1)
@@ -384,3 +400,10 @@ class LitePullConsumerCore:
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
         """Refused: a lite pull consumer has no listener."""
         raise Refused(ResponseCode.SYSTEM_ERROR, "this consumer polls, and has no listener")
+
+
+def _several(queues: Iterable[MessageQueue]) -> Iterable[MessageQueue]:
+    """The queues. Raises BadArgument."""
+    if not isinstance(cast(Any, queues), Iterable):
+        raise BadArgument("queues", "several of MessageQueue", queues)
+    return queues

@@ -238,6 +238,11 @@ class LoopNet(ABC):
         command = attrs.evolve(command, flag=command.flag | ONEWAY_FLAG)
         await (self.hooks.around(addr, command, send) if self.hooks.rpc else send(command))
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether its client was closed."""
+        return self._closed
+
     def when_closed(self, call: Callable[[], object]) -> None:
         """Have it called when this is closed; at once, if that has happened. May be called on any thread."""
         self._when_closed = call

@@ -110,6 +110,10 @@ class Net(Protocol):
     def heartbeats(self) -> list[Any]:
         """The heartbeats of all clients that share connections and client id with this one."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether its client was closed."""
+
     async def name_servers(self, url: str) -> tuple[str, ...]:
         """Those that an address server lists. Raises NameServerUnreachable."""
 

@@ -149,13 +149,14 @@ class PushConsumerCore:
 
     async def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
         """Consume `topic`: messages with one of the tags in "a || b", or all with "*", or those that `Sql("...")`
-        picks. Raises BadArgument on a bad name, MQError on a bad expression."""
+        picks. Raises BadArgument on a bad name, MQError on a bad expression, and ClientClosed."""
         self.add_subscription(topic, expression)
         if self._started:
             await self.apply_subscription(topic)
 
     def add_subscription(self, topic: str, expression: str | Sql = ALL) -> bool:
-        """The immediate part of `subscribe`; True if `apply_subscription` must follow. Raises Refused."""
+        """The immediate part of `subscribe`; True if `apply_subscription` must follow. Raises as that does."""
+        self._check_open()
         self._membership.subscribe(within(self._namespace, check_topic(topic)), expression)
         return self._started
 
@@ -171,18 +172,20 @@ class PushConsumerCore:
 
     def remove_subscription(self, topic: str) -> bool:
         """The immediate part of `unsubscribe`; True if `apply_subscription` must follow."""
-        if self._membership.subscriptions.pop(within(self._namespace, check_topic(topic)), None) is None:
-            return False
-        return self._started
+        self._check_open()
+        removed = self._membership.subscriptions.pop(within(self._namespace, check_topic(topic)), None)
+        return removed is not None and self._started
 
     def suspend(self) -> None:
         """Pause pulls until `resume`; messages already pulled still go to the listener."""
+        self._check_open()
         self._is_suspended = True
         for assigned in self._assigned.values():
             assigned.pause()
 
     def resume(self) -> None:
         """Pull again after `suspend`."""
+        self._check_open()
         self._is_suspended = False
         for assigned in self._assigned.values():
             assigned.resume()
@@ -201,6 +204,10 @@ class PushConsumerCore:
         if not self._started and not self._closed:
             raise ClientClosed("a push consumer is iterated over after its start")
         return self.consuming.ready(count) or await self.consuming.next(count)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("this push consumer was closed")
 
     def check_startable(self) -> None:
         """Raises ClientClosed if it was started or closed, NoSubscription if it has no subscription."""

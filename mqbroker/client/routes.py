@@ -13,6 +13,7 @@ import attrs
 
 from mqbroker.client.address_server import is_url
 from mqbroker.client.errors import (
+    ClientClosed,
     ClientError,
     Creates,
     NameServerUnreachable,
@@ -326,7 +327,7 @@ class Routes:
                 return TopicList.from_value(parse_long_body(answer.body, TopicList)).topic_list
             except MQError as error:
                 errors[addr] = error
-        raise _none_answers(errors)
+        raise ClientClosed("this client was closed") if self._net.is_closed else _none_answers(errors)
 
     async def _ask(self, topic: str) -> TopicRouteData | None:
         """Ask the name servers in turn, and the next one as well if one does not respond for a moment; None if those
@@ -368,7 +369,7 @@ class Routes:
         errors = {addr: error for addr in addrs if isinstance(error := outcomes[addr], MQError)}
         if len(errors) < len(addrs):
             return None
-        raise _none_answers(errors)
+        raise ClientClosed("this client was closed") if self._net.is_closed else _none_answers(errors)
 
 
 def _none_answers(errors: Mapping[str, MQError]) -> MQError:

@@ -195,6 +195,34 @@ def test_a_closed_client_says_so_and_may_be_closed_again(face: Any) -> None:
         producer.send(Message("T", b"x"))
 
 
+@pytest.mark.parametrize("kind", ["Producer", "PullConsumer", "LitePullConsumer", "PushConsumer"])
+def test_what_is_called_after_the_end_says_that_the_client_is_closed(face: Any, kind: Any) -> None:
+    client = face.make(kind, "g", *([print] if kind == "PushConsumer" else []))
+    if kind == "PushConsumer":
+        client.subscribe("T")
+    client.start()
+    client.close()
+    calls: dict[str, tuple[Any, ...]] = {
+        "queues": ("new",),
+        "message": ("new", "id"),
+        "create_topic": ("new",),
+        "pull": (MessageQueue("new", "a", 0), 0),
+        "max_offset": (MessageQueue("new", "a", 0),),
+        "commit": () if kind == "LitePullConsumer" else (MessageQueue("new", "a", 0), 1),
+        "committed": (Q,),
+        "subscribe": ("T",),
+        "unsubscribe": ("T",),
+        "assign": ([Q],),
+        "suspend": (),
+        "pause": (),
+        "resume": (),
+    }
+    for name, given in calls.items():
+        if hasattr(client._client, name):
+            with pytest.raises(ClientClosed):
+                getattr(client, name)(*given)
+
+
 def test_a_producer_is_known_to_its_brokers_until_it_leaves(face: Any, cluster: Loopback) -> None:
     with face.make("Producer", "pg") as producer:
         producer.send(Message("T", b"x"))

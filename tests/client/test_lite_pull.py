@@ -7,14 +7,14 @@ import attrs
 import pytest
 
 from mqbroker.client import BadArgument, ConsumeFrom, LitePullOptions, MessageQueue, Place
-from mqbroker.client.errors import ClientClosed
+from mqbroker.client.errors import ClientClosed, NameServerUnreachable
 from mqbroker.client.iteration import Iterated
 from mqbroker.client.lite_pull import LitePullConsumerCore
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.observers import ConsumeObserver, Consumption
 from mqbroker.client.queue_requests import Reads
 from mqbroker.wire.bodies import HeartbeatData
-from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.client.faults import SILENT
 from tests.client.member import Q
 from tests.client.world import FixedIdentity, World
@@ -231,8 +231,29 @@ def test_what_cannot_be_done_says_so(one_queue: World, name_server: str) -> None
         one_queue.result(polling.core.poll(-1))
     with pytest.raises(BadArgument):
         one_queue.result(polling.core.commit({Q: -1}))
+    with pytest.raises(BadArgument, match="offsets must be a mapping"):
+        one_queue.result(polling.core.commit([Q]))  # type: ignore[arg-type]
+    for wrong in (Q, 5):
+        for call in (polling.core.pause, polling.core.resume):
+            with pytest.raises(BadArgument, match="queues must be several"):
+                call(wrong)  # type: ignore[arg-type]
+        with pytest.raises(BadArgument, match="queues must be several"):
+            one_queue.result(Polling(one_queue, name_server).core.assign(wrong))  # type: ignore[arg-type]
     with pytest.raises(ClientClosed, match="started only once"):
         one_queue.result(polling.core.start())
+
+
+def test_a_subscription_that_fails_after_the_start_may_be_made_again(one_queue: World, name_server: str) -> None:
+    one_queue.cluster.store(Q, b"0")
+    polling = Polling(one_queue, name_server).start(None)
+    one_queue.faults.refuse[None, RequestCode.GET_ROUTEINFO_BY_TOPIC] = ResponseCode.SYSTEM_ERROR, "no"
+    with pytest.raises(NameServerUnreachable):
+        one_queue.result(polling.core.subscribe("T"))
+    one_queue.faults.refuse.clear()
+    one_queue.result(polling.core.subscribe("T"))
+    one_queue.cluster.settle()
+    assert polling.poll() == [b"0"]
+    one_queue.result(polling.core.close())
 
 
 @attrs.frozen

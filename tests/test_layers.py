@@ -48,6 +48,7 @@ SMALL_DOORS: dict[str, set[str]] = {
     "client/thread_sends.py": {"threading", "concurrent.futures"},
     # Read by any thread, and written by those of listeners.
     "client/counters.py": {"threading"},
+    "client/trace.py": {"threading"},
     "client/loop_thread.py": {"threading", "concurrent.futures"},
     "client/thread_calls.py": {"threading", "concurrent.futures"},
     # The broker in memory runs on a thread of its own, and is made by tests, which hand it nothing.

@@ -80,26 +80,25 @@ def sending(
     method: Callable[Concatenate[ProducerCore, P], Coroutine[Any, Any, SendResult]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, SendResult]]:
     """As `call`, of a producer's sends: a plain one, to the next queue, has one coroutine and not two."""
-    calling = call(method, started)
 
     @functools.wraps(method)
-    async def sending(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> SendResult:
-        producer: ProducerCore = client._core  # noqa: SLF001 - as in `call`
+    async def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> SendResult:
+        producer = started(client)
+        message: Any = args[0] if args else None
         taken = None if kwargs else producer.take_plain(*args)
-        if taken is None:
-            return await calling(client, *args, **kwargs)
-        message: Any = args[0]
         try:
-            await taken
+            if taken is None:
+                return await method(producer, *args, **kwargs)
+            result = await taken
         except BaseException as error:
-            producer.give_up(message, taken)
+            if taken is not None:
+                producer.give_up(message, taken)
             if isinstance(error, RuntimeError):
-                client._net.check_loop()  # noqa: SLF001
+                client._net.check_loop()  # noqa: SLF001 - as in `call`
             raise
-        result = taken.result()
         return result if isinstance(result, SendResult) else await producer.send_otherwise(message, result)
 
-    return sending
+    return calling
 
 
 def net_for(options: ClientOptions, rng: random.Random | None = None) -> AioNet:

@@ -174,27 +174,22 @@ class Observers:
         self._steady = steady
         self._call = Guard("observer", "operation continues", steady).call
 
-    async def sending(
-        self, send: Send, addr_of: Callable[[object], str], run: Callable[..., Awaitable[T]], *given: Any
-    ) -> T:
-        """What `run` returns for the messages and what is `given`, after the observers have seen them; `addr_of` is of
-        what came of it. Raises Forbidden, and what `run` raises."""
-        seen, began = 0, self._steady()
-        outcome: Any = None
+    def begin(self, send: Send) -> float:
+        """Tell the observers of a send that begins; returns what `end` needs. Raises Forbidden."""
+        began, seen = self._steady(), 0
         try:
             for seen, before in self._before:  # noqa: B007 - used where it raises
                 self._call(before, send, may_raise=(Forbidden,))
-            seen = len(self._after)
-            result = await run(send.messages, *given)
-            outcome = [result] if isinstance(result, SendResult) else result or []
-            return result
         except BaseException as error:
-            outcome = error
+            self.end(send, began, error, seen=seen)
             raise
-        finally:
-            send.took_s, send.addr = self._steady() - began, addr_of(outcome)
-            for after in self._after[len(self._after) - seen :]:
-                self._call(after, send, outcome)
+        return began
+
+    def end(self, send: Send, began: float, outcome: Any, addr: str = "", *, seen: int | None = None) -> None:
+        """Tell the observers, of which `seen` have seen it, by default all, what came of a send to `addr`."""
+        send.took_s, send.addr = self._steady() - began, addr
+        for after in self._after if seen is None else self._after[len(self._after) - seen :]:
+            self._call(after, send, outcome)
 
     def consumers(self) -> list[ConsumeObserver]:
         """Those of consumption."""

@@ -211,17 +211,26 @@ class ProducerCore:
         """Whether a broker's request is for this producer."""
         return request.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT and self._replies.expects(request)
 
-    def _observed(
+    async def _observed(
         self, kind: SendKind, messages: list[Message], run: Callable[..., Awaitable[T]], *given: Any
-    ) -> Awaitable[T]:
+    ) -> T:
         """What `run`, which sends, returns for the messages and what is `given`, after the observers have seen them."""
         if self._namespace:
             messages = [attrs.evolve(each, topic=within(self._namespace, each.topic)) for each in messages]
             run, given = self._in_namespace, (run, *given)
-        if self._observers is None:
-            return run(messages, *given)
+        observers = self._observers
+        if observers is None:
+            return await run(messages, *given)
         send = Send(self._group, self._identity.client_id, kind, messages, self._now_ms())
-        return self._observers.sending(send, self._addr_of, run, *given)
+        began = observers.begin(send)
+        try:
+            result = await run(send.messages, *given)
+        except BaseException as error:
+            observers.end(send, began, error, self._addr_of(error))
+            raise
+        outcome = [result] if isinstance(result, SendResult) else result or []
+        observers.end(send, began, outcome, self._addr_of(outcome))
+        return result
 
     async def _in_namespace(self, messages: list[Message], run: Callable[..., Awaitable[Any]], *given: Any) -> Any:
         """What `run` returns, with queues of topics as the user knows them."""

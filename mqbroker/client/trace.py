@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
+
+import attrs
 
 from mqbroker.client.listeners import ConsumeResult, Throttle
 from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendStatus
@@ -35,8 +38,18 @@ _NONE = "null"
 _TRANSACTION, _STORED = SendKind.TRANSACTION, SendStatus.SEND_OK
 
 
-#: One entry: its text, and what finds it.
-_Trace = tuple[str, Sequence[str]]
+@attrs.define(eq=False)
+class _Batch:
+    """Traces of one message. In lists of texts, as the garbage collector would look at a tuple for each."""
+
+    texts: list[str] = attrs.field(factory=list)
+    #: What finds each of them, separated by blanks.
+    keys: list[str] = attrs.field(factory=list)
+    keys_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.texts) >= _TOGETHER_MAX or self.keys_bytes >= _KEYS_BYTES_MAX
 
 
 class Tracer(SendObserver, ConsumeObserver):
@@ -47,14 +60,18 @@ class Tracer(SendObserver, ConsumeObserver):
         self._rng: random.Random = net.rng
         self._topic = topic
         self._send = send
-        self._waiting: deque[_Trace] = deque()
+        #: Held while the batches change: listeners may be called on other threads.
+        self._gate = threading.Lock()
+        self._waiting: deque[_Batch] = deque()
+        #: Of traces in these.
+        self._count = 0
         #: Set when there are enough for a message; whether it is since the last flush.
         self._enough = net.signal()
         self._are_enough = False
         #: Held while traces are sent: a flush at the close waits for one that is under way.
         self._flushing = net.lock()
         #: Of each message.
-        self._under_way: list[list[_Trace]] = []
+        self._under_way: list[_Batch] = []
         self._dropped = 0
         self._told = Throttle(net.steady)
 
@@ -67,12 +84,13 @@ class Tracer(SendObserver, ConsumeObserver):
                 continue
             kind = _HALF if is_half else _DELAYED if message.delay_level else _NORMAL
             is_stored = "true" if result.status is _STORED else "false"
+            keys = KEY_SEPARATOR.join(message.keys)
             text = (
                 f"Pub\x01{send.began_ms}\x01{DEFAULT_TRACE_REGION_ID}\x01{group}\x01{bare(message.topic)}"
-                f"\x01{result.msg_id}\x01{message.tags or _NONE}\x01{_keys(message)}\x01{send.addr}"
+                f"\x01{result.msg_id}\x01{message.tags or _NONE}\x01{keys or _NONE}\x01{send.addr}"
                 f"\x01{len(message.body)}\x01{took_ms}\x01{kind}\x01{result.offset_msg_id}\x01{is_stored}\x02"
             )
-            self._put(text, (result.msg_id, *message.keys))
+            self._put(text, f"{result.msg_id} {keys}")
 
     def ended(self, group: str, topic: str, msg_id: str, addr: str, state: str, *, is_from_check: bool) -> None:
         """The transaction of a message has ended; `state` is Java's name for that."""
@@ -109,57 +127,58 @@ class Tracer(SendObserver, ConsumeObserver):
         async with self._flushing:
             self._are_enough = False
             while self._waiting:
-                while self._waiting and len(self._under_way) < _IN_FLIGHT_MAX:
-                    self._under_way.append(self._taken())
+                with self._gate:
+                    while self._waiting and len(self._under_way) < _IN_FLIGHT_MAX:
+                        self._under_way.append(self._waiting.popleft())
+                        self._count -= len(self._under_way[-1].texts)
                 try:
-                    outcomes = await self._net.all_of([self._send_together(part) for part in self._under_way])
+                    outcomes = await self._net.all_of([self._send_together(batch) for batch in self._under_way])
                 finally:  # some are left where this was cancelled, as at a close, which flushes again
-                    while self._under_way:
-                        self._waiting.extendleft(reversed(self._under_way.pop()))
+                    with self._gate:
+                        while self._under_way:
+                            self._waiting.appendleft(self._under_way.pop())
+                            self._count += len(self._waiting[0].texts)
                 for outcome in outcomes:
                     if isinstance(outcome, BaseException):
                         raise outcome
 
     def unsent(self) -> str:
         """What is lost if no flush completes."""
-        count = sum(map(len, self._under_way)) + len(self._waiting)
+        count = self._count + sum([len(batch.texts) for batch in self._under_way])
         return f"{count} trace{'' if count == 1 else 's'}, which are lost,"
 
-    def _taken(self) -> list[_Trace]:
-        """The first of those that wait, as many as a message takes."""
-        taken: list[_Trace] = []
-        size = 0
-        while self._waiting and len(taken) < _TOGETHER_MAX and size < _KEYS_BYTES_MAX:
-            trace = self._waiting.popleft()
-            taken.append(trace)
-            for key in trace[1]:
-                size += len(key) + 1
-        return taken
-
-    async def _send_together(self, traces: list[_Trace]) -> None:
-        keys = dict.fromkeys([key for _, of_trace in traces for key in of_trace])
+    async def _send_together(self, batch: _Batch) -> None:
+        keys = dict.fromkeys(KEY_SEPARATOR.join(batch.keys).split())
         try:
-            await self._send(Message(self._topic, "".join([text for text, _ in traces]), keys=tuple(keys)))
+            await self._send(Message(self._topic, "".join(batch.texts), keys=tuple(keys)))
         except MQError as error:
-            self._dropped += len(traces)
-            log.debug("%d traces were not sent: %s", len(traces), error)
+            self._dropped += len(batch.texts)
+            log.debug("%d traces were not sent: %s", len(batch.texts), error)
             if (more := self._told.more()) is not None:
                 log.warning("%d traces lost so far: %s%s", self._dropped, error, more)
-        self._under_way.remove(traces)
+        self._under_way.remove(batch)
 
     def _add(self, msg_id: str, keys: Iterable[str], *fields: object) -> None:
-        self._put("\x01".join(map(str, fields)) + "\x02", [key for key in (msg_id, *keys) if key])
+        self._put("\x01".join(map(str, fields)) + "\x02", KEY_SEPARATOR.join((msg_id, *keys)))
 
-    def _put(self, text: str, keys: Sequence[str]) -> None:
-        if len(self._waiting) < _WAITING_MAX:
-            self._waiting.append((text, keys))
-            if len(self._waiting) >= _TOGETHER_MAX and not self._are_enough:
-                self._are_enough = True
-                self._net.call_from_thread(self._enough.set)  # listeners may be called on other threads
-            return
-        self._dropped += 1
-        if self._dropped % _WAITING_MAX == 1:
-            log.warning("%d traces lost so far: they are produced faster than brokers store them", self._dropped)
+    def _put(self, text: str, keys: str) -> None:
+        with self._gate:
+            is_kept = self._count < _WAITING_MAX
+            if is_kept:
+                if not self._waiting or self._waiting[-1].is_full:
+                    self._waiting.append(_Batch())
+                batch = self._waiting[-1]
+                batch.texts.append(text)
+                batch.keys.append(keys)
+                batch.keys_bytes += len(keys) + 1
+                self._count += 1
+        if not is_kept:
+            self._dropped += 1
+            if self._dropped % _WAITING_MAX == 1:
+                log.warning("%d traces lost so far: they are produced faster than brokers store them", self._dropped)
+        elif self._count >= _TOGETHER_MAX and not self._are_enough:
+            self._are_enough = True
+            self._net.call_from_thread(self._enough.set)
 
     def _now_ms(self) -> int:
         return int(self._net.now() * 1000)

@@ -209,15 +209,19 @@ cdef class OpenBatch:
     def cancelled(self):
         """Take out the messages whose senders have cancelled them, and return these."""
         cdef Py_ssize_t i
-        cdef list left = []
+        cdef list found = [], messages = [], waiters = []
+        cdef Py_ssize_t found_bytes = 0
         for i in range(len(self.waiters)):
+            message = self.messages[i]
             if (<Waiter> self.waiters[i]).state != WAITING:
-                left.append(i)
-        found = [self.messages[i] for i in left]
-        for i in reversed(left):
-            del self.messages[i], self.waiters[i]
-        for message in found:
-            self.body_bytes -= len(message.body)
+                found.append(message)
+                found_bytes += len(message.body)
+            else:
+                messages.append(message)
+                waiters.append(self.waiters[i])
+        if found:
+            self.messages, self.waiters = messages, waiters
+            self.body_bytes -= found_bytes
         return found
 
 

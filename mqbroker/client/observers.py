@@ -7,14 +7,14 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import attrs
 
-from mqbroker.client.errors import Forbidden, RetryLater, short
+from mqbroker.client.errors import BadArgument, Forbidden, RetryLater, short
 from mqbroker.client.lag import Lag
 from mqbroker.client.listeners import ConsumeResult, Throttle
-from mqbroker.client.messages import Message, ReceivedMessage, SendResult
+from mqbroker.client.messages import RESERVED_PROPERTIES, Message, ReceivedMessage, SendResult, SystemMessage
 from mqbroker.client.names import bare_message
 
 log = logging.getLogger(__name__)
@@ -157,6 +157,21 @@ class Guard:
         return str(getattr(call, "__qualname__", call))
 
 
+def _replaced(asked: list[Message], messages: list[Message]) -> list[Message]:
+    """The messages that observers have put in place of those that were `asked` for, with their system's properties.
+    Raises BadArgument on others."""
+    if [each.topic for each in messages if isinstance(cast(Any, each), Message)] != [each.topic for each in asked]:
+        raise BadArgument("what observers put into Send.messages", "as many messages to the same topics", messages)
+    return [_marked_as(former, each) for former, each in zip(asked, messages, strict=True)]
+
+
+def _marked_as(former: Message, message: Message) -> Message:
+    if message is former or not isinstance(former, SystemMessage):
+        return message
+    marks = {name: value for name, value in former.properties.items() if name in RESERVED_PROPERTIES}
+    return SystemMessage.of(message, marks, preferred=former.preferred)
+
+
 class Observers:
     """The observers of one client, called in their order before, and in the reverse order after. `steady` returns
     seconds of a clock that is never set."""
@@ -175,11 +190,15 @@ class Observers:
         self._call = Guard("observer", "operation continues", steady).call
 
     def begin(self, send: Send) -> float:
-        """Tell the observers of a send that begins; returns what `end` needs. Raises Forbidden."""
+        """Tell the observers of a send that begins; returns what `end` needs. Raises Forbidden, and BadArgument."""
         began, seen = self._steady(), 0
+        asked = [*send.messages] if self._before else []
         try:
             for seen, before in self._before:  # noqa: B007 - used where it raises
                 self._call(before, send, may_raise=(Forbidden,))
+            if asked:
+                seen = len(self._after)
+                send.messages = _replaced(asked, send.messages)
         except BaseException as error:
             self.end(send, began, error, seen=seen)
             raise

@@ -27,6 +27,7 @@ from mqbroker.client import (
     SendKind,
     SendObserver,
     SendResult,
+    TransactionState,
 )
 from mqbroker.kernel import compiled
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -107,6 +108,47 @@ def test_observed_sends_are_plain_ones_too(face: Any, cluster: Loopback, monkeyp
         sent = producer.send(Message("T", b"x")), producer.send(Message("T", b"y"), queue=Q)
     assert [each[2] for each in notes.seen if each[0] == "after"][1:] == [[result] for result in sent]
     assert [request.body for request in cluster.faults.asked(RequestCode.SEND_MESSAGE_V2)] == [b"first", b"x", b"y"]
+
+
+class Replacing(SendObserver):
+    """Puts what `make` returns in place of the messages."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    def before_send(self, send: Send) -> None:
+        send.messages = self.make(send.messages)
+
+
+def test_messages_that_replace_others_have_their_systems_properties(face: Any, cluster: Loopback) -> None:
+    anew = Replacing(lambda messages: [Message(each.topic, each.body + b"!") for each in messages])
+    options = ProducerOptions(observers=[anew])
+    with face.make("TransactionProducer", "tx", print, options=options) as producer:
+        producer.send(Message("T", b"light").to_light_queues("%LMQ%a"))
+        producer.send_in_transaction(Message("T", b"half"), lambda message: TransactionState.ROLLBACK)
+    light, half = cluster.faults.asked(RequestCode.SEND_MESSAGE_V2)
+    assert (light.body, half.body) == (b"light!", b"half!")
+    assert "INNER_MULTI_DISPATCH\x01%LMQ%a" in light.ext_fields["i"]
+    assert "TRAN_MSG\x01true\x02PGROUP\x01tx" in half.ext_fields["i"]
+    assert int(half.ext_fields["f"]) & 4
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda messages: [],
+        lambda messages: messages * 2,
+        lambda messages: [Message("U", each.body) for each in messages],
+        lambda messages: [each.body for each in messages],
+    ],
+)
+def test_messages_that_replace_others_are_as_many_to_the_same_topics(face: Any, cluster: Loopback, make: Any) -> None:
+    with producer_with(face, Replacing(make)) as producer:
+        calls = [(producer.send, Message("T", b"1")), (producer.send_oneway, Message("T", b"1"))]
+        for call, given in [*calls, (producer.send_batch, [Message("T", b"1"), Message("T", b"2")])]:
+            with pytest.raises(BadArgument, match=r"Send.messages must be as many messages to the same topics"):
+                call(given)
+    assert not cluster.faults.asked(RequestCode.SEND_MESSAGE_V2)
 
 
 def test_an_observer_sees_what_fails(face: Any, cluster: Loopback) -> None:

@@ -252,8 +252,11 @@ class HookFailed(ClientError):
     hint = "The log has what it raised. After `before_request` nothing was sent; after `after_response` it was done"
 
     def __init__(self, hook: str, why: str) -> None:
-        super().__init__(f"the RPC hook {hook} failed: {why}")
-        self.hook = hook
+        super().__init__(hook, why)
+        self.hook, self.why = hook, why
+
+    def describe(self) -> str:
+        return f"the RPC hook {self.hook} failed: {self.why}"
 
 
 class BadOffsetFile(ClientError):
@@ -262,8 +265,11 @@ class BadOffsetFile(ClientError):
     hint = "Mend or remove it, which starts the queues where consume_from says, or name another: LocalOffsets(path)"
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"the file of offsets {path} cannot be used: {why}")
-        self.path = path
+        super().__init__(path, why)
+        self.path, self.why = path, why
+
+    def describe(self) -> str:
+        return f"the file of offsets {self.path} cannot be used: {self.why}"
 
 
 class ClientClosed(ClientError):
@@ -280,7 +286,7 @@ class OtherLoop(ClientError):
         " mqbroker.client.blocking"
     )
 
-    def __init__(self, *, is_closed: bool) -> None:
+    def __init__(self, is_closed: bool) -> None:
         super().__init__(is_closed)
         self.is_closed = is_closed
 

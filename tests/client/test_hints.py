@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 
 from mqbroker.cli.failures import failure_of
-from mqbroker.client import Message, NameServerUnreachable, SendFailed, TopicNotFound
-from mqbroker.client.errors import TlsFailed
+from mqbroker.client import (
+    BadArgument,
+    BadListener,
+    BadOffsetFile,
+    BatchFailed,
+    Forbidden,
+    HookFailed,
+    Message,
+    NameServerUnreachable,
+    NoBrokerForTopic,
+    SendFailed,
+    TopicNotFound,
+    UnexpectedResponse,
+)
+from mqbroker.client.errors import OtherLoop, TlsFailed
 from mqbroker.client.tls import ClientTls, tls_failed
-from mqbroker.errors import ConnectionClosed, Unreachable
+from mqbroker.errors import ConnectionClosed, Refused, RequestTimedOut, Unreachable
 from mqbroker.spark.errors import DataLoss, Loss
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode
@@ -101,3 +115,28 @@ def test_what_may_come_back_is_looked_for_before_it_is_given_up(loss: Loss) -> N
     text = str(DataLoss(loss, MessageQueue("T", "a", 0), "5 is asked for"))
     assert ("first. To continue" in text) is (loss is Loss.CUT_SHORT)
     assert ("`mq store check`" in text) is (loss in (Loss.NOT_DENSE, Loss.CORRUPT))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BadArgument("key", "text", 5),
+        BadListener("it is None", "Pass a function"),
+        BadOffsetFile("/offsets.json", "it is corrupt"),
+        BatchFailed([Refused(13, "no")]),
+        Forbidden("too large"),
+        HookFailed("Team.before_request", "it raised"),
+        NameServerUnreachable([("h:1", "refused")]),
+        NoBrokerForTopic("T", "no master of it is up", True),
+        OtherLoop(is_closed=True),
+        Refused(13, "no"),
+        SendFailed("T", [("a", "h:1", RequestTimedOut("no answer"))]),
+        TlsFailed("h:1", "why", "hint"),
+        TopicNotFound("T", ["h:1"], "none has it"),
+        UnexpectedResponse(MessageQueue("T", "a", 0), "why"),
+    ],
+)
+def test_errors_reach_other_processes(error: Any) -> None:
+    found = pickle.loads(pickle.dumps(error))
+    assert type(found) is type(error)
+    assert (str(found), found.retriable) == (str(error), error.retriable)

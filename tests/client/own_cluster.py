@@ -86,8 +86,7 @@ class QuickNetwork(Network):
         return moved
 
     def _call_due(self) -> bool:
-        calls = self._reactor.getDelayedCalls()
-        if not any(call.getTime() <= self._reactor.seconds() for call in calls):
+        if not self._reactor.is_due:
             return False
         self._reactor.advance(0)
         return True

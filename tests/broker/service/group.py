@@ -32,7 +32,6 @@ from mqbroker.wire.record import BLANK_MAGIC, SIZE_AND_MAGIC, Record, decode_rec
 from tests.broker.bench import make_settings
 from tests.broker.service.running import Port, Reactor
 from tests.commands import decode_commands
-from tests.fakes import QuickClock
 from tests.ha.etcd_model import EtcdModel, ModelClient
 from tests.remoting.link import CLIENT, SERVER, Endpoint, Link, Peer
 from tests.store.simulation.disk import SimDisk
@@ -47,7 +46,7 @@ RECORDED_BYTES = 2_000
 _NO_STATE = b'{"in_sync": []}'
 
 
-class HostReactor(QuickClock, Reactor):
+class HostReactor(Reactor):
     """The reactor of one host: what listens there can be reached at its address."""
 
     #: As the daemons' reactor tells where no connection waits for another; brokers would ask ten times a second.

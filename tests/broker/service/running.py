@@ -21,6 +21,7 @@ from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker, IWorker
 from mqbroker.wire.command import RemotingCommand
 from tests.broker.bench import Client, make_settings
+from tests.fakes import QuickClock
 from tests.remoting.link import CLIENT
 
 NAMESRV = "10.0.0.8:9876"
@@ -46,7 +47,7 @@ class Port:
         self._factory.doStop()
 
 
-class Reactor(MemoryReactorClock):
+class Reactor(QuickClock, MemoryReactorClock):
     """Gives out ports unless `taken`; what others notice goes to `heard`."""
 
     def __init__(self) -> None:

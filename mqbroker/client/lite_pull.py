@@ -360,7 +360,7 @@ class LitePullConsumerCore:
             assigned.stop()
         ending = Ending(self._net, self._options.close_timeout_s, self.group)
         self._polled.forget_returned(ConsumeResult.RETRY)
-        await self._observers.end(ending, left=3)
+        await self._observers.close(ending, left=3)
         if self._joined:
             await ending.step("the rebalance listener", self._membership.tell_revoked(), left=2)
         if self._started and self._options.auto_commit and not self._watch.was_away:

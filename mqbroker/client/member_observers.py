@@ -51,7 +51,7 @@ class MemberObservers(Observers):
             found.append(every(self._net, self._options.lag_s, measure))
         return found
 
-    async def end(self, ending: Ending, *, left: int) -> None:
+    async def close(self, ending: Ending, *, left: int) -> None:
         """The member is closed."""
         self._tell(Lag({}))
         if self._tracer is not None:

@@ -279,7 +279,7 @@ class PushConsumerCore:
                 listeners_s,
                 self.consuming.still_running(),
             )
-        await self._observers.end(ending, left=4)
+        await self._observers.close(ending, left=4)
         if self._started:
             await ending.step("the rebalance listener", self._membership.tell_revoked(), left=3)
             offsets = {} if self._watch.was_away else committable({**self._releasing, **self._assigned})

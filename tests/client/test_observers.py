@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,16 +13,19 @@ import pytest
 from mqbroker.client import (
     BadArgument,
     BadMessage,
+    ConnectionListener,
     ConsumeFrom,
     ConsumeObserver,
     ConsumeResult,
     Consumption,
     Forbidden,
     Message,
+    MessageFilter,
     MessageQueue,
     ProducerOptions,
     PushOptions,
     RetryLater,
+    RpcHook,
     Send,
     SendFailed,
     SendKind,
@@ -287,6 +291,86 @@ def test_consumption_is_observed(face: Any, producer: Any, is_awaited: bool, cap
     names = [record.getMessage() for record in caplog.records if "listener" in record.getMessage()]
     assert any("listener" in name and "failed on message" in name for name in names)
     caplog.clear()
+
+
+def test_observers_and_hooks_are_called_on_the_threads_that_the_guide_names(face: Any, producer: Any) -> None:
+    where: dict[str, set[str]] = {}
+
+    def note(what: str) -> None:
+        where.setdefault(what, set()).add(threading.current_thread().name)
+
+    class Everything(SendObserver, ConsumeObserver, RpcHook, ConnectionListener, MessageFilter):
+        def before_send(self, send: Send) -> None:
+            note("before_send")
+
+        def after_send(self, send: Send, outcome: Any) -> None:
+            note("after_send")
+
+        def before_request(self, addr: str, request: Any) -> None:
+            note("before_request")
+
+        def after_response(self, addr: str, request: Any, response: Any) -> None:
+            note("after_response")
+
+        def connected(self, addr: str) -> None:
+            note("connected")
+
+        def accepts(self, group: str, message: Any) -> bool:
+            note("accepts")
+            return True
+
+        def before_consume(self, consumption: Consumption) -> None:
+            note("listener's")
+
+        def after_consume(self, consumption: Consumption, outcome: Any) -> None:
+            note("listener's")
+            ended.put(outcome)
+
+    ended: SimpleQueue[Any] = SimpleQueue()
+    observers = [Everything()]
+    with producer_with(face, *observers) as observed:
+        observed.send(Message("T", b"0"), queue=Q)
+        observed.send_batch([Message("T", b"1")], queue=Q)
+        if hasattr(observed, "send_async"):
+            observed.send_async(Message("T", b"2")).result(10)
+    options = PushOptions(consume_from=ConsumeFrom.FIRST, takeover_pause_s=0.0, observers=observers)
+    member = face.make("PushConsumer", "g", lambda message: note("listener's"), options=options)
+    member.subscribe("T")
+    with member:
+        face.get(ended)
+        face.get(ended)
+    called = where.pop("listener's")
+    assert len(where) == 6
+    (loops,) = set.union(*where.values())
+    if face.module.__name__ == "mqbroker.client.blocking":
+        assert loops == "mq-client"
+        assert all(name.startswith("mq-listen") for name in called)
+    else:
+        assert called == {loops}
+
+
+def test_an_observer_of_consumption_that_blocks_holds_up_one_listener_of_the_blocking_face(
+    face: Any, producer: Any
+) -> None:
+    if face.module.__name__ != "mqbroker.client.blocking":
+        pytest.skip("observers must not block the event loop")
+    go_on, got = threading.Event(), SimpleQueue[bytes]()
+
+    class Slow(ConsumeObserver):
+        def before_consume(self, consumption: Consumption) -> None:
+            if consumption.messages[0].body == b"slow":
+                assert go_on.wait(20)
+
+    producer.send(Message("T", b"slow"), queue=Q)
+    producer.send(Message("T", b"quick"), queue=Q)
+    options = PushOptions(consume_from=ConsumeFrom.FIRST, takeover_pause_s=0.0, concurrency=2, observers=[Slow()])
+    member = face.make("PushConsumer", "g", lambda message: got.put(message.body), options=options)
+    member.subscribe("T")
+    with member:
+        assert face.get(got) == b"quick"
+        assert producer.send(Message("T", b"sent"), queue=Q).queue_offset == 2
+        go_on.set()
+        assert {face.get(got), face.get(got)} == {b"slow", b"sent"}
 
 
 @pytest.mark.parametrize("kind", [ProducerOptions, PushOptions])

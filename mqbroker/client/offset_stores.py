@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mqbroker.client.errors import BadOffsetFile
+from mqbroker.client.errors import BadArgument, BadOffsetFile
 from mqbroker.client.identity import local_ip
 from mqbroker.config.system import open_new
 from mqbroker.wire.admin_bodies import ResetOffsetBody
@@ -50,10 +50,19 @@ class OffsetStore:
 
 
 class MemoryOffsets(OffsetStore):
-    """Keeps offsets in memory: each process begins where `consume_from` says."""
+    """Keeps offsets in memory: each process begins where `consume_from` says. Each group needs one of its own."""
 
     def __init__(self) -> None:
         self._offsets: dict[MessageQueue, int] = {}
+        self._group: str | None = None
+
+    async def open(self, group: str, name_servers: Sequence[str]) -> None:
+        """Raises BadArgument if it has the offsets of another group."""
+        if self._group not in (None, group):
+            raise BadArgument(
+                "offset_store", f"another one for group {group}: this one has the offsets of {self._group}", self
+            )
+        self._group = group
 
     async def committed(self, queue: MessageQueue) -> int | None:
         return self._offsets.get(queue)
@@ -83,7 +92,9 @@ class LocalOffsets(MemoryOffsets):
         self._has_failed = False
 
     async def open(self, group: str, name_servers: Sequence[str]) -> None:
-        """Read the file. Raises BadOffsetFile if it, and the one beside it, cannot be read, or none can be written."""
+        """Read the file. Raises BadOffsetFile if it, and the one beside it, cannot be read, or none can be written, and
+        BadArgument."""
+        await super().open(group, name_servers)
         if self._path is None:
             self._path = (
                 Path.home() / ".rocketmq_offsets" / f"{local_ip(name_servers)}@DEFAULT" / group / "offsets.json"

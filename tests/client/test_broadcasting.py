@@ -71,6 +71,20 @@ def test_what_a_listener_does_not_take_is_dropped_with_one_warning(
     assert len([r for r in caplog.records if "is dropped" in r.getMessage()]) == 1
 
 
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_store_has_the_offsets_of_one_group(
+    one_queue: World, name_server: str, tmp_path: Path, is_local: bool
+) -> None:
+    store = LocalOffsets(tmp_path / "offsets.json") if is_local else MemoryOffsets()
+    for n in range(2):  # one after the other
+        one_queue.cluster.store(Q, b"%d" % n)
+        member = Member(one_queue, name_server, model=BROADCASTING, offset_store=store).start()
+        assert member.bodies == [b"%d" % n]
+        one_queue.result(member.core.close())
+    with pytest.raises(BadArgument, match="another one for group h: this one has the offsets of g"):
+        one_queue.result(store.open("h", (name_server,)))
+
+
 def test_a_member_that_was_away_goes_on_where_it_was(one_queue: World, name_server: str) -> None:
     member = Member(one_queue, name_server, model=BROADCASTING, offset_store=MemoryOffsets()).start()
     one_queue.cluster.store(Q, b"0")

@@ -89,13 +89,14 @@ def sending(
         try:
             if taken is None:
                 return await method(producer, *args, **kwargs)
-            result = await taken
+            await taken  # which returns nothing where it is the compiled module's
         except BaseException as error:
             if taken is not None:
                 producer.give_up(message, taken)
             if isinstance(error, RuntimeError):
                 client._net.check_loop()  # noqa: SLF001 - as in `call`
             raise
+        result = taken.result()
         return result if isinstance(result, SendResult) else await producer.send_otherwise(message, result)
 
     return calling

@@ -115,6 +115,10 @@ class AutomaticBatches(PlainSends):
             self.flush()
         return taken
 
+    def take_all(self, messages: list[Message], waiters: Sequence[Any]) -> None:
+        for message, waiter in zip(messages, waiters, strict=True):
+            self.take(message, waiter=waiter)
+
     def _take_joined(self, loop: Loop, message: Message) -> Future:
         """As `take`, into a batch which the compiled module adds to."""
         assert compiled is not None

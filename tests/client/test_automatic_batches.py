@@ -276,6 +276,17 @@ def test_batches_on_asyncio_have_bounds(server: Loopback) -> None:
     assert max(sizes[4:]) == 8
 
 
+def test_sends_that_begin_together_have_the_same_bounds(server: Loopback) -> None:
+    async def use(producer: Any) -> Any:
+        waiters = [asyncio.get_running_loop().create_future() for _ in range(5)]
+        assert producer._core.take_all_plain([Message("T", b"%d" % n * 1_500) for n in range(5)], waiters)
+        return await all_of(*waiters)
+
+    found = on_asyncio(server, use, batch_bytes_max=4_000)
+    assert [len(each) for each in batches_of(server)] == [2, 2, 1]
+    assert [result.queue_offset for result in found] == [*range(1, 6)]
+
+
 def test_cancelled_sends_on_asyncio_do_not_leave(server: Loopback) -> None:
     async def use(producer: Any) -> Any:
         sends = [asyncio.ensure_future(producer.send(Message("T", b"%d" % n))) for n in range(6)]

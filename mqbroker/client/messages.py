@@ -29,7 +29,8 @@ RESERVED_PROPERTIES = frozenset(
 #: The MSG_TYPE of replies.
 REPLY_TYPE = "reply"
 
-_NO_LEVEL = "or a timedelta that is the delay of a level, as nearest_delay_level() finds one"
+_NAMEABLE = "a tag that a subscription can name: not *, without || or blanks around"
+_LEVEL = f"a number from 0, for no delay, to {DELAY_LEVEL_MAX}, or a level's timedelta: see nearest_delay_level()"
 
 _check_topic = lru_cache(1024)(check_topic)
 
@@ -108,9 +109,7 @@ class Message:
         if self.tags is not None:
             self._check_text("tags", self.tags)
             if self.tags == "*" or "||" in self.tags or self.tags != self.tags.strip():
-                self._refuse(
-                    "tags", "a tag that a subscription can name: not *, without || or blanks around", self.tags
-                )
+                self._refuse("tags", _NAMEABLE, self.tags)
         if self.unique_key is not None:
             self._check_text("unique_key", self.unique_key)
         if self.keys or not isinstance(self.keys, tuple):
@@ -118,9 +117,7 @@ class Message:
         if self.properties or not isinstance(self.properties, dict):
             self._check_properties()
         if type(self.delay_level) is not int or not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
-            self._refuse(
-                "delay_level", f"a number from 0, for no delay, to {DELAY_LEVEL_MAX}, {_NO_LEVEL}", self.delay_level
-            )
+            self._refuse("delay_level", _LEVEL, self.delay_level)
         if type(self.wait_stored) is not bool:
             self._refuse("wait_stored", "True or False", self.wait_stored)
         if type(self.flag) is not int or not -(2**31) <= self.flag < 2**31:
@@ -129,12 +126,15 @@ class Message:
     @classmethod
     def from_received(cls, received: ReceivedMessage, *, topic: str | None = None) -> Message:
         """A copy of a received message, to be sent again, to another `topic` if that is given. It has the body, tags,
-        keys, flag and the user's properties, but not the id, the delay and the system's properties."""
+        keys, flag and the user's properties, but not the id, the delay and the system's properties. Raises BadMessage,
+        also if its body is not decompressed."""
+        if received.body_error is not None:
+            raise BadMessage(f"message {received.msg_id}: the body cannot be decompressed: {received.body_error}")
         return cls(
             received.topic if topic is None else topic,
             received.body,
             tags=received.tags,
-            keys=received.keys,
+            keys=" ".join(received.keys),  # other producers may put several blanks, or others, between them
             properties=received.user_properties,
             flag=received.flag,
         )

@@ -87,6 +87,8 @@ class Topic(Generic[T]):
         """The value of a message. Raises BadMessage, with which a listener has it come again, and at last be a dead
         letter."""
         try:
+            if message.body_error is not None:
+                raise BadMessage(message.body_error)
             return self._serializer.load(message.body)
         except Exception as error:
             why = f"message {message.msg_id} of topic {message.topic}: the value cannot be read: {error}"

@@ -24,6 +24,7 @@ from mqbroker.client import (
     PullOptions,
     PushOptions,
     ReceivedMessage,
+    Topic,
     aio,
     blocking,
     deferred,
@@ -185,6 +186,28 @@ def test_a_received_message_is_forwarded_without_what_the_system_added() -> None
     message = Message.from_received(received, topic="U")
     assert message == Message("U", b"x", tags="t", keys=("k1", "k2"), properties={"mine": "yes"}, flag=7)
     assert Message.from_received(received).topic == received.topic
+
+
+@pytest.mark.parametrize("keys", ["a  b", " a b", "a b ", "a\tb", "a\u3000b"])
+def test_keys_of_other_producers_are_forwarded(keys: str) -> None:
+    (received,), _ = ReceivedMessage.read(_encoded(a_record(body=b"x", properties={"KEYS": keys})), "a")
+    assert Message.from_received(received).keys == ("a", "b")
+
+
+def test_a_body_that_cannot_be_decompressed_is_neither_forwarded_nor_read() -> None:
+    (received,), _ = ReceivedMessage.read(_encoded(a_record(body=b"no zlib", properties={}, sys_flag=1)), "a")
+    assert received.body_error is not None
+    with pytest.raises(BadMessage, match=f"message {received.msg_id}: the body cannot be decompressed: "):
+        Message.from_received(received)
+
+    class AsTheyAre:
+        def dump(self, value: bytes) -> bytes:
+            return value
+
+        load = dump
+
+    with pytest.raises(BadMessage, match=f"message {received.msg_id} .*{received.body_error}"):
+        Topic("T", AsTheyAre()).value(received)
 
 
 def _encoded(record: Any) -> bytes:

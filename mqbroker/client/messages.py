@@ -30,7 +30,7 @@ RESERVED_PROPERTIES = frozenset(
 REPLY_TYPE = "reply"
 
 _NAMEABLE = "a tag that a subscription can name: not *, without || or blanks around"
-_LEVEL = f"a number from 0, for no delay, to {DELAY_LEVEL_MAX}, or a level's timedelta: see nearest_delay_level()"
+_LEVEL = f"a number from 0, for no delay, to {DELAY_LEVEL_MAX}, or a level's timedelta: nearest_delay_level() finds one"
 
 _check_topic = lru_cache(1024)(check_topic)
 

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from ctypes import ArgumentError
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from twisted.python.failure import Failure
 
+from mqbroker.client.messages import Message
+from mqbroker.client.send import SendsInFlight
 from mqbroker.config import FlushDiskType
 from mqbroker.kernel import compiled
 from mqbroker.wire.command import FrameDecoder, encode_frame
@@ -207,6 +209,21 @@ def test_polls() -> None:
 
 def sends(first: int) -> bytes:
     return b"".join(map(send_frame, range(first, first + SENDS)))
+
+
+def test_a_send_that_finds_no_memory_is_not_in_a_batch() -> None:
+    assert compiled is not None
+    in_flight = SendsInFlight(cast(Any, None), 10_000, 10**6)
+    batches = compiled.OpenBatches(None, in_flight, list, Message, 4096, 10**7, 256)
+    batch = batches.open["T"] = compiled.OpenBatch()
+    for sent in range(200):  # so that lists must grow
+        for number in count():
+            if not without(number, lambda: batches.take(Message("T", b"12"))):
+                break
+            assert (len(batch.messages), len(batch.waiters), in_flight._count) == (sent, sent, sent)
+        assert number
+        assert (len(batch.messages), len(batch.waiters), batch.body_bytes) == (sent + 1, sent + 1, 2 * sent + 2)
+        assert (in_flight._count, in_flight._bytes) == (sent + 1, 2 * sent + 2)
 
 
 def test_no_comprehension_makes_what_it_lists() -> None:

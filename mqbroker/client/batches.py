@@ -1,15 +1,17 @@
-"""Batches: messages of any number, encoded in as few requests as the brokers' limit of their size allows. No I/O."""
+"""Batches: messages of any number, encoded in as few requests as the brokers' limit of their size allows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 import attrs
 
-from mqbroker.client.errors import BadMessage
+from mqbroker.client.errors import BadMessage, BatchFailed
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.options import ProducerOptions
 from mqbroker.client.send import Outgoing, check_size, encoded_properties
+from mqbroker.errors import MQError
 from mqbroker.kernel import compiled
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import RETRY_PREFIX, Prop
@@ -18,8 +20,6 @@ from mqbroker.wire.properties import encode_properties
 #: What a broker stores of a message beside topic, body and properties, at most: both addresses may be IPv6, and its
 #: CLUSTER and the batch's WAIT are added to the properties. It is the stored messages together that its limit is for.
 RECORD_BYTES = 256
-
-
 #: In place of an id that is not made yet.
 _NO_ID = "0" * 32
 
@@ -110,3 +110,21 @@ def parts_of(messages: Sequence[Message], options: ProducerOptions) -> list[Part
         part.indexes.append(index)
         part.size += size
     return parts
+
+
+async def send_parts(parts: list[Part], send: Callable[[Part], Awaitable[Sequence[SendResult]]]) -> list[SendResult]:
+    """The results of all messages, in their order; `send` sends a part, one after the other.
+
+    Raises what `send` does for the first part, and BatchFailed if it fails later: then the others are not sent.
+    """
+    results: list[SendResult | MQError | None] = [None] * sum(len(part.indexes) for part in parts)
+    for part in parts:
+        try:
+            sent = await send(part)
+        except MQError as error:
+            if part is parts[0]:
+                raise
+            raise BatchFailed([error if result is None else result for result in results]) from error
+        for index, result in zip(part.indexes, sent, strict=True):
+            results[index] = result
+    return cast(list[SendResult], results)

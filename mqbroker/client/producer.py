@@ -6,13 +6,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
 from mqbroker.client.attempts import Attempts, Chosen, FirstAttempt
-from mqbroker.client.batches import parts_of
-from mqbroker.client.errors import BadArgument, BadMessage, BatchFailed, ClientClosed, SendFailed, short
+from mqbroker.client.batches import Part, parts_of, send_parts
+from mqbroker.client.errors import BadArgument, ClientClosed, SendFailed
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
 from mqbroker.client.index_requests import IndexRequests, Queries
@@ -23,11 +23,11 @@ from mqbroker.client.observers import Observers, Send, SendKind, SendObserver
 from mqbroker.client.options import ProducerOptions, milliseconds
 from mqbroker.client.replies import Replies
 from mqbroker.client.routes import Routes
-from mqbroker.client.send import Choose, Outgoing, Selector, SendsInFlight, Slot, chooser, prepare
+from mqbroker.client.send import Choose, Outgoing, Selector, SendsInFlight, Slot, checked, chooser, prepare
 from mqbroker.client.trace import Tracer
-from mqbroker.errors import MQError, RequestTimedOut
+from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import REPLY_TOPIC_POSTFIX, RequestCode
+from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.compression import compress_body
 
@@ -89,8 +89,7 @@ class ProducerCore:
         self._unobserved = None if self._observers else self._plain
         #: The same from the start until the end.
         self._taking: PlainSends | None = None
-        self._requests = SendsInFlight(net, options.requests_in_flight_max, options.sends_in_flight_bytes_max)
-        self._replies = Replies(net)
+        self._replies = Replies(net, options)
         #: Held by a send to a chosen queue while it is encoded; how many hold it, or wait for it.
         self._order, self._ordered = net.lock(), 0
         #: Look-ups in the index of the brokers that it sends to.
@@ -98,11 +97,10 @@ class ProducerCore:
         self.queries = Queries(net, self._routes, timeout_ms, self._namespace)
         self._tasks: list[Task] = []
         self._is_started = False
-        self._allowed_s = options.send_timeout_s
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of `topic` go to. Raises TopicNotFound, NameServerUnreachable, NoBrokerForTopic."""
-        route = await self._attempts.writable(within(self._namespace, topic), self._allowed_s)
+        route = await self._attempts.writable(within(self._namespace, topic), self._options.send_timeout_s)
         return [bare_queue(self._namespace, queue) for queue in route.publish_queues]
 
     async def send(
@@ -123,7 +121,7 @@ class ProducerCore:
         broker will never accept the message, BadMessage, TopicNotFound, NameServerUnreachable, NoBrokerForTopic, and
         ClientClosed if the producer was closed meanwhile.
         """
-        choose, until = chooser(self.checked(message), queue, key, selector, self._namespace), self._until(timeout_s)
+        choose, until = chooser(checked(message), queue, key, selector, self._namespace), self._until(timeout_s)
         if self._observers is None and not self._namespace:
             return await self._send_one([message], choose, until)
         return await self._observed(SendKind.SEND, [message], self._send_one, choose, until)
@@ -170,35 +168,19 @@ class ProducerCore:
         `timeout_s` is the time for both. Raises RequestTimedOut if there is no reply in time (the request may have been
         processed), and as `send` does.
         """
-        choose = chooser(self.checked(message), queue, key, selector, self._namespace)
+        choose = chooser(checked(message), queue, key, selector, self._namespace)
         seconds = milliseconds("timeout_s", timeout_s) / 1000
         until = self._net.steady() + seconds
-        await self._requests.acquire(len(message.body), seconds)
-        with Slot(self._requests, len(message.body)):
-            await self._be_known(message.topic, until)
-            asked, correlation_id = self._replies.expect(message, self._identity.client_id, seconds)
-            try:
-                sent = await self._observed(SendKind.REQUEST, [asked], self._send_one, choose, until)
-                reply = await self._replies.wait(correlation_id, until - self._net.steady())
-            finally:
-                self._replies.forget(correlation_id)
-        if reply is None:
-            raise RequestTimedOut(
-                f"no reply to the request {sent.msg_id} to topic {message.topic} in {seconds:g} s: it may be acted on"
-            )
-        return reply
 
-    async def _be_known(self, topic: str, until: float) -> None:
-        """Have the brokers know this producer that replies to a request may come through."""
-        route = await self._attempts.writable(within(self._namespace, topic), max(0.0, until - self._net.steady()))
-        for cluster in route.clusters:
-            reply_topic = f"{cluster}_{REPLY_TOPIC_POSTFIX}"
-            if self._routes.known(reply_topic) is None:
-                try:
-                    await self._routes.get(reply_topic, timeout_s=max(0.0, until - self._net.steady()))
-                except MQError as error:
-                    log.info("replies may not come through all brokers of %s: %s", cluster, error)
-        await self.heartbeats.send_to_new()
+        async def send(request: Message) -> SendResult:
+            route = await self._attempts.writable(
+                within(self._namespace, message.topic), max(0.0, until - self._net.steady())
+            )
+            await self._replies.be_reachable(self._routes, route, until)
+            await self.heartbeats.send_to_new()
+            return await self._observed(SendKind.REQUEST, [request], self._send_one, choose, until)
+
+        return await self._replies.ask(message, self._identity.client_id, seconds, until, send)
 
     async def answer(self, request: RemotingCommand) -> RemotingCommand | None:
         """The response to a broker's request."""
@@ -313,7 +295,7 @@ class ProducerCore:
             raise outcome.with_traceback(None)  # which others raise, too
         if isinstance(outcome, FirstAttempt):
             outgoing = prepare(message, self._options, lambda: outcome.msg_id, int(outcome.began_at * 1000))
-            until = outcome.sent_at + self._allowed_s if until is None else until
+            until = outcome.sent_at + self._options.send_timeout_s if until is None else until
             return await self._attempts.send(outgoing, choose, until, outcome)
         if choose is not None and (self._ordered or len(message.body) >= _LARGE_BYTES):
             # What follows a large one with the same key must not overtake it.
@@ -353,32 +335,23 @@ class ProducerCore:
             raise BadArgument("messages", "several messages", messages)
         messages = list(messages)
         for message in messages:
-            self.checked(message)
+            checked(message)
         choices = {
             within(self._namespace, topic): chooser(message, queue, key, None)
             for topic, message in {message.topic: message for message in messages}.items()
         }
         until = self._until(timeout_s)
 
+        async def send(part: Part) -> Sequence[SendResult]:
+            with await self._slot(part.size, until):
+                if part.is_batch(self._options):
+                    outgoing = part.outgoing(self._identity.next_ids, self._now_ms())
+                else:
+                    outgoing = part.alone(await self._prepared(part.messages[0]))
+                return part.results(await self._attempts.send(outgoing, choices[part.messages[0].topic], until))
+
         async def run(messages: list[Message]) -> list[SendResult]:
-            parts = parts_of(messages, self._options)
-            results: list[SendResult | MQError | None] = [None] * len(messages)
-            for part in parts:
-                choose = choices[part.messages[0].topic]
-                try:
-                    with await self._slot(part.size, until):
-                        if part.is_batch(self._options):
-                            outgoing = part.outgoing(self._identity.next_ids, self._now_ms())
-                        else:
-                            outgoing = part.alone(await self._prepared(part.messages[0]))
-                        sent = part.results(await self._attempts.send(outgoing, choose, until))
-                except MQError as error:
-                    if part is parts[0]:
-                        raise
-                    raise BatchFailed([error if result is None else result for result in results]) from error
-                for index, result in zip(part.indexes, sent, strict=True):
-                    results[index] = result
-            return cast(list[SendResult], results)
+            return await send_parts(parts_of(messages, self._options), send)
 
         return await self._observed(SendKind.BATCH, messages, run) if messages else []
 
@@ -402,7 +375,7 @@ class ProducerCore:
 
         Waits while the connection is not writable, or the maximum of sends is in flight.
         """
-        choose = chooser(self.checked(message), queue, key, selector, self._namespace)
+        choose = chooser(checked(message), queue, key, selector, self._namespace)
 
         async def run(messages: list[Message]) -> None:
             with await self._slot(len(messages[0].body)):
@@ -443,8 +416,7 @@ class ProducerCore:
             self._tasks.append(self._net.spawn(self._tracer.run()))
 
     async def close(self) -> None:
-        """Unregister from the brokers and close the connections, within `close_timeout_s`. Sends that are in flight or
-        waiting fail."""
+        """Unregister and close the connections, within `close_timeout_s`. Sends in flight or waiting fail."""
         await self.close_within(self._options.close_timeout_s)
 
     async def close_within(self, seconds: float) -> None:
@@ -461,13 +433,6 @@ class ProducerCore:
             task.cancel()
         await ending.step("unregistering", self.heartbeats.unregister())
         await ending.close_net()
-
-    @staticmethod
-    def checked(message: Message) -> Message:
-        """The message. Raises BadMessage for anything but a message."""
-        if not isinstance(cast(Any, message), Message):
-            raise BadMessage(f"a Message is sent, not {short(message)}: Message(topic, body)")
-        return message
 
     def _now_ms(self) -> int:
         return int(self._net.now() * 1000)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 import attrs
 
-from mqbroker.client.messages import Message, ReceivedMessage, SystemMessage
+from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SystemMessage
 from mqbroker.client.net import Net, Signal
-from mqbroker.errors import ConnectionClosed, MQError, Refused
+from mqbroker.client.options import ProducerOptions
+from mqbroker.client.routes import Route, Routes
+from mqbroker.client.send import SendsInFlight, Slot
+from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import KEY_SEPARATOR, Prop, ResponseCode
+from mqbroker.wire.codes import KEY_SEPARATOR, REPLY_TOPIC_POSTFIX, Prop, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.compression import decompress_body
 from mqbroker.wire.headers import ReplyMessageRequestHeader, decode_header
@@ -34,12 +38,47 @@ class Expected:
 class Replies:
     """The requests of one producer that have no reply yet, by correlation id."""
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: Net, options: ProducerOptions) -> None:
         self._net = net
+        self._in_flight = SendsInFlight(net, options.requests_in_flight_max, options.sends_in_flight_bytes_max)
         self._expected: dict[str, Expected] = {}
 
+    async def ask(
+        self,
+        message: Message,
+        client_id: str,
+        timeout_s: float,
+        until: float,
+        send: Callable[[Message], Awaitable[SendResult]],
+    ) -> ReceivedMessage:
+        """Have `send` send `message` as a request, and return the reply. `timeout_s` ends at `until`, of the steady
+        clock. Raises RequestTimedOut, and what `send` does."""
+        await self._in_flight.acquire(len(message.body), timeout_s)
+        with Slot(self._in_flight, len(message.body)):
+            request, correlation_id = self.expect(message, client_id, timeout_s)
+            try:
+                sent = await send(request)
+                reply = await self._wait(correlation_id, until - self._net.steady())
+            finally:
+                del self._expected[correlation_id]
+        if reply is None:
+            raise RequestTimedOut(
+                f"no reply to the request {sent.msg_id} to topic {message.topic} in {timeout_s:g} s: it may be acted on"
+            )
+        return reply
+
+    async def be_reachable(self, routes: Routes, route: Route, until: float) -> None:
+        """Have `routes` know all brokers through which replies to a request may come, which goes along `route`."""
+        for cluster in route.clusters:
+            reply_topic = f"{cluster}_{REPLY_TOPIC_POSTFIX}"
+            if routes.known(reply_topic) is None:
+                try:
+                    await routes.get(reply_topic, timeout_s=max(0.0, until - self._net.steady()))
+                except MQError as error:
+                    log.info("replies may not come through all brokers of %s: %s", cluster, error)
+
     def expect(self, message: Message, client_id: str, timeout_s: float) -> tuple[Message, str]:
-        """The request that `message` makes, and its correlation id. `forget` must follow."""
+        """The request that `message` makes, and its correlation id."""
         correlation_id = f"{self._net.rng.getrandbits(128):032x}"
         self._expected[correlation_id] = Expected(self._net.signal())
         request = SystemMessage.of(
@@ -52,7 +91,7 @@ class Replies:
         )
         return request, correlation_id
 
-    async def wait(self, correlation_id: str, timeout_s: float) -> ReceivedMessage | None:
+    async def _wait(self, correlation_id: str, timeout_s: float) -> ReceivedMessage | None:
         """The reply; None if none arrives in time. Raises ConnectionClosed if the producer is closed meanwhile."""
         expected = self._expected[correlation_id]
         if expected.outcome is None:
@@ -60,10 +99,6 @@ class Replies:
         if isinstance(expected.outcome, MQError):
             raise expected.outcome
         return expected.outcome
-
-    def forget(self, correlation_id: str) -> None:
-        """Called when the caller no longer waits for the reply."""
-        del self._expected[correlation_id]
 
     def close(self) -> None:
         """End all waits."""

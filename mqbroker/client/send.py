@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import attrs
 
-from mqbroker.client.errors import BadArgument, BadMessage
+from mqbroker.client.errors import BadArgument, BadMessage, short
 from mqbroker.client.messages import REPLY_TYPE, Message, SendResult, SendStatus, SystemMessage
 from mqbroker.client.names import bare_queue, check_queue
 from mqbroker.client.net import Net, Signal
@@ -164,6 +164,13 @@ def read_send_answer(outgoing: Outgoing, queue: MessageQueue, answer: RemotingCo
 def queue_for_key(queues: Sequence[MessageQueue], key: str) -> MessageQueue:
     """The queue of a key: the same as long as the number of queues is; as Java's SelectMessageQueueByHash."""
     return queues[abs(java_hash(key)) % len(queues)]
+
+
+def checked(message: object) -> Message:
+    """The message. Raises BadMessage for anything but a message."""
+    if not isinstance(message, Message):
+        raise BadMessage(f"a Message is sent, not {short(message)}: Message(topic, body)")
+    return message
 
 
 def chooser(

@@ -17,6 +17,7 @@ from mqbroker.client.messages import Message, ReceivedMessage, SendResult, SendS
 from mqbroker.client.names import bare_message, check_topic, within
 from mqbroker.client.observers import SendKind
 from mqbroker.client.producer import ProducerCore
+from mqbroker.client.send import checked
 from mqbroker.errors import MQError
 from mqbroker.wire.codes import Prop, RequestCode, SysFlag
 from mqbroker.wire.command import RemotingCommand
@@ -133,7 +134,7 @@ class TransactionCore(ProducerCore):
         self, message: Message, *, timeout_s: float | timedelta | None = None
     ) -> tuple[Message, SendResult]:
         """Send a half message: returns it, with its id, and the result; `end` follows."""
-        if self.checked(message).delay_level:
+        if checked(message).delay_level:
             raise BadMessage(f"message to topic {message.topic}: a message of a transaction cannot be delayed")
         marks = {Prop.TRANSACTION_PREPARED: "true", Prop.PRODUCER_GROUP: self._group}
         half = SystemMessage.of(message, marks)

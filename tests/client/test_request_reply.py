@@ -85,7 +85,7 @@ def test_requests_and_replies_are_plain_sends(
 
 def test_a_reply_is_known_by_its_correlation_id() -> None:
     net: Any = SimpleNamespace(rng=Random(1), signal=object)
-    replies, others = Replies(net), Replies(net)
+    replies, others = Replies(net, ProducerOptions()), Replies(net, ProducerOptions())
     _, correlation_id = replies.expect(Message("T", b"x"), "client", 1.0)
     others.expect(Message("T", b"x"), "client", 1.0)
     for properties in (f"CORRELATION_ID\1{correlation_id}\2", f"a\1b\2CORRELATION_ID\1{correlation_id}"):
@@ -119,7 +119,7 @@ def test_what_is_no_request_is_refused(face: Any, producer: Any) -> None:
     with pytest.raises(BadMessage, match="the body is empty"):
         producer.request(Message("T", b""))
     assert inside(producer)._replies._expected == {}
-    assert (inside(producer)._requests._count, inside(producer)._requests._bytes) == (0, 0)
+    assert (inside(producer)._replies._in_flight._count, inside(producer)._replies._in_flight._bytes) == (0, 0)
 
 
 def test_a_message_that_is_no_request_has_no_reply(producer: Any, consumer: Any) -> None:
@@ -190,7 +190,7 @@ def test_a_producer_that_is_closed_ends_its_requests(server: Loopback) -> None:
         outcomes = await asyncio.gather(*requests, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError, ConnectionClosed, ConnectionClosed]
         assert producer._core._replies._expected == {}
-        assert producer._core._requests._count == 0
+        assert producer._core._replies._in_flight._count == 0
 
     asyncio.run(main())
 

@@ -73,6 +73,9 @@ def start_session(scratch: object, master: str = "local[2]", more: Mapping[str, 
         "spark.driver.host": "127.0.0.1",
         "spark.sql.streaming.pollingDelay": "20ms",
         "spark.python.daemon.module": "tests.spark.worker_daemon",
+        # Few rows: to compile a plan takes longer than to interpret it. The tests of the tutorial, bundle and demo do.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         # A busy machine starts Python slowly.
         "spark.python.authenticate.socketTimeout": "60s",
         **(more or {}),

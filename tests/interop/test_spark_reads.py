@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
-from mqbroker.spark.api import TELLS_START
 from tests.interop.fleet import Broker, Fleet, Namesrv
 from tests.interop.java import JavaSystem
 from tests.interop.peers import PeerHost
@@ -60,9 +59,7 @@ def mixed(shared_fleet: Fleet, java_namesrv: Namesrv, java_broker: Broker) -> To
 def test_batches_and_streams_have_what_a_java_consumer_sees(mixed: Topic, tmp_path: Path, spark: Any) -> None:  # noqa: F811
     assert rows_of(mixed.read(spark)) == view_of(mixed.events)
     given = options_for(mixed.name_server, topic=mixed.name, startingOffsets="earliest", maxOffsetsPerTrigger="30")
-    # Before 4.2 a run is one batch.
-    for _ in range(1 if TELLS_START else 6):
-        run_available(spark, given, tmp_path)
+    run_available(spark, given, tmp_path)
     assert rows_of(spark.read.parquet(f"{tmp_path}/rows")) == view_of(mixed.events)
 
 

@@ -233,7 +233,12 @@ class LitePullConsumer(OfOneProcess[LitePullConsumerCore, ReceivedMessage]):
     subscribe = call(LitePullConsumerCore.subscribe, core)
     unsubscribe = call(LitePullConsumerCore.unsubscribe, core)
     assign = call(LitePullConsumerCore.assign, core)
-    poll = call(LitePullConsumerCore.poll, core)
+
+    @functools.wraps(LitePullConsumerCore.poll)
+    def poll(self, timeout_s: float | timedelta = 5.0, max_count: int = 100) -> list[ReceivedMessage]:
+        thread, _ = self._parts()
+        return self._taken(thread, lambda: self._core.poll(timeout_s, max_count))
+
     seek = call(LitePullConsumerCore.seek, core)
     commit = call(LitePullConsumerCore.commit, core)
     committed = call(LitePullConsumerCore.committed, core)

@@ -242,6 +242,10 @@ class LitePullConsumerCore:
                 self._asking.remove(signal)
         return []
 
+    def take_back(self) -> None:
+        """Return the messages of the last poll again: the program did not get them."""
+        self._polled.take_back()
+
     def pause(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Stop reading these queues, by default all, until `resume`."""
         self._polled.end_iteration()

@@ -117,6 +117,7 @@ class Portion:
 class _Returned:
     """Messages of a batch that a poll has returned."""
 
+    owner: Owner
     batch: PulledBatch
     indexes: Sequence[int]
     #: Called with what becomes of them.
@@ -157,7 +158,8 @@ class Polled:
                 observed = [self._observe(message) for message in messages]
                 messages, ends = [shown for shown, _ in observed], [end for _, end in observed]
             found += messages
-            self._returned.append(_Returned(portion.batch, indexes, ends))
+            if indexes:
+                self._returned.append(_Returned(portion.owner, portion.batch, indexes, ends))
             if portion.next < portion.end:
                 self.waiting.appendleft(portion)
             if len(found) == count:
@@ -185,7 +187,7 @@ class Polled:
         """Have the rest of the portion that is iterated over wait with the others."""
         portion, self._iterated = self._iterated, None
         if portion is not None:
-            self._returned.append(_Returned(portion.batch, [portion.next - 1]))
+            self._returned.append(_Returned(portion.owner, portion.batch, [portion.next - 1]))
             if portion.next < portion.end:
                 self.waiting.appendleft(portion)
 
@@ -204,6 +206,13 @@ class Polled:
         for each in returned:
             for end in each.ends:
                 end(result)
+
+    def take_back(self) -> None:
+        """Have the messages that were returned last wait again: the program did not get them."""
+        self.end_iteration()
+        former = [Portion(each.owner, each.batch, each.indexes[0], each.indexes[-1] + 1) for each in self._returned]
+        self.waiting.extendleft(reversed(former))
+        self.forget_returned(ConsumeResult.RETRY)
 
     def returned(self) -> Counter[MessageQueue]:
         """How many messages the last poll has returned of each queue, unless that was dropped since."""

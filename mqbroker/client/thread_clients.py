@@ -27,6 +27,7 @@ from mqbroker.client.loop_thread import LoopThread
 from mqbroker.client.names import check_group
 from mqbroker.client.options import MemberOptions, ProducerOptions, PullOptions, parse_name_servers
 from mqbroker.client.push_consumer import PushConsumerCore
+from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 
 #: Messages that an iteration fetches from the loop at once.
@@ -196,6 +197,7 @@ class OfOneProcess(Member, OnLoop, Client, Generic[Core, T]):
         self._pid = os.getpid()
         #: Messages that the loop has handed out, for whom iterates.
         self._handed_out: deque[T] = deque()
+        self._was_interrupted = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(f"a {type(self).__name__} cannot be pickled: make one in the process that consumes")
@@ -210,6 +212,20 @@ class OfOneProcess(Member, OnLoop, Client, Generic[Core, T]):
     def _is_over(self) -> bool:
         return self._was_closed or self._pid != os.getpid()
 
+    def _taken(self, thread: LoopThread, take: Callable[[], Coroutine[Any, Any, list[Any]]]) -> list[Any]:
+        """The messages that the core's `take` returns. An exception of a signal's handler may end the wait when they
+        are already taken: they come with the next call."""
+        if self._was_interrupted and isinstance(self._core, LitePullConsumerCore):
+            thread.run(later(self._core.take_back))
+        self._was_interrupted = False
+        try:
+            return thread.run(take())
+        except MQError:
+            raise
+        except BaseException:
+            self._was_interrupted = True
+            raise
+
     def __iter__(self) -> Self:
         return self
 
@@ -221,7 +237,7 @@ class OfOneProcess(Member, OnLoop, Client, Generic[Core, T]):
             if thread is None:
                 raise ClientClosed(f"a {self._what} is iterated over after its start")
             try:
-                found: list[Any] = thread.run(self._core.next_messages(_HANDED_OUT_MAX))
+                found: list[Any] = self._taken(thread, lambda: self._core.next_messages(_HANDED_OUT_MAX))
             except ClientClosed:
                 if self._is_over():
                     break

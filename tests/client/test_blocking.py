@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from mqbroker.client import (
+    BadArgument,
     BadMessage,
     ClientClosed,
+    LitePullOptions,
     Message,
     MessageQueue,
     ProducerOptions,
@@ -19,7 +21,7 @@ from mqbroker.client import (
     PushOptions,
     loop_thread,
 )
-from mqbroker.client.blocking import Producer, PullConsumer, PushConsumer
+from mqbroker.client.blocking import LitePullConsumer, Producer, PullConsumer, PushConsumer
 from mqbroker.client.errors import WouldDeadlock
 from mqbroker.client.loop_thread import LoopThread
 from mqbroker.client.options import ConsumeFrom
@@ -310,6 +312,36 @@ def test_giving_up_a_wait_cancels_what_was_waited_for() -> None:
     assert future.cancel()
     assert ended.wait(10)
     thread.stop()
+
+
+def test_what_was_polled_while_the_wait_was_interrupted_comes_with_the_next_poll(
+    topic: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(topic.addr, "pg") as producer:
+        for n in range(3):
+            producer.send(Message("T", b"%d" % n), queue=Q)
+    reader = LitePullConsumer(topic.addr, "lg", options=LitePullOptions(consume_from=ConsumeFrom.FIRST))
+    reader.subscribe("T")
+    run = LoopThread.run
+
+    def interrupted(thread: LoopThread, coroutine: Any) -> None:
+        run(thread, coroutine)
+        if coroutine.__qualname__ != "later":  # which takes back
+            raise KeyboardInterrupt
+
+    with reader:
+        for take in (lambda: reader.poll(5, 1), lambda: reader.poll(5, 2), lambda: next(reader)):
+            with monkeypatch.context() as patch:
+                patch.setattr(LoopThread, "run", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    take()
+        found: list[bytes] = []
+        for _ in range(3):
+            found += [message.body for message in reader.poll(1)]
+            with pytest.raises(BadArgument):
+                reader.poll(-1)
+        assert found == [b"0", b"1", b"2"]
+        assert reader.poll(0) == []
 
 
 def test_a_blocking_call_on_the_clients_own_thread_is_an_error(topic: Loopback) -> None:

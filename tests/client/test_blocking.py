@@ -330,7 +330,7 @@ def test_what_was_polled_while_the_wait_was_interrupted_comes_with_the_next_poll
             raise KeyboardInterrupt
 
     with reader:
-        for take in (lambda: reader.poll(5, 1), lambda: reader.poll(5, 2), lambda: next(reader)):
+        for take in (lambda: next(reader), lambda: reader.poll(5, 1), lambda: reader.poll(5, 2)):
             with monkeypatch.context() as patch:
                 patch.setattr(LoopThread, "run", interrupted)
                 with pytest.raises(KeyboardInterrupt):

@@ -234,10 +234,11 @@ class LitePullConsumer(OfOneProcess[LitePullConsumerCore, ReceivedMessage]):
     unsubscribe = call(LitePullConsumerCore.unsubscribe, core)
     assign = call(LitePullConsumerCore.assign, core)
 
-    @functools.wraps(LitePullConsumerCore.poll)
     def poll(self, timeout_s: float | timedelta = 5.0, max_count: int = 100) -> list[ReceivedMessage]:
         thread, _ = self._parts()
         return self._taken(thread, lambda: self._core.poll(timeout_s, max_count))
+
+    poll.__doc__ = LitePullConsumerCore.poll.__doc__
 
     seek = call(LitePullConsumerCore.seek, core)
     commit = call(LitePullConsumerCore.commit, core)

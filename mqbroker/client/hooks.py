@@ -10,7 +10,7 @@ import attrs
 
 from mqbroker.client.errors import Forbidden, HookFailed
 from mqbroker.client.messages import ReceivedMessage
-from mqbroker.client.names import bare_message
+from mqbroker.client.names import bare_message, is_text
 from mqbroker.client.observers import FAILED, Guard
 from mqbroker.errors import MQError, Refused
 from mqbroker.remoting.hooks import ConnectionListener, RpcHook
@@ -112,20 +112,13 @@ def _what_is_wrong_with(command: RemotingCommand) -> str | None:
         return f"it left fields that are not a dictionary of at most {EXT_FIELDS_MAX}"
     for pair in fields.items():
         for each in pair:
-            if not _is_text(each):
+            if not is_text(each):
                 return f"it left the field {pair[0]!r:.100} with something that is not text"
-    if not isinstance(body, bytes) or not (command.remark is None or _is_text(command.remark)):
+    if not isinstance(body, bytes) or not (command.remark is None or is_text(command.remark)):
         return "it left a body that is not bytes, or a remark that is not text"
     if not isinstance(code, int) or not -(2**31) <= code < 2**31:
         return "it left a code that is not a whole number of 32 bits"
     return None
-
-
-def _is_text(value: object) -> bool:
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:  # a half of a surrogate pair
-        return False
 
 
 class MessageFilter:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from mqbroker.client.errors import BadArgument, NoBrokerForTopic, TopicNotFound, UnexpectedResponse
 from mqbroker.client.messages import ReceivedMessage
-from mqbroker.client.names import bare_message, check_queue, check_topic, is_encodable, within
+from mqbroker.client.names import bare_message, check_queue, check_topic, is_text, within
 from mqbroker.client.net import Net, checked
 from mqbroker.client.options import check_number, check_timestamp, to_timestamp
 from mqbroker.client.routes import ROUTE_QUEUES_MAX, Routes
@@ -246,7 +246,7 @@ class Queries:
 
 def _check_text(name: str, value: object) -> None:
     """Raises BadArgument."""
-    if not isinstance(value, str) or not value or not is_encodable(value):
+    if not value or not is_text(value):
         raise BadArgument(name, "text that UTF-8 can encode", value)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 import attrs
 
 from mqbroker.client.errors import DELAY_LEVEL_MAX, DELAY_LEVELS, BadMessage, UnexpectedResponse, short
+from mqbroker.client.names import is_text
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, REPLY_TOPIC_POSTFIX, RETRY_PREFIX, Prop, ResponseCode, SysFlag
@@ -171,7 +172,7 @@ class Message:
             self._refuse(field, "text", value)
         if "\x01" in value or "\x02" in value:
             self._refuse(field, "text without the characters \\x01 and \\x02, which separate properties", value)
-        if not value.isascii() and _encoded(value) is value:
+        if not value.isascii() and not is_text(value):
             self._refuse(field, "text that UTF-8 can encode", value)
 
     def _check_keys(self) -> None:

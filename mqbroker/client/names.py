@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import attrs
 
@@ -101,9 +101,12 @@ def bare_message(namespace: str, message: ReceivedMessage) -> ReceivedMessage:
     return attrs.evolve(message, topic=bare(message.topic, namespace), queue=bare_queue(namespace, message.queue))
 
 
-def is_encodable(text: str) -> bool:
-    """Whether UTF-8 can encode it: it has no lone surrogates."""
-    return text.encode(errors="replace").decode() == text
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether it is text that UTF-8 can encode: without lone surrogates."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _renamed(queue: MessageQueue, topic: str) -> MessageQueue:

@@ -327,7 +327,7 @@ class Routes:
                 return TopicList.from_value(parse_long_body(answer.body, TopicList)).topic_list
             except MQError as error:
                 errors[addr] = error
-        raise ClientClosed("this client was closed") if self._net.is_closed else _none_answers(errors)
+        raise self._none_answers(errors)
 
     async def _ask(self, topic: str) -> TopicRouteData | None:
         """Ask the name servers in turn, and the next one as well if one does not respond for a moment; None if those
@@ -369,13 +369,14 @@ class Routes:
         errors = {addr: error for addr in addrs if isinstance(error := outcomes[addr], MQError)}
         if len(errors) < len(addrs):
             return None
-        raise ClientClosed("this client was closed") if self._net.is_closed else _none_answers(errors)
+        raise self._none_answers(errors)
 
-
-def _none_answers(errors: Mapping[str, MQError]) -> MQError:
-    if all(isinstance(error, TlsFailed) for error in errors.values()):
-        return next(iter(errors.values()))  # they do respond, and the error says what to do
-    return NameServerUnreachable([(addr, f"{type(error).__name__}: {error}") for addr, error in errors.items()])
+    def _none_answers(self, errors: Mapping[str, MQError]) -> MQError:
+        if self._net.is_closed:
+            return ClientClosed("this client was closed")
+        if all(isinstance(error, TlsFailed) for error in errors.values()):
+            return next(iter(errors.values()))  # they do respond, and the error says what to do
+        return NameServerUnreachable([(addr, f"{type(error).__name__}: {error}") for addr, error in errors.items()])
 
 
 def _read_answer(answer: RemotingCommand) -> TopicRouteData | None:

@@ -7,7 +7,7 @@ import re
 import attrs
 
 from mqbroker.client.errors import BadArgument
-from mqbroker.client.names import is_encodable
+from mqbroker.client.names import is_text
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import SubscriptionData
 from mqbroker.wire.names import java_hash
@@ -46,7 +46,7 @@ class Sql:
 def subscribe_to(topic: str, expression: str | Sql, version_ms: int) -> SubscriptionData:
     """Parse a tag expression as FilterAPI of 4.9.7 does. Raises MQError if it names no tag, or is SQL92 as a plain
     text: as a tag it would match nothing."""
-    if not is_encodable(expression.expression if isinstance(expression, Sql) else str(expression)):
+    if not is_text(expression.expression if isinstance(expression, Sql) else str(expression)):
         raise BadArgument("expression", "text that UTF-8 can encode", expression)
     if isinstance(expression, Sql):
         return SubscriptionData(

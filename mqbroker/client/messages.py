@@ -45,20 +45,15 @@ _BYTES_LIKE = (bytes, bytearray, memoryview)
 def _to_bytes(body: bytes | bytearray | memoryview | str) -> bytes:
     if type(body) is bytes:
         return body
-    if isinstance(body, str) and body.isascii():
-        return body.encode()
-    return bytes(body) if isinstance(body, _BYTES_LIKE) else _encoded(body)
+    given: Any = body
+    try:
+        return bytes(given) if isinstance(given, _BYTES_LIKE) else given.encode() if isinstance(given, str) else given
+    except UnicodeEncodeError:
+        return cast(bytes, given)
 
 
 def _to_level(delay: int | timedelta) -> int:
     return DELAY_LEVELS.index(delay) + 1 if isinstance(delay, timedelta) and delay in DELAY_LEVELS else cast(int, delay)
-
-
-def _encoded(body: Any) -> Any:
-    try:
-        return body.encode() if isinstance(body, str) else body
-    except UnicodeEncodeError:
-        return body
 
 
 def _to_keys(keys: str | Iterable[str]) -> tuple[str, ...]:

@@ -279,8 +279,8 @@ class UnderWay:
                     send.set_exception(error)
 
     def ended(self, send: _Send, outcome: Any) -> None:
-        """A send has ended. It is told in the loop's next iteration: callbacks must not run between the ends of other
-        sends."""
+        """A send has ended. Its future is completed in the loop's next iteration, so that no callback runs before the
+        other sends of this iteration have ended, too."""
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._tell)
         self._ended.append((send, outcome))

@@ -1,7 +1,7 @@
 """The in-sync set of a group, kept by its master: the replicas that have all acknowledged messages.
 
-A message is acknowledged when all of them have it, and the set has at least minInSyncReplicas brokers. The set is in
-etcd, and any member of it may be elected, so it changes there first: while a change is under way, or its outcome
+A message is acknowledged when every replica in the set has it and the set has at least minInSyncReplicas members. etcd
+stores the set, and any member may be elected, so etcd is updated first: while an update is under way, or its outcome is
 unknown, the members before and after it count.
 """
 

@@ -43,7 +43,7 @@ class Sender(test_deferred_sends.Sender):
         return [[entry.body for entry in decode_batch(each.body)] for each in self.world.faults.asked(BATCH)]
 
     def alone(self) -> list[bytes]:
-        """The bodies of sends that are no batches, but for the first, whose topic had no route yet."""
+        """The bodies of sends that were not batches, without the first, whose topic had no route yet."""
         return [request.body for request in self.world.faults.asked(SEND)[1:]]
 
 
@@ -229,7 +229,7 @@ def batches_of(server: Loopback) -> list[list[bytes]]:
 
 
 def one_by_one(server: Loopback) -> list[bytes]:
-    """The bodies of sends that are no batches, but for the first one of `with_producer`."""
+    """The bodies of sends that were not batches, without the first send of `with_producer`."""
     return [request.body for request in server.faults.asked(SEND)[1:]]
 
 

@@ -52,7 +52,7 @@ def test_a_pull_consumer_has_a_namespace(face: Any, cluster: Any) -> None:
     options = PullOptions(namespace="one", observers=[topics])
     with face.make("PullConsumer", "cg", options=options) as consumer:
         assert Q in consumer.queues("T")
-        for queue in (Q, WHOLE):  # as with Java's, names that have it stay as they are
+        for queue in (Q, WHOLE):  # as in Java, names that already have the namespace stay as they are
             found = consumer.pull(queue, 0).messages
             assert [(m.topic, m.queue, m.body) for m in found] == [("T", Q, b"%d" % n) for n in range(4)]
             assert consumer.bounds([queue]) == [(0, 4)]
@@ -95,7 +95,7 @@ def test_a_lite_pull_consumer_has_a_namespace(face: Any, cluster: Any, is_assign
         assert (reader.lag().queues[Q], reader.lag().total) == (2, 2)
         assert polled(reader, 2) == everything[2:]
         reader.seek(Q, Place.BEGIN)
-        for _ in range(100):  # the queue is read anew
+        for _ in range(100):  # the queue is read again from its new position
             if (lag := reader.lag().queues[Q]) == 4:
                 break
             face.turn()

@@ -125,8 +125,8 @@ class Replacing(SendObserver):
 
 
 def test_messages_that_replace_others_have_their_systems_properties(face: Any, cluster: Loopback) -> None:
-    anew = Replacing(lambda messages: [Message(each.topic, each.body + b"!") for each in messages])
-    options = ProducerOptions(observers=[anew])
+    replacing = Replacing(lambda messages: [Message(each.topic, each.body + b"!") for each in messages])
+    options = ProducerOptions(observers=[replacing])
     with face.make("TransactionProducer", "tx", print, options=options) as producer:
         producer.send(Message("T", b"light").to_light_queues("%LMQ%a"))
         producer.send_in_transaction(Message("T", b"half"), lambda message: TransactionState.ROLLBACK)

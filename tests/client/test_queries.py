@@ -128,7 +128,7 @@ def test_questions_are_asked_in_the_namespace(face: Any, cluster: Loopback) -> N
         producer.create_topic("T", 2)
         sent = producer.send(Message("T", b"x", keys=["k"]), queue=Q)
         assert [queue.queue_id for queue in producer.queues("T")] == [0, 1]
-        for topic in ("T", "one%T"):  # as with Java's, names that have it stay as they are
+        for topic in ("T", "one%T"):  # as in Java, names that already have the namespace stay as they are
             found = [producer.message(topic, msg_id) for msg_id in (sent.msg_id, sent.offset_msg_id)]
             found += producer.messages_by_key(topic, "k")
             assert [(message.topic, message.queue) for message in found] == [("T", Q)] * 3

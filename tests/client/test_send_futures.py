@@ -26,7 +26,7 @@ PATIENCE_S = 20
 
 
 class Held:
-    """A producer whose broker answers when it is told to."""
+    """A producer whose broker responds when the test tells it to."""
 
     def __init__(self, broker: Loopback, producer: Producer) -> None:
         self.producer = producer

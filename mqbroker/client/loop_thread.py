@@ -38,13 +38,14 @@ class LoopThread:
         self._gate = threading.Lock()
         self._calls: deque[tuple[Callable[[], object], Failing]] = deque()
         self._is_woken = self._is_over = False
+        self._ident: int | None = None
         self._thread = threading.Thread(target=self._main, name="mq-client", daemon=True)
         self._thread.start()
 
     @property
     def is_current(self) -> bool:
         """Whether the caller runs on this thread, where nothing may block."""
-        return threading.get_ident() == self._thread.ident
+        return threading.get_ident() == self._ident
 
     def call(self, call: Callable[[], object], future: Failing) -> None:
         """Call it on the thread; calls that come together cost one wake-up. `future` fails with ClientClosed if the
@@ -121,6 +122,7 @@ class LoopThread:
                 self.loop.call_soon(self._take_calls)
 
     def _main(self) -> None:
+        self._ident = threading.get_ident()
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
@@ -136,6 +138,7 @@ class LoopThread:
                 self.loop.run_until_complete(asyncio.wait(tasks, timeout=_END_S))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
+            self._ident = None  # the system gives it to another thread, which may block
 
 
 def wait_for(future: Future[T]) -> T:

@@ -216,6 +216,22 @@ def test_a_push_consumer_that_threads_close_at_once_is_closed_for_all(topic: Loo
     consumer.close()
 
 
+def test_a_thread_that_has_the_number_of_an_ended_loop_may_block() -> None:
+    ended = LoopThread()
+    number = ended._thread.ident
+    ended.stop()
+    seen = []
+
+    def look() -> None:
+        seen.append((threading.get_ident(), ended.is_current))
+
+    while number not in dict(seen) and len(seen) < 1000:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert not any(is_current for _, is_current in seen)
+
+
 def test_a_closed_push_consumer_has_released_its_thread(topic: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     topic.add_topic("%RETRY%g", queues=1)
     consumer = PushConsumer(topic.addr, "g", print, options=PushOptions(suspend_s=0))

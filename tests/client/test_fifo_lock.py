@@ -20,7 +20,7 @@ async def turns(count: int) -> None:
 def run(main: Callable[[FifoLock, list[Any]], Coroutine[Any, Any, None]]) -> None:
     async def with_lock() -> None:
         lock = FifoLock(asyncio.get_running_loop)
-        await main(lock, [])
+        await asyncio.wait_for(main(lock, []), 10)
         assert lock.is_empty
         assert not lock._places
 

@@ -226,6 +226,12 @@ class TopicBounds:
         """The listed queues that did not respond."""
         return sorted(self.queues - self.bounds.keys())
 
+    def absent(self, positions: Positions) -> list[MessageQueue]:
+        """Those of `positions` that did not respond, or are not listed because their broker or topic is not."""
+        if positions.keys() <= self.bounds.keys():
+            return []
+        return sorted(queue for queue in positions.keys() - self.bounds.keys() if not self.is_missing(queue))
+
     def is_missing(self, queue: MessageQueue) -> bool:
         """Whether the queue's broker is listed for the topic, but the queue is not."""
         # Triggers ask for each of thousands of queues: those that are listed are not compared with all others.

@@ -324,19 +324,21 @@ def fetch_bounds(
     wait_for_topics: bool = True,
     selection: Selection | None = None,
     by_topic: bool = True,
+    may_be_gone: bool = False,
 ) -> TopicBounds:
     """Request the bounds once, waiting only if a topic has no queue at all. Raises TopicNotFound or
-    NameServerUnreachable. `selection` chooses among the queues; topics of its pattern may be gone. Without `by_topic`
-    each queue is asked for, which an account without rights in the topic is refused.
+    NameServerUnreachable. `selection` chooses among the queues; topics of its pattern may be gone, and with
+    `may_be_gone` all may. Without `by_topic` each queue is asked for, which an account without rights in the topic is
+    refused.
 
     A queue whose broker does not respond, or refuses, has no bounds in the result; if it refuses the account,
     NotAllowed is raised.
     """
-    has_pattern = selection is not None and selection.pattern is not None
+    may_be_gone = may_be_gone or (selection is not None and selection.pattern is not None)
     listed = [
         queue
         for topic in topics
-        for queue in _queues(source, topic, deadline, wait_for_topics, may_be_gone=has_pattern)
+        for queue in _queues(source, topic, deadline, wait_for_topics, may_be_gone=may_be_gone)
     ]
     chosen = selection.queues if selection is not None else frozenset()
     queues = [queue for queue in listed if queue in chosen] if chosen else listed
@@ -379,6 +381,8 @@ def fetch_all_bounds(
     name_server_deadline: RetryDeadline,
     expected: Expected | None = None,
     selection: Selection | None = None,
+    *,
+    may_be_gone: bool = False,
 ) -> TopicBounds:
     """As `fetch_bounds`, until every listed queue has responded, and all that is expected is listed. Raises NotReadable
     if that takes too long, NameServerUnreachable after `name_server_deadline`.
@@ -389,7 +393,13 @@ def fetch_all_bounds(
     while True:
         try:
             seen = fetch_bounds(
-                source, topics, name_server_deadline, wait_for_topics=False, selection=selection, by_topic=False
+                source,
+                topics,
+                name_server_deadline,
+                wait_for_topics=False,
+                selection=selection,
+                by_topic=False,
+                may_be_gone=may_be_gone,
             )
         except TopicNotFound as error:
             if error.creates is not Creates.NO_BROKER and not expected.is_of(error.topic):

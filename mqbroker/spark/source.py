@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from mqbroker.client.subscription import Sql
 from mqbroker.errors import MQError
 from mqbroker.spark import api
-from mqbroker.spark.errors import BadOption, DataLoss, Loss
+from mqbroker.spark.errors import BadOption, DataLoss, Loss, NotReadable
 from mqbroker.spark.limits import SAMPLE, backlog, limit_bytes
 from mqbroker.spark.losses import LossLog, fetch_marks, fetch_sizes, read_batches, refuse_loss
 from mqbroker.spark.offsets import (
@@ -197,6 +197,8 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         #: The offset from which a batch was last planned, as Spark gave it, and decoded.
         self._parsed: tuple[dict[str, Any], StreamOffset] | None = None
         self._target: Positions | None = None
+        #: Whether the first positions of a run may have brokers that are away.
+        self._expects_earlier = False
         self._seen: Positions | None = None
         self._planned_at: float | None = None
         self._silent: list[MessageQueue] = []
@@ -230,10 +232,19 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         self._report(here.positions)
         if here.positions == self._initial and not self._anchored:
             return start
+        if self._target is not None and self._expects_earlier:
+            self._expects_earlier = False
+            self._target = self._wait_for_earlier(here.positions, self._target)
         client = _client(self._options)
         topics = _topics(client, self._options, _deadline(self._options))
-        seen = fetch_bounds(client, topics, _deadline(self._options), selection=self._options.selection)
-        self._warn_silent(seen.silent())
+        seen = fetch_bounds(
+            client,
+            topics,
+            _deadline(self._options),
+            selection=self._options.selection,
+            may_be_gone=not self._options.fail_on_data_loss,
+        )
+        self._warn_silent(sorted({*seen.silent(), *seen.absent(here.positions)}))
         losses = self._find_losses(here, seen)
         self._skip(losses)
         begin = here.start_after(losses)
@@ -319,9 +330,13 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         if queues != self._silent:
             self._silent = queues
             if queues:
-                log.warning("not read now, because their brokers do not respond: queues of %s", _counts(queues))
+                log.warning(
+                    "not read now, because their brokers do not respond or the name server does not list them: "
+                    "queues of %s",
+                    _counts(queues),
+                )
             else:
-                log.warning("all brokers respond again")
+                log.warning("all queues are read again")
 
     def getDefaultReadLimit(self) -> Any:
         rows = self._options.max_offsets_per_trigger
@@ -330,8 +345,26 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
     @shallow
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of this run."""
-        seen = _bounds_at_start(self._options)
+        seen = _bounds_at_start(self._options, may_be_gone=not self._options.fail_on_data_loss)
         self._target = {queue: bound.end for queue, bound in seen.bounds.items()}
+        self._expects_earlier = True
+
+    def _wait_for_earlier(self, positions: Positions, target: Positions) -> Positions:
+        """`target`, with the ends of queues whose broker was away when that was fixed: what it has is available, too.
+
+        Raises NotReadable if the broker stays away, unless the query goes on without lost messages."""
+        away = {queue.broker_name for queue in positions} - {queue.broker_name for queue in target}
+        if not away:
+            return target
+        may_be_gone = not self._options.fail_on_data_loss
+        try:
+            seen = _bounds_at_start(self._options, brokers=away, may_be_gone=may_be_gone)
+        except NotReadable as error:
+            if not may_be_gone:
+                raise
+            log.warning("this run reads without brokers that were read before: %s", error)
+            return target
+        return target | {queue: bound.end for queue, bound in seen.bounds.items() if queue.broker_name in away}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The last known ends of the queues, for the query's progress."""
@@ -387,16 +420,22 @@ def _deadline(options: SourceOptions) -> RetryDeadline:
     return RetryDeadline(options.retry_timeout_ms / 1000, time.monotonic, time.sleep)
 
 
-def _bounds_at_start(options: SourceOptions, repeated: Set[MessageQueue] = frozenset()) -> TopicBounds:
+def _bounds_at_start(
+    options: SourceOptions,
+    repeated: Set[MessageQueue] = frozenset(),
+    *,
+    brokers: Set[str] = frozenset(),
+    may_be_gone: bool = False,
+) -> TopicBounds:
+    """The bounds of all queues, once what options name, `repeated` queues and `brokers` are there. Topics without a
+    route are left out with `may_be_gone`."""
     soon = RetryDeadline(min(options.retry_timeout_ms / 1000, _NAME_SERVER_TIMEOUT_S), time.monotonic, time.sleep)
     selection = options.selection
     named = options.starting.named | options.ending.named | selection.queues | repeated
-    expected = Expected(options.expect_brokers, named)
+    expected = Expected(options.expect_brokers | brokers, named)
     client, deadline = _client(options), _deadline(options)
-    topics = _topics(client, options, soon)
-    if not topics and not options.is_stream:
-        raise BadOption("subscribePattern", f"{selection.pattern!r} matches no topic that the name server lists")
-    seen = fetch_all_bounds(client, topics, deadline, soon, expected, selection)
+    topics = _topics_at_start(client, options, soon, deadline)
+    seen = fetch_all_bounds(client, topics, deadline, soon, expected, selection, may_be_gone=may_be_gone)
     OffsetSpec("assign", EARLIEST).check_exist(selection.queues, seen.bounds)
     log.info("queues at the start: %s", _counts(seen.queues))
     return seen
@@ -413,6 +452,27 @@ def _topics(client: Any, options: SourceOptions, deadline: RetryDeadline) -> Seq
     if options.selection.pattern is None:
         return options.topics
     return options.selection.matching(*ask_patiently(client.topics, deadline, "the list of topics"))
+
+
+def _topics_at_start(
+    client: Any, options: SourceOptions, soon: RetryDeadline, deadline: RetryDeadline
+) -> Sequence[str]:
+    """As `_topics`; waits while a name server lists no topic at all, as when the only broker restarts. Raises BadOption
+    if a batch has none."""
+    selection = options.selection
+    if selection.pattern is None:
+        return options.topics
+    while True:
+        listed, internal = ask_patiently(client.topics, soon, "the list of topics")
+        topics = selection.matching(listed, internal)
+        is_any = bool(listed or internal)
+        if topics or (is_any and options.is_stream):
+            return topics
+        more = "" if is_any else ": it lists none, as no broker is registered"
+        why = BadOption("subscribePattern", f"{selection.pattern!r} matches no topic that the name server lists{more}")
+        if is_any and not options.expect_brokers:
+            raise why
+        deadline.wait(why)
 
 
 def _find_starts(options: SourceOptions, seen: TopicBounds) -> tuple[Positions, list[DataLoss]]:

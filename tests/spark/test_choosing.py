@@ -98,6 +98,30 @@ def test_a_stream_looks_for_topics_of_its_pattern_at_every_trigger(log: FakeLog)
     assert next(ends)["bills"] == {"a": {"0": 3}}
 
 
+@pytest.mark.parametrize("options", [{}, {"expectBrokers": "a"}])
+def test_a_pattern_waits_while_the_name_server_lists_no_topic(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    """So it is while the only broker restarts; where one is expected, those of others are not all."""
+    waiting, before = list[float](), log.records
+    log.records = {BILLS: before[BILLS]} if options else {}
+    given = {"subscribePattern": "ord.*", "retryTimeoutMs": "60000"} | options
+
+    def sleep(seconds: float) -> None:
+        waiting.append(seconds)
+        if len(waiting) == 3:
+            log.records = before
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert ranges(**given).keys() == {A0, A1, B0}
+    assert len(waiting) == 3
+    if not options:
+        log.records, waiting[:] = {}, []
+        assert next(triggers(stream(**given))) == {"orders": {"a": {"0": 10, "1": 4}, "b": {"0": 6}}}
+        log.records = {}
+        assert "lists none, as no broker is registered" in refusal(**given | {"retryTimeoutMs": "0"})
+
+
 def test_queues_can_be_assigned(log: FakeLog) -> None:
     chosen = json.dumps({"orders": {"a": [1], "b": [0]}, "bills": {"a": [0]}})
     assert ranges(assign=chosen) == {A1: (0, 4), B0: (0, 6), BILLS: (0, 3)}

@@ -18,7 +18,7 @@ pytest.importorskip("pyarrow")
 
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
-from mqbroker.client.errors import NameServerUnreachable
+from mqbroker.client.errors import NameServerUnreachable, TopicNotFound
 from mqbroker.errors import MQError, Refused, Unreachable
 from mqbroker.spark import api, source
 from mqbroker.spark.api import ReadAllAvailable, ReadMaxRows
@@ -28,7 +28,8 @@ from mqbroker.spark.source import RocketMQDataSource, StreamReader
 from mqbroker.wire.bodies import MessageQueue
 from tests.spark.fake_log import FakeLog
 
-A0, A1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
+A0, A1, B0 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1), MessageQueue("orders", "b", 0)
+NOT_READ = "not read now, because their brokers do not respond or the name server does not list them: queues of "
 SCHEMA = StructType().add("queueOffset", LongType()).add("body", BinaryType())
 Make = Callable[..., StreamReader]
 
@@ -234,11 +235,10 @@ def test_a_new_queue_is_read_from_its_beginning_over_a_restart(log: FakeLog, mak
 def test_a_broker_that_is_away_holds_up_only_its_own_queues(
     log: FakeLog, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    b0 = MessageQueue("orders", "b", 0)
-    log.add(b0, 2)
+    log.add(B0, 2)
     engine, reader = Engine(), make()
     engine.drain(reader)
-    log.add(b0, 2)
+    log.add(B0, 2)
     log.add(A0, 1)
     log.down.add("b")
     engine.drain(reader)
@@ -246,11 +246,89 @@ def test_a_broker_that_is_away_holds_up_only_its_own_queues(
     log.down.clear()
     engine.drain(reader)
     engine.drain(reader)
-    assert caplog.messages == [
-        "not read now, because their brokers do not respond: queues of orders on b: 1",
-        "all brokers respond again",
-    ]
+    assert caplog.messages == [NOT_READ + "orders on b: 1", "all queues are read again"]
     assert engine.rows() == [("0", 2), ("0", 3), ("0", 10)]
+
+
+@pytest.mark.parametrize("going_on", ["true", "false"])
+def test_queues_of_a_broker_that_the_name_server_forgot_are_told_once(
+    log: FakeLog, make: Make, caplog: pytest.LogCaptureFixture, going_on: str
+) -> None:
+    log.add(B0, 2)
+    engine, reader = Engine(), make(failondataloss=going_on)
+    engine.drain(reader)
+    away = log.records.pop(B0)
+    for _ in range(2):
+        log.add(A0, 1)
+        engine.run(reader)
+    log.records[B0] = away
+    log.add(B0, 1)
+    engine.drain(reader)
+    assert caplog.messages == [NOT_READ + "orders on b: 1", "all queues are read again"]
+    assert engine.rows() == [("0", 2), ("0", 10), ("0", 11)]
+
+
+def test_a_topic_that_is_deleted_ends_a_query_unless_it_goes_on(
+    log: FakeLog, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    bills = MessageQueue("bills", "a", 0)
+    log.add(bills, 3)
+    engine = Engine()
+    engine.drain(make(topic="orders,bills"))
+    deleted = log.records.pop(bills)
+    log.add(A0, 1)
+    with pytest.raises(TopicNotFound, match="No route info of this topic: bills"):
+        engine.run(make(topic="orders,bills"))
+    reader = make(topic="orders,bills", failondataloss="false")
+    with pytest.raises(TopicNotFound):  # a new query reads it: its name may be wrong
+        reader.initialOffset()
+    engine.drain(reader)
+    reader = make(topic="orders,bills", failondataloss="false")
+    reader.prepareForTriggerAvailableNow()
+    log.add(A0, 1)
+    engine.drain(reader)
+    assert engine.rows() == [("0", 10)]
+    assert set(caplog.messages) == {NOT_READ + "bills on a: 1"}
+    log.records[bills] = deleted
+    log.add(bills, 1)
+    engine.drain(make(topic="orders,bills"))
+    assert engine.rows() == [("0", 3), ("0", 10), ("0", 11)]
+
+
+def test_a_run_of_what_is_available_waits_for_a_broker_that_was_read_before(
+    log: FakeLog, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.add(B0, 2)
+    engine = Engine()
+    engine.drain(make())
+    log.add(B0, 3)
+    log.add(A0, 1)
+    away, pauses = log.records.pop(B0), list[float]()
+
+    def run(**options: str) -> None:
+        reader = make(**options)
+        reader.prepareForTriggerAvailableNow()
+        log.add(A0, 1)  # what comes later is not read
+        engine.drain(reader)
+
+    with pytest.raises(NotReadable, match="expected brokers are not registered with the name servers: b; these are: a"):
+        run()
+    run(failondataloss="false")
+    assert engine.rows() == [("0", 10), ("0", 11)]
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "this run reads without brokers that were read before",
+        NOT_READ.partition(":")[0],
+    ]
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            log.records[B0] = away
+
+    monkeypatch.setattr("time.sleep", sleep)
+    run(retrytimeoutms="60000")
+    assert len(pauses) == 3
+    assert engine.rows() == [("0", 2), ("0", 3), ("0", 4), ("0", 10), ("0", 11), ("0", 12)]
 
 
 def test_a_truncated_queue_fails_the_query(log: FakeLog, make: Make) -> None:

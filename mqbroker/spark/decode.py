@@ -27,11 +27,9 @@ from mqbroker.spark.rows import (
     Ints,
     Rows,
     UndecodableProperties,
-    gather,
     lists_of,
     places_of,
     slices,
-    windows,
 )
 from mqbroker.spark.schema import PROPERTY_PREFIX
 from mqbroker.wire.codes import KEY_SEPARATOR, Prop, SysFlag
@@ -53,7 +51,6 @@ INFLATED_BATCH_BYTES = 64 * 1024 * 1024
 _BODY_COLUMNS = {"body", "bodyError", "storedBody", "value"}
 
 
-_LONG = np.dtype(">i8")
 #: Two digits for each byte.
 _HEX = np.frombuffer(bytes(range(256)).hex().upper().encode(), np.uint16)
 _size = fields_struct("size").unpack_from
@@ -180,30 +177,34 @@ def _times(ms: Ints, kind: Any) -> Any:
 
 
 def _store_time(rows: Rows, kind: Any) -> Any:
-    return _times(gather(rows.bytes, rows.store_time_at, _LONG), kind)
+    return _times(rows.store_times(), kind)
 
 
 def _message_id(rows: Rows, kind: Any) -> Any:
     if rows.any_v6:
-        parts = zip(rows.store_at.tolist(), rows.store_bytes.tolist(), rows.at.tolist(), strict=True)
+        starts, ends = rows.host_places("store_host")
+        parts = zip(starts.tolist(), ends.tolist(), rows.at.tolist(), strict=True)
         data = rows.chunk.records
         return pa.array(
-            [(data[s : s + n] + data[at + _OFFSET_AT : at + _OFFSET_AT + 8]).hex().upper() for s, n, at in parts], kind
+            [(data[s:e] + data[at + _OFFSET_AT : at + _OFFSET_AT + 8]).hex().upper() for s, e, at in parts], kind
         )
-    raw = np.empty((len(rows), 16), np.uint8)
-    raw[:, :8] = windows(rows.bytes, rows.store_at, 8)
-    raw[:, 8:] = windows(rows.bytes, rows.at + _OFFSET_AT, 8)
+    raw = np.empty((len(rows), 2), ">u8")
+    raw[:, 0] = rows.head["store_host"]
+    raw[:, 1] = rows.head["physical_offset"]
     offsets = np.arange(len(rows) + 1, dtype=np.int32) * 32
-    return pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(_HEX[raw])])
+    return pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(_HEX[raw.view(np.uint8)])])
 
 
-def _hosts(rows: Rows, at: Ints, kind: Any) -> Any:
+def _host_column(name: str) -> Callable[[Rows, Any], Any]:
+    return lambda rows, kind: _hosts(rows, name, kind)
+
+
+def _hosts(rows: Rows, name: str, kind: Any) -> Any:
     if rows.any_v6:
-        # The next field follows the born host at once; the store host has its own length.
-        lengths = rows.store_bytes if at is rows.store_at else rows.store_time_at - rows.born_at
+        starts, ends = rows.host_places(name)
         data, text_of = rows.chunk.records, cache(_host_text)
-        return pa.array([text_of(data[s : s + n]) for s, n in zip(at.tolist(), lengths.tolist(), strict=True)], kind)
-    raw = gather(rows.bytes, at, np.dtype(">u8")).astype(np.uint64)
+        return pa.array([text_of(data[s:e]) for s, e in zip(starts.tolist(), ends.tolist(), strict=True)], kind)
+    raw = rows.head[name].astype(np.uint64)
     if len(raw) and (raw == raw[0]).all():  # as of one broker, or of one producer
         return pa.repeat(pa.scalar(_host_text(int(raw[0]).to_bytes(8, "big")), kind), len(rows))
     distinct, inverse = np.unique(raw, return_inverse=True)
@@ -297,8 +298,8 @@ _COLUMNS: dict[str, Callable[[Rows, Any], Any]] = {
     "properties": _properties,
     "bornTimestamp": lambda rows, kind: _times(rows.head["born_timestamp"], kind),
     "storeTimestamp": _store_time,
-    "bornHost": lambda rows, kind: _hosts(rows, rows.born_at, kind),
-    "storeHost": lambda rows, kind: _hosts(rows, rows.store_at, kind),
+    "bornHost": _host_column("born_host"),
+    "storeHost": _host_column("store_host"),
     "flag": _head_column("flag"),
     "sysFlag": _head_column("sys_flag"),
     "reconsumeTimes": _tail_column("reconsume_times"),

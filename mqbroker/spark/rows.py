@@ -27,8 +27,10 @@ Bytes = npt.NDArray[np.uint8]
 #: A decompressed body, or why there is none.
 Inflated = bytes | UnreadableBody
 
-_HEAD = np.dtype(numpy_fields("size", "born_timestamp"))
+#: All before the body, with IPv4 hosts; and what follows the hosts.
+_HEAD = np.dtype(numpy_fields("size", "body_size"))
 _TAIL = np.dtype(numpy_fields("reconsume_times", "body_size"))
+_LONG = np.dtype(">i8")
 
 
 class UndecodableProperties(Exception):
@@ -48,25 +50,32 @@ class Rows:
         self.head = gather(self.bytes, self.at, _HEAD)
         if not (self.head["magic"] == MAGIC).all():
             raise BadRecord(f"magic is not {MAGIC:#x} in every record")
-        sys_flag = self.head["sys_flag"]
-        born_bytes = np.where(sys_flag & SysFlag.BORN_HOST_V6, 20, 8)
-        self.store_bytes = np.where(sys_flag & SysFlag.STORE_HOST_V6, 20, 8)
-        self.any_v6 = bool((sys_flag & V6).any())
         self.end = self.at + self.head["size"]
-        self.born_at = self.at + OFFSETS["born_host"]
-        self.store_time_at = self.born_at + born_bytes
-        self.store_at = self.store_time_at + 8
-        tail_at = self.store_at + self.store_bytes
-        self.body_at = tail_at + _TAIL.itemsize
-        _check(self.body_at + 3 <= self.end)
-        self.tail = gather(self.bytes, tail_at, _TAIL)
+        self.any_v6 = bool((self.head["sys_flag"] & V6).any())
+        if self.any_v6:
+            _, store_end = self.host_places("store_host")
+            _check(store_end + _TAIL.itemsize + 3 <= self.end)
+            self.tail = gather(self.bytes, store_end, _TAIL)
+            self.body_at = store_end + _TAIL.itemsize
+        else:
+            self.tail = self.head
+            self.body_at = self.at + _HEAD.itemsize
+            _check(self.body_at + 3 <= self.end)
         self.body_end = self.body_at + self.tail["body_size"]
         _check((self.body_end >= self.body_at) & (self.body_end + 3 <= self.end))
-        self.topic_at = self.body_end + 1
-        topic_end = self.topic_at + self.bytes[self.body_end]
+        topic_bytes = self.bytes[self.body_end]
+        topic_end = self.body_end + 1 + topic_bytes
         _check(topic_end + 2 <= self.end)
         self.properties_at = topic_end + 2
-        length = self.bytes[topic_end].astype(np.int64) << 8 | self.bytes[topic_end + 1]
+        #: The topic of each record, as rows of bytes; None if they differ in length.
+        self.topics: Bytes | None = None
+        first = int(topic_bytes[0]) if len(topic_bytes) else 0
+        if (topic_bytes == first).all():
+            # With the two bytes behind it: places all over the chunk are looked up once.
+            found = windows(self.bytes, self.body_end + 1, first + 2)
+            self.topics, length = found[:, :first], found[:, first].astype(np.int64) << 8 | found[:, first + 1]
+        else:
+            length = self.bytes[topic_end].astype(np.int64) << 8 | self.bytes[topic_end + 1]
         _check(self.properties_at + length == self.end)
 
     def __len__(self) -> int:
@@ -79,9 +88,24 @@ class Rows:
     def are_of(self, topic: str) -> bool:
         """Whether every record has `topic`."""
         name = np.frombuffer(topic.encode(), np.uint8)
-        if not (self.bytes[self.body_end] == len(name)).all():
-            return False
-        return bool((windows(self.bytes, self.topic_at, len(name)) == name).all())
+        return self.topics is not None and self.topics.shape[1] == len(name) and bool((self.topics == name).all())
+
+    def host_places(self, name: str) -> tuple[Ints, Ints]:
+        """Where "born_host" or "store_host" begins in each record, and where it ends."""
+        sys_flag = self.head["sys_flag"]
+        born_at = self.at + OFFSETS["born_host"]
+        born_end = born_at + np.where(sys_flag & SysFlag.BORN_HOST_V6, 20, 8)
+        if name == "born_host":
+            return born_at, born_end
+        store_at = born_end + _LONG.itemsize
+        return store_at, store_at + np.where(sys_flag & SysFlag.STORE_HOST_V6, 20, 8)
+
+    def store_times(self) -> Ints:
+        """In ms."""
+        if not self.any_v6:
+            return self.head["store_timestamp"].astype(np.int64)
+        _, born_end = self.host_places("born_host")
+        return gather(self.bytes, born_end, _LONG).astype(np.int64)
 
     def data(self) -> bytes:
         """The bytes of these records."""

@@ -91,9 +91,9 @@ def fields_struct(*names: str) -> Struct:
 
 
 def numpy_fields(first: str, last: str) -> list[tuple[str, str]]:
-    """The fields from `first` to `last` for numpy.dtype; hosts must not be among them."""
+    """The fields from `first` to `last` for numpy.dtype, with IPv4 hosts as numbers of 8 bytes."""
     names = list(OFFSETS)
-    codes = {"I": ">u4", "i": ">i4", "q": ">i8"}
+    codes = {"I": ">u4", "i": ">i4", "q": ">i8", "8s": ">u8"}
     return [(field.name, codes[field.code]) for field in HEAD_FIELDS[names.index(first) : names.index(last) + 1]]
 
 

@@ -50,7 +50,8 @@ _SEPARATORS = (1, 2)
 _SEPARATED = "holds \\x01 or \\x02, which separate properties"
 #: What str.split() takes for a blank, of ASCII; other blanks are looked for where text is not ASCII.
 _BLANKS = (9, 10, 11, 12, 13, 28, 29, 30, 31, 32)
-_HEX = np.array([f"{n:02X}".encode() for n in range(256)]).view(np.uint8).reshape(256, 2)
+#: Four hexadecimal digits for each number of 16 bits.
+_HEX = np.frombuffer(np.arange(1 << 16, dtype=">u2").tobytes().hex().upper().encode(), np.uint32)
 
 #: The compression of the client's own sends.
 _CLIENT = ProducerOptions()
@@ -71,7 +72,7 @@ class FreshIds:
 
     def of(self, first: int, count: int) -> Any:
         prefix, number = self._source.reserve(count)
-        return _keys(prefix.encode(), (np.arange(number, number + count) & 0xFFFF).astype(">u2"))
+        return _keys(prefix.encode(), np.arange(number, number + count) & 0xFFFF)
 
 
 class RowIds:
@@ -85,16 +86,21 @@ class RowIds:
         self._prefix = _digest(10, write_id.encode(), str(partition).encode()).hex().upper().encode()
 
     def of(self, first: int, count: int) -> Any:
-        numbers = np.arange(first, first + count, dtype=">u8")
-        return _keys(self._prefix, numbers.view(np.uint8).reshape(count, 8)[:, 2:])
+        # Rows with the same upper digits are numbered as fresh ids are.
+        limits = [first, *range((first | 0xFFFF) + 1, first + count, 1 << 16), first + count]
+        parts = [
+            _keys(self._prefix + f"{low >> 16:08X}".encode(), np.arange(low, high) & 0xFFFF)
+            for low, high in pairwise(limits)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _keys(prefix: bytes, numbers: Any) -> Any:
-    digits = _HEX[numbers.view(np.uint8).reshape(len(numbers), -1)].reshape(len(numbers), -1)
-    keys = np.empty((len(numbers), len(prefix) + digits.shape[1]), np.uint8)
-    keys[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
-    keys[:, len(prefix) :] = digits
-    return keys
+    """Keys of `prefix`, whose length is a multiple of 4, and of the four digits of each number."""
+    keys = np.empty((len(numbers), len(prefix) // 4 + 1), np.uint32)
+    keys[:, :-1] = np.frombuffer(prefix, np.uint32)
+    keys[:, -1] = _HEX[numbers]
+    return keys.view(np.uint8)
 
 
 def _digest(size: int, *parts: bytes | None) -> bytes:

@@ -247,10 +247,10 @@ class TaskWriter:
         return found
 
     def _wait_for_index(self, topic: str) -> None:
-        goal = {name: end for name, (end, _) in self._repeat(lambda: self.sender.positions(topic), topic).items()}
+        reached = self._repeat(lambda: self.sender.positions(topic), topic)
+        goal = {name: end for name, (end, _) in reached.items()}
         began = self.now()
         while True:
-            reached = self._repeat(lambda: self.sender.positions(topic), topic)
             behind = [name for name, end in goal.items() if name not in reached or reached[name][1] < end]
             if not behind:
                 return
@@ -260,6 +260,7 @@ class TaskWriter:
                     "which rows are there; write again when `mq cluster` shows that it has caught up"
                 )
             self.sleep(_PAUSE_S_MIN)
+            reached = self._repeat(lambda: self.sender.positions(topic), topic)
 
     def _repeat(self, ask: Callable[[], Any], topic: str) -> Any:
         """What `ask` returns, after attempts that fail in passing."""

@@ -276,6 +276,15 @@ def test_unique_keys_of_a_row_are_the_same_in_each_attempt() -> None:
     assert RowIds("w", 3).of(2**40, 1).tobytes()[20:] == b"010000000000"
 
 
+@pytest.mark.parametrize("first", [0, 1, 2**16 - 2, 2**16, 2**32 - 1, 2**47])
+@pytest.mark.parametrize("count", [1, 3, 2**16 + 3])
+def test_ids_of_rows_end_with_their_numbers(first: int, count: int) -> None:
+    found = RowIds("w", 3).of(first, count)
+    assert found.shape == (count, 32)
+    assert {key.tobytes()[:20] for key in found} == {RowIds("w", 3).of(0, 1).tobytes()[:20]}
+    assert [int(key.tobytes()[20:], 16) for key in found] == list(range(first, first + count))
+
+
 def test_unique_keys_by_columns_do_not_depend_on_the_row() -> None:
     (whole,) = packed({"body": [b"x"] * 3, "order": [1, 2, None]}, idColumns="order", **ONCE)
     (turned,) = packed({"body": [b"y"] * 3, "order": [None, 2, 1]}, first=7, idColumns="order", **ONCE)

@@ -154,6 +154,9 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
     commits = _flag(options, "commitOffsetsToBroker")
     if commits and "consumerGroup" not in options:
         raise BadOption("commitOffsetsToBroker", "needs consumerGroup: a group of this query alone")
+    index_lookup = _flag(options, "indexLookup")
+    if index_lookup and streaming:
+        raise BadOption("indexLookup", "no filters are pushed down to streams; use it with spark.read, or leave it out")
     if commits and streaming is False:
         raise BadOption("commitOffsetsToBroker", "a batch commits nothing; use it with spark.readStream")
     one_of(options, "schema", ("rocketmq", "kafka"))
@@ -168,7 +171,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
         columns=_columns(options, headers if is_kafka else None),
         group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
         commits=commits,
-        index_lookup=_flag(options, "indexLookup"),
+        index_lookup=index_lookup,
         namespace=_namespace(options.get("namespace", "")),
         read_from=ReadFrom(one_of(options, "readFrom", [each.value for each in ReadFrom])),
         is_stream=bool(streaming),
@@ -195,13 +198,25 @@ _OF_KAFKA = {
     "kafkaConsumer.pollTimeoutMs": "how long a broker may return nothing is retryTimeoutMs",
     "fetchOffset.numRetries": "how long a broker may return nothing is retryTimeoutMs",
     "fetchOffset.retryIntervalMs": "how long a broker may return nothing is retryTimeoutMs",
+    "kafka.request.timeout.ms": "how long a broker may return nothing is retryTimeoutMs",
+    "kafka.default.api.timeout.ms": "how long a broker may return nothing is retryTimeoutMs",
+    "kafka.max.poll.records": "the number of messages of a pull is pullBatchSize",
+    "kafka.auto.offset.reset": "where a query starts is startingOffsets, and what it does without lost messages "
+    "failOnDataLoss",
+    "kafka.enable.auto.commit": "offsets are committed for tools by commitOffsetsToBroker",
+    "kafka.key.deserializer": "the columns key and value of schema=kafka are bytes: use CAST",
+    "kafka.value.deserializer": "the columns key and value of schema=kafka are bytes: use CAST",
 }
+#: Without what stands for them a query that was encrypted would not be any more.
+_SECURITY = ("kafka.security.", "kafka.ssl.", "kafka.sasl.")
 
 
 def refuse_kafka(name: str, instead: Mapping[str, str], what: str) -> None:
     """Raises BadOption if it is an option of Spark's Kafka source or sink, `what`; `instead` has what to write."""
     right = next((each for each in instead if each.lower() == name.lower()), name)
     why = instead.get(right)
+    if why is None and name.lower().startswith(_SECURITY):
+        why = "connections are encrypted by tls=true with tlsCa, the account is accountFile, or accessKey and secretKey"
     if why is None and name.lower().startswith("kafka."):
         why = "a RocketMQ client has no settings of Kafka's client; leave it out"
     if why is not None:

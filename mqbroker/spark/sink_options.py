@@ -122,7 +122,14 @@ _OF_KAFKA = {
     "kafka.bootstrap.servers": "the address is nameServer=host:port, of a name server and not of a broker",
     "kafka.acks": "which results of a broker count is acks",
     "kafka.batch.size": "the bytes of a batch are batchBytes",
+    "kafka.max.request.size": "the bytes of a batch are batchBytes",
+    "kafka.max.in.flight.requests.per.connection": "the number of batches under way is batchesInFlight",
     "kafka.delivery.timeout.ms": "how long a batch is sent again is retryTimeoutMs",
+    "kafka.request.timeout.ms": "how long a batch is sent again is retryTimeoutMs",
+    "kafka.retries": "how long a batch is sent again is retryTimeoutMs",
+    "kafka.enable.idempotence": "rows that are there already are left out with guarantee=effectively-once",
+    "kafka.transactional.id": "rows that are there already are left out with guarantee=effectively-once",
+    "kafka.compression.type": "bodies of 4 KiB and more are compressed without an option; leave it out",
     "includeHeaders": "a column headers is written wherever it is there",
 }
 

@@ -371,6 +371,11 @@ def test_a_schema_that_cannot_be_written_is_refused(
         ({"kafka.bootstrap.servers": "a:1"}, "of Spark's Kafka sink; the address is nameServer=host:port"),
         ({"kafka.acks": "all"}, "option kafka.acks: .*Kafka sink; which results of a broker count is acks"),
         ({"kafka.linger.ms": "5"}, "no settings of Kafka's client; leave it out"),
+        ({"kafka.transactional.id": "t"}, "Kafka sink; rows that are there already are left out with guarantee=eff"),
+        (
+            {"kafka.sasl.mechanism": "PLAIN"},
+            "Kafka sink; connections are encrypted by tls=true with tlsCa, the account ",
+        ),
         ({"includeheaders": "true"}, "option includeHeaders: .*Kafka sink; a column headers is written"),
         ({"nameserver": "a:1", "topic": "a", "path": "b"}, "option topic: is 'a', and save"),
         ({"nameserver": "a:1", "topic": "no topic!"}, "option topic: 'no topic!'"),

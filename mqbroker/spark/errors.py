@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 
 import attrs
@@ -102,7 +105,8 @@ class NotReadable(MQError):
 
 @attrs.define
 class NotAllowed(MQError):
-    """A broker refuses the account or the group; `what` names the queue and the offset, or the rows."""
+    """A broker refuses the account, the group, or the request itself; `what` names the queue and the offset, or the
+    rows."""
 
     what: str
     remark: str
@@ -119,6 +123,7 @@ _ACCOUNT = (
 _FORBIDDEN: dict[int, str] = {
     ResponseCode.NO_PERMISSION: "Check the permissions of topic and broker, and whether the group is enabled",
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "Create the group, or set consumerGroup to one that exists",
+    ResponseCode.MESSAGE_ILLEGAL: "Compare the rows with maxMessageSize in the broker, and lower batchBytes",
 }
 
 
@@ -130,28 +135,40 @@ def refused_for_good(error: MQError) -> Refused | None:
 
 
 def explained(error: MQError, what: str) -> MQError:
-    """NotAllowed if a broker has refused the account or the group, or else `error` itself."""
+    """NotAllowed if a broker has refused the account, the group or the request, or else `error` itself."""
     refused = refused_for_good(error)
     if refused is not None:
         return NotAllowed(what, refused.remark, _ACCOUNT)
-    if isinstance(error, Refused) and error.code in _FORBIDDEN:
-        return NotAllowed(what, error.remark, _FORBIDDEN[error.code])
+    if isinstance(error, Refused):
+        todo = _FORBIDDEN.get(error.code, "See the log of the broker")
+        return NotAllowed(what, f"{error.remark} (code {int(error.code)})", todo)
     return error
 
 
 @attrs.define
 class NotOnExecutors(MQError):
-    """The Python of the executors lacks a package."""
+    """The Python of the executors lacks a package; `python` is its path, if that is known."""
 
     package: str
+    python: str | None = None
 
     def __str__(self) -> str:
+        where = "" if self.python is None else f" ({self.python})"
         return (
-            f"the Python of the executors cannot import {self.package}: install it there with "
+            f"the Python of the executors{where} cannot import {self.package}: install it there with "
             "`pip install 'mqbroker[spark]'` and set PYSPARK_PYTHON to that Python, or make a zip with "
             "`python -m mqbroker.spark.bundle FILE.zip` and pass it with --py-files, or spark.addArtifact; "
             "PySpark, Arrow (pyarrow) and NumPy must be installed"
         )
+
+
+@contextmanager
+def needed_by_workers() -> Iterator[None]:
+    """Raise NotOnExecutors if an import in a Python worker fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise NotOnExecutors(error.name or str(error), sys.executable) from None
 
 
 @attrs.define

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from mqbroker.errors import MQError
 from mqbroker.spark import api
-from mqbroker.spark.errors import BadOption
+from mqbroker.spark.errors import BadOption, needed_by_workers
 from mqbroker.spark.sink_options import Guarantee, SinkColumns, SinkOptions, choose_sink_columns
 
 log = logging.getLogger(__name__)
@@ -122,11 +122,12 @@ def _write(options: SinkOptions, columns: SinkColumns, write_id: str, batches: I
             "effectively-once is not possible with spark.speculation=true, because two attempts of a task write at "
             "once: turn that off, or use at-least-once",
         )
-    from mqbroker.client.identity import local_ip
-    from mqbroker.spark.connections import sender_for
-    from mqbroker.spark.packing import FreshIds, Packer, RowIds
-    from mqbroker.spark.writing import TaskWriter, queues_at_start
-    from mqbroker.wire.ids import UniqIdSource
+    with needed_by_workers():
+        from mqbroker.client.identity import local_ip
+        from mqbroker.spark.connections import sender_for
+        from mqbroker.spark.packing import FreshIds, Packer, RowIds
+        from mqbroker.spark.writing import TaskWriter, queues_at_start
+        from mqbroker.wire.ids import UniqIdSource
 
     sender = sender_for(options)
     if is_once:

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from mqbroker.client.subscription import Sql
 from mqbroker.errors import MQError
 from mqbroker.spark import api
-from mqbroker.spark.errors import BadOption, DataLoss, Loss, NotReadable
+from mqbroker.spark.errors import BadOption, DataLoss, Loss, NotReadable, needed_by_workers
 from mqbroker.spark.limits import SAMPLE, backlog, limit_bytes
 from mqbroker.spark.losses import LossLog, fetch_marks, fetch_sizes, read_batches, refuse_loss
 from mqbroker.spark.offsets import (
@@ -137,10 +137,10 @@ class BatchReader(api.DataSourceReader):
         """One for each queue with messages to read. Raises BadOption, DataLoss, or the client's errors."""
         options = self._options
         seen = _bounds_at_start(options)
-        starts, losses = _find_starts(options, seen)
-        for loss in losses:
+        starts, losses = _find(options, options.starting, seen)
+        ends, beyond = _find(options, options.ending, seen)
+        for loss in _up_to_ends(losses, beyond):
             LossLog(options.data_loss_to)(loss)
-        ends = find_positions(options.ending, seen.bounds, _client(options), _deadline(options))
         # A time may be that of a message that was stored since the bounds were asked for.
         starts, ends = (
             {queue: min(at, seen.bounds[queue].end) for queue, at in positions.items()} for positions in (starts, ends)
@@ -213,7 +213,7 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
             # Without an empty first batch the one that is repeated has rows of all its queues.
             is_repeated = self._here is not None and not self._begins_empty()
             seen = _bounds_at_start(self._options, from_json(self._here).keys() if is_repeated else frozenset())
-            initial, losses = _find_starts(self._options, seen)
+            initial, losses = _find(self._options, self._options.starting, seen)
             self._skip(losses)
             self._initial_marks = self._marks_before(initial)
             self._initial, self._seen = initial, farthest(initial, seen)
@@ -475,14 +475,25 @@ def _topics_at_start(
         deadline.wait(why)
 
 
-def _find_starts(options: SourceOptions, seen: TopicBounds) -> tuple[Positions, list[DataLoss]]:
-    """Where the query starts, and what is lost before that if it goes on without."""
+def _find(options: SourceOptions, spec: OffsetSpec, seen: TopicBounds) -> tuple[Positions, list[DataLoss]]:
+    """The positions of `spec`, and what is lost before them if the query goes on without."""
     client, deadline = _client(options), _deadline(options)
-    spec = settle_committed(options.starting, seen.bounds, client, deadline)
+    spec = settle_committed(spec, seen.bounds, client, deadline)
     losses: list[DataLoss] = []
     if not options.fail_on_data_loss:
         spec, losses = spec.without_lost(seen.bounds)
     return find_positions(spec, seen.bounds, client, deadline), losses
+
+
+def _up_to_ends(losses: list[DataLoss], beyond: list[DataLoss]) -> Iterator[DataLoss]:
+    """What a batch has lost: `losses` after its starts, of which it does not read what is after the ends that are lost,
+    too, those of `beyond`. A queue without a start of its own has lost an unknown number of messages up to its end."""
+    ends = {loss.queue: loss for loss in beyond}
+    for loss in losses:
+        end = ends.pop(loss.queue, loss)
+        yield loss if end is loss else attrs.evolve(loss, resume=max(loss.first or 0, end.first or 0))
+    for end in ends.values():
+        yield attrs.evolve(end, first=None, resume=end.first)
 
 
 def _client(options: SourceOptions) -> Any:
@@ -497,7 +508,8 @@ def _read(options: SourceOptions, columns: tuple[str, ...], schema: StructType, 
     if partition is None or partition.value is None:
         return
     todo: QueueRange = partition.value
-    from mqbroker.spark.decode import decode_chunk
+    with needed_by_workers():
+        from mqbroker.spark.decode import decode_chunk
 
     arrow_schema = api.arrow_schema_of(schema)
     on_loss = refuse_loss if options.fail_on_data_loss else LossLog(options.data_loss_to)

@@ -138,6 +138,23 @@ def fail(error: MQError) -> None:
     raise error
 
 
+@pytest.mark.parametrize("code", [ResponseCode.NO_PERMISSION, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST])
+def test_a_group_that_a_broker_refuses_is_told_as_an_account(reads: Reads, code: int) -> None:
+    (sentence,) = [
+        each for each in sentences_of(READS) if each.startswith("queue 0 of topic orders on broker broker-a, f")
+    ]
+    with pytest.raises(NotAllowed, match="group") as caught:
+        meet(reads, Refused(code, "no"))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_rows_that_a_broker_finds_too_long_are_told_as_those_of_an_account() -> None:
+    (sentence,) = [each for each in sentences_of(WRITES) if "refused by the broker" in each]
+    with pytest.raises(NotAllowed, match="maxMessageSize") as caught:
+        send(Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal"))
+    assert str(caught.value).startswith(sentence)
+
+
 @pytest.mark.parametrize(("kind", "begin", "cause"), OF_READS, ids=[begin for _, begin, _ in OF_READS])
 def test_a_read_says_what_the_guide_has(
     reads: Reads, kind: type[MQError], begin: str, cause: Callable[[Reads], object]

@@ -172,7 +172,11 @@ def test_an_overloaded_broker_is_asked_again(code: int) -> None:
         ),
         (Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "g not exist"), NotAllowed, "or set consumerGroup to one"),
         (Refused(ResponseCode.SYSTEM_ERROR, "AclException: No perm"), NotAllowed, "No perm. Check accessKey and secr"),
-        (Refused(ResponseCode.MESSAGE_ILLEGAL, "not this"), Refused, "not this"),
+        (
+            Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "not this"),
+            NotAllowed,
+            "queue 1 of topic orders on broker broker-a, from offset 4 on: refused by the broker: not this (code 23)",
+        ),
     ],
 )
 def test_a_refusal_ends_the_read_at_once(refused: Refused, kind: type[MQError], said: str) -> None:

@@ -2,7 +2,11 @@
 
 import logging
 import pickle
-from collections.abc import Iterator
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +17,9 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructType
 
+from mqbroker.client.errors import NameServerUnreachable
 from mqbroker.spark import connections
+from mqbroker.spark.errors import NotOnExecutors
 from mqbroker.spark.sink import BatchWriter, Done, StreamWriter
 from mqbroker.spark.source import RocketMQDataSource
 from tests.spark.test_writing import ONCE, Broker, Clock, texts
@@ -72,3 +78,24 @@ def test_attempts_of_a_write_have_the_same_keys_and_another_write_others(monkeyp
     assert another(writer).write(iter([rows(1, 2)])) == Done(0, 0, 2)
     assert batch_writer(**ONCE).write(iter([rows(1, 2)])) == Done(0, 2, 0)
     assert broker.bodies == ["1", "1", "2", "2"]
+
+
+def test_a_name_server_that_does_not_listen_is_told_within_3_seconds() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        writer = batch_writer(nameserver=f"127.0.0.1:{unused.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(NameServerUnreachable, match="Check the address"):
+            another(writer).write(iter([rows(1)]))
+        assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("kind", [batch_writer, stream_writer])
+def test_a_package_that_a_worker_lacks_is_named_with_its_python(
+    monkeypatch: pytest.MonkeyPatch, kind: Callable[[], Any]
+) -> None:
+    monkeypatch.delitem(sys.modules, "mqbroker.spark.packing")
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    why = f"the Python of the executors ({sys.executable}) cannot import numpy: install it there with `pip install"
+    with pytest.raises(NotOnExecutors, match=re.escape(why)):
+        kind().write(iter([rows(1)]))

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from mqbroker.client.errors import NameServerUnreachable, TopicNotFound
 from mqbroker.errors import MQError, Refused, Unreachable
 from mqbroker.spark import api, source
 from mqbroker.spark.api import ReadAllAvailable, ReadMaxRows
-from mqbroker.spark.errors import BadOption, BadSchema, DataLoss, NotReadable
+from mqbroker.spark.errors import BadOption, BadSchema, DataLoss, NotOnExecutors, NotReadable
 from mqbroker.spark.progress import StreamOffset, plan
 from mqbroker.spark.source import RocketMQDataSource, StreamReader
 from mqbroker.wire.bodies import MessageQueue
@@ -530,6 +531,24 @@ def test_a_batch_goes_on_at_what_is_left(log: FakeLog, tmp_path: Path) -> None:
     assert [(row["fromOffset"], row["toOffset"]) for row in lost(tmp_path)] == [(1, 3)]
 
 
+@pytest.mark.parametrize("starts", ['{"orders":{"a":{"0":1}}}', "earliest"])
+def test_a_batch_that_ends_before_what_is_left_reads_nothing_of_that_queue(
+    log: FakeLog, tmp_path: Path, starts: str
+) -> None:
+    log.first[A0] = 6
+    given = {
+        "nameserver": "here:1", "topic": "orders", "startingoffsets": starts, "retrytimeoutms": "0",
+        "endingoffsets": '{"orders":{"a":{"0":4}}}',
+    }  # fmt: skip
+    with pytest.raises(DataLoss, match=r"AGED_OUT.*queue 0.*(starting|ending)Offsets says \d, the first one left is 6"):
+        RocketMQDataSource(given).reader(SCHEMA).partitions()
+    given |= {"failondataloss": "false", "datalossto": str(tmp_path)}
+    reader = RocketMQDataSource(given).reader(SCHEMA)
+    assert [(part.value.queue, part.value.start, part.value.end) for part in reader.partitions()] == [(A1, 0, 4)]
+    first, count = (1, 3) if starts != "earliest" else (None, None)
+    assert [(row["fromOffset"], row["toOffset"], row["count"]) for row in lost(tmp_path)] == [(first, 4, count)]
+
+
 def test_a_directory_for_losses_that_cannot_be_written_fails_the_query(log: FakeLog, make: Make) -> None:
     engine = Engine()
     engine.run(going_on(make))
@@ -726,6 +745,21 @@ def test_the_traceback_of_an_error_at_a_trigger_or_in_a_worker_is_short(log: Fak
         assert len(traceback.extract_tb(caught.value.__traceback__)) <= 4
         assert caught.value.__cause__ is None
         assert caught.value.__suppress_context__
+
+
+def test_a_package_that_a_worker_lacks_is_named_with_its_python(
+    log: FakeLog, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = make(startingoffsets="earliest")
+    start = reader.initialOffset()
+    reader.partitions(start, start)
+    (part, _) = reader.partitions(start, reader.latestOffset(start))
+    for module in ("mqbroker.spark.decode", "mqbroker.spark.rows"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    why = f"the Python of the executors ({sys.executable}) cannot import pyarrow: install it there with `pip install"
+    with pytest.raises(NotOnExecutors, match=re.escape(why)):
+        list(reader.read(part))
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -164,7 +164,7 @@ def test_a_write_without_a_broker_fails_after_the_time_for_it(broker: Broker) ->
     [
         (TopicNotFound("T", ["a:1"], "none knows it", Creates.NO), TopicNotFound),
         (NoBrokerForTopic("T", "none of its masters lets it be written to"), NoBrokerForTopic),
-        (Refused(ResponseCode.MESSAGE_ILLEGAL, "no"), Refused),
+        (Refused(ResponseCode.MESSAGE_ILLEGAL, "too long"), NotAllowed),
         (ACCOUNT, NotAllowed),
         # The client repeats the code of this refusal.
         (SendFailed("T", [("broker-a", "a:1", ACCOUNT)] * 3), NotAllowed),
@@ -176,7 +176,8 @@ def test_what_cannot_pass_is_raised_at_once(broker: Broker, error: MQError, kind
         write(broker, range(3))
     assert len(broker.sends) == 1
     if kind is NotAllowed:
-        assert str(caught.value).startswith("topic T, rows 0 to 2 of partition 3: refused by the broker: AclException")
+        why = "too long (code 13). Compare" if error.args[0] == ResponseCode.MESSAGE_ILLEGAL else "AclException"
+        assert str(caught.value).startswith(f"topic T, rows 0 to 2 of partition 3: refused by the broker: {why}")
 
 
 def test_an_account_that_may_not_ask_the_index_is_told_at_once(broker: Broker) -> None:
@@ -253,7 +254,7 @@ def test_the_first_row_is_acknowledged_before_the_second_is_sent(broker: Broker)
 def test_an_attempt_that_was_killed_midway_is_completed(broker: Broker) -> None:
     ended = (None, True, SendStatus.SEND_OK)
     broker.plan = [ended, ended, (Refused(ResponseCode.MESSAGE_ILLEGAL, ""), False, SendStatus.SEND_OK)]
-    with pytest.raises(Refused):
+    with pytest.raises(NotAllowed):
         write(broker, range(50), **ONCE)
     before = len(broker.stored)
     assert 1 < before < 50

@@ -138,6 +138,8 @@ class Connection:
         self._unread_timer: Timeout | None = None
         self._ends: list[Future] = []
         self.is_open = self.is_lost = False
+        #: Why this side has closed it, if it has.
+        self._closed_why = ""
 
     # what its transport's protocol calls
 
@@ -164,6 +166,8 @@ class Connection:
         has_answered = self._responses.has_heard
 
         def why(largest: int) -> MQError:
+            if self._closed_why:
+                return ConnectionClosed(f"this client closed its connection to {self.addr}: {self._closed_why}")
             return self._why_lost(self.addr, error=error, has_answered=has_answered, request_bytes=largest)
 
         if error is not None and was_open:
@@ -181,7 +185,7 @@ class Connection:
             except BadFrame as error:
                 log.warning("closing the connection to %s: %s", self.addr, error)
                 self._tell_listeners("failed", self.addr, str(error))
-                self.close()
+                self.close(str(error))
                 return
             self._handle(commands, now)
             data = data[end:]
@@ -362,7 +366,9 @@ class Connection:
         for call in calls:
             call()
 
-    def close(self) -> None:
+    def close(self, why: str = "the client is closed") -> None:
+        """Close it; what waits for responses fails with `why`."""
+        self._closed_why = why
         self._write()
         self.is_open = False
         if self._transport is not None:
@@ -382,15 +388,16 @@ class Connection:
             timeout.cancel()
 
     def _close_unread(self) -> None:
-        why = f"it has read nothing for {_UNREAD_S_MAX:g} s"
+        self._closed_why = why = f"the peer has read nothing for {_UNREAD_S_MAX:g} s"
         log.warning("closing the connection to %s: %s", self.addr, why)
         self._tell_listeners("idle", self.addr, why)
         self.is_open = False
         self._abort()
 
     def _close_silent(self) -> None:
-        self._tell_listeners("idle", self.addr, "nothing came since a request was sent whose time is over")
-        self.close()
+        why = "nothing came since a request was sent whose time is over"
+        self._tell_listeners("idle", self.addr, why)
+        self.close(why)
 
     def _abort(self) -> None:
         if self._transport is not None:

@@ -237,7 +237,7 @@ def test_a_broker_that_reads_nothing_stops_the_sends_and_is_left(
     sender.world.clock.advance(_UNREAD_S_MAX - 0.01)
     assert connection.is_open
     sender.world.clock.pump([0.02, *[0.1] * 20])
-    assert f"it has read nothing for {_UNREAD_S_MAX:g} s" in caplog.text
+    assert f"the peer has read nothing for {_UNREAD_S_MAX:g} s" in caplog.text
     assert connection.is_lost
     assert len(sender.found) == 1
     sender.send(b"2")

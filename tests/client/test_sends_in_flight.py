@@ -14,6 +14,7 @@ from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import decline
 from mqbroker.client.routes import Routes
 from mqbroker.client.send import SendsInFlight
+from mqbroker.errors import ConnectionClosed, RequestTimedOut
 from mqbroker.wire.bodies import BrokerData, MessageQueue, QueueData, TopicRouteData
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
@@ -396,8 +397,29 @@ def test_a_peer_that_reads_nothing_for_long_is_given_up(reads_nothing: Any) -> N
         (connection,) = net.connections.values()
         assert connection._unread_timer is not None
         connection._close_unread()
-        assert {type(error).__name__ for error in await sending} == {"ConnectionClosed"}
+        errors = await sending
+        assert {type(error) for error in errors} == {ConnectionClosed}
+        assert {str(error) for error in errors} == {
+            f"this client closed its connection to {reads_nothing}: the peer has read nothing for 10 s",
+            f"the connection to {reads_nothing} is closed",  # who waited for room to write
+        }
         assert connection._unread_timer is None
+        await net.close()
+
+    asyncio.run(main())
+
+
+def test_who_waits_on_a_connection_that_is_given_up_as_silent_is_told_so(reads_nothing: Any) -> None:
+    async def main() -> None:
+        net = AioNet(decline, random.Random(1))
+        request = RemotingCommand(RequestCode.SEND_MESSAGE_V2)
+        short, long = await asyncio.gather(
+            *(net.invoke(reads_nothing, request, timeout_ms) for timeout_ms in (50, 60_000)), return_exceptions=True
+        )
+        assert isinstance(short, RequestTimedOut)
+        assert isinstance(long, ConnectionClosed)
+        why = "nothing came since a request was sent whose time is over"
+        assert str(long) == f"this client closed its connection to {reads_nothing}: {why}"
         await net.close()
 
     asyncio.run(main())

@@ -20,6 +20,7 @@ from mqbroker.client.identity import Identity
 from mqbroker.client.names import bare_queue
 from mqbroker.client.net import Net, checked
 from mqbroker.client.options import MemberOptions, MessageModel, milliseconds
+from mqbroker.client.peers import Peer
 from mqbroker.client.routes import Route, Routes, java_order, sorted_queues
 from mqbroker.client.subscription import ALL, Sql, subscribe_to
 from mqbroker.errors import MQError, Refused
@@ -90,6 +91,7 @@ class Membership:
         #: Set to request a rebalance.
         self.has_changed = net.signal()
         self.is_over = False
+        self._peer = Peer(group, lambda: identity.client_id, self.subscriptions, net.steady)
 
     def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
         """Add or change a subscription. Raises MQError on an invalid one."""
@@ -97,6 +99,7 @@ class Membership:
 
     async def apply(self, topic: str) -> None:
         """Apply an added, changed or removed subscription."""
+        self._peer.changed()
         await self._revoke([queue for queue in self.queues if queue.topic == topic])
         await self.heartbeats.send_to_all()
         self.has_changed.set()
@@ -110,6 +113,7 @@ class Membership:
         """Join the group, and take the first share; returns whether that is complete. A topic that does not exist yet
         is waited for. Raises NameServerUnreachable, and Refused if all brokers refuse the account."""
         self._identity.take()
+        self._peer.join(self._net.home, self._routes.name_servers)
         for topic in self.subscriptions:
             try:
                 await self._routes.get(topic)
@@ -123,7 +127,8 @@ class Membership:
         """Balance at each change, and periodically, until this is cancelled."""
         pause_s = _UNSETTLED_PAUSE_S
         while True:
-            await self.has_changed.wait(self._options.rebalance_s if settled else pause_s)
+            if not await self.has_changed.wait(self._options.rebalance_s if settled else pause_s):
+                self._peer.compare()
             pause_s = _UNSETTLED_PAUSE_S if settled else min(pause_s * 2, self._options.rebalance_s)
             settled = await self.balance()
 
@@ -162,6 +167,7 @@ class Membership:
 
     async def tell_revoked(self) -> None:
         """Tell the user's listener that all queues are given up, at the end."""
+        self._peer.leave()
         await self._tell("revoked", sorted(self.queues))
 
     async def _change_to(self, topic: str, share: Share) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -101,6 +101,10 @@ class Net(Protocol):
     @property
     def rng(self) -> random.Random:
         """For choices that should differ between clients; never for secrets."""
+
+    @property
+    def home(self) -> Hashable:
+        """Its event loop."""
 
     @property
     def asking(self) -> str:

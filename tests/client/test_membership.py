@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 
-from mqbroker.client import BadArgument, MessageQueue, PushOptions, RebalanceListener
+from mqbroker.client import BadArgument, LitePullOptions, MessageQueue, PushOptions, RebalanceListener
+from mqbroker.client.lite_pull import LitePullConsumerCore
 from tests.client.member import RETRY, Member, Q
-from tests.client.world import World
+from tests.client.world import FixedIdentity, World
 
 
 class Told(RebalanceListener):
@@ -103,3 +104,46 @@ def test_queues_of_a_member_that_was_away_are_lost(one_queue: World, name_server
 def test_a_function_is_no_rebalance_listener() -> None:
     with pytest.raises(BadArgument, match="rebalance_listener must be RebalanceListener"):
         PushOptions(rebalance_listener=print)  # type: ignore[arg-type]
+
+
+def warnings_of_peers(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "mqbroker.client.peers"]
+
+
+def test_members_of_a_process_with_different_subscriptions_are_warned_of_once(
+    one_queue: World, name_server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Member(one_queue, name_server, me="c1").start("a || b")
+    member = Member(one_queue, name_server, me="c2").start("b||a || c")
+    one_queue.clock.pump([1] * 61)
+    (warning,) = warnings_of_peers(caplog)
+    assert "group g has members with different subscriptions in this process: c1 has T (a || b), and c2" in warning
+
+    one_queue.result(member.core.subscribe("T", "b||a"))
+    one_queue.clock.pump([1] * 61)
+    assert len(warnings_of_peers(caplog)) == 1
+    one_queue.result(member.core.subscribe("U"))
+    one_queue.clock.pump([1] * 61)
+    assert "c2 has T (b||a), U (*)" in warnings_of_peers(caplog)[1]
+
+
+def test_subscriptions_that_are_alike_or_of_others_are_not_warned_of(
+    one_queue: World, name_server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Member(one_queue, name_server, me="c1").start("a || b")
+    second = Member(one_queue, name_server, me="c2").start("b||a")
+    one_queue.clock.pump([1] * 19)
+    one_queue.result(first.core.subscribe("U"))
+    one_queue.clock.pump([1] * 4)  # the second one balances
+    one_queue.result(second.core.subscribe("U"))
+    one_queue.clock.pump([1] * 61)
+
+    one_queue.result(second.core.close())
+    one_queue.result(first.core.unsubscribe("U"))
+    one_queue.result(first.core.subscribe("T", "c"))
+    Member(one_queue, name_server, me="c3").start("c")
+    other = LitePullConsumerCore(one_queue.net(), (name_server,), "h", LitePullOptions(), FixedIdentity("c4"))
+    one_queue.result(other.subscribe("T"))
+    one_queue.result(other.start())
+    one_queue.clock.pump([1] * 61)
+    assert warnings_of_peers(caplog) == []

@@ -21,7 +21,7 @@ from mqbroker.client.faces import core
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
 from mqbroker.client.messages import RawPull, SendResult
-from mqbroker.client.names import bare, within
+from mqbroker.client.names import bare, queue_within, within
 from mqbroker.client.options import ProducerOptions, PullOptions
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
@@ -251,10 +251,10 @@ def _consumer(way: Way, read_from: int) -> PullConsumer:
 
 
 class ClientSender:
-    """Sends by the producer of this process: see `writing.Sender`."""
+    """Sends by the producer of this process: see `writing.Sender`. Topics are without its `namespace`."""
 
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
+    def __init__(self, producer: Producer, namespace: str = "") -> None:
+        self._producer, self._namespace = producer, namespace
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """Raises as `Producer.queues` does."""
@@ -264,19 +264,22 @@ class ClientSender:
         """Returns when it is under way. Raises NameServerUnreachable."""
         thread, client = parts(self._producer)
         sender: ProducerCore = core(client)
+        if self._namespace:
+            outgoing = attrs.evolve(outgoing, topic=within(self._namespace, outgoing.topic))
+            queue = None if queue is None else queue_within(self._namespace, queue)
         return thread.submit(sender.send_packed(outgoing, queue=queue))
 
     def find(self, topic: str, keys: Sequence[str]) -> list[bool]:
         """As `IndexRequests.find`."""
         thread, client = parts(self._producer)
         sender: ProducerCore = core(client)
-        return thread.run(sender.index.find(topic, keys))
+        return thread.run(sender.index.find(within(self._namespace, topic), keys))
 
     def positions(self, topic: str) -> dict[str, tuple[int, int]]:
         """As `IndexRequests.positions`."""
         thread, client = parts(self._producer)
         sender: ProducerCore = core(client)
-        return thread.run(sender.index.positions(topic))
+        return thread.run(sender.index.positions(within(self._namespace, topic)))
 
 
 def sender_for(options: SinkOptions) -> ClientSender:
@@ -284,16 +287,19 @@ def sender_for(options: SinkOptions) -> ClientSender:
     _say_if_not_compiled()
     # A send without an answer is looked up before it is sent again.
     retries = 0 if options.guarantee is Guarantee.EFFECTIVELY_ONCE else None
-    return _sender(options.name_servers, options.group, options.credentials, options.tls, retries)
+    return _sender(options.name_servers, options.group, options.namespace, options.credentials, options.tls, retries)
 
 
 @cache
 def _sender(
     name_servers: tuple[str, ...],
     group: str,
+    namespace: str,
     credentials: Credentials | None,
     tls: ClientTls | None,
     retries: int | None,
 ) -> ClientSender:
-    options = ProducerOptions(credentials=credentials, tls=tls, retries=retries, send_timeout_s=_SEND_TIMEOUT_S)
-    return ClientSender(Producer(name_servers, group, options=options))
+    options = ProducerOptions(
+        credentials=credentials, tls=tls, namespace=namespace, retries=retries, send_timeout_s=_SEND_TIMEOUT_S
+    )
+    return ClientSender(Producer(name_servers, group, options=options), namespace)

@@ -172,7 +172,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
         group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
         commits=commits,
         index_lookup=index_lookup,
-        namespace=_namespace(options.get("namespace", "")),
+        namespace=namespace_of(options),
         read_from=ReadFrom(one_of(options, "readFrom", [each.value for each in ReadFrom])),
         is_stream=bool(streaming),
         pull_batch=number_of(options, "pullBatchSize", 32, 1, 1024),
@@ -304,9 +304,10 @@ def _number_if_given(options: Mapping[str, str], name: str) -> int | None:
     return number_of(options, name, 1, 1, 2**62) if name in options else None
 
 
-def _namespace(text: str) -> str:
+def namespace_of(options: Mapping[str, str]) -> str:
+    """The namespace; empty without one."""
     try:
-        return check_namespace(text)
+        return check_namespace(options.get("namespace", ""))
     except MQError as error:
         raise BadOption("namespace", str(error)) from None
 

@@ -18,6 +18,7 @@ from mqbroker.spark.options import (
     credentials_of,
     known,
     name_servers_of,
+    namespace_of,
     number_of,
     one_of,
     refuse_kafka,
@@ -42,6 +43,7 @@ NAMES = (
     "batchesInFlight",
     "retryTimeoutMs",
     "producerGroup",
+    "namespace",
     *_ACCOUNT_NAMES,
 )
 #: Brokers limit what they store of a batch, which is up to four times as much where topics are long and bodies short.
@@ -89,6 +91,7 @@ class SinkOptions:
     in_flight: int
     retry_timeout_ms: int
     group: str
+    namespace: str
     credentials: Credentials | None
     tls: ClientTls | None
 
@@ -112,6 +115,7 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
         in_flight=number_of(options, "batchesInFlight", 8, 1, 1024),
         retry_timeout_ms=number_of(options, "retryTimeoutMs", 60_000, 0, 24 * 3600 * 1000),
         group=_group(options.get("producerGroup", DEFAULT_GROUP)),
+        namespace=namespace_of(options),
         credentials=credentials_of(options),
         tls=tls_of(options),
     )

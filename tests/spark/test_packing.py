@@ -381,6 +381,7 @@ def test_a_schema_that_cannot_be_written_is_refused(
         ({"nameserver": "a:1", "topic": "no topic!"}, "option topic: 'no topic!'"),
         ({"nameserver": "a:1", "topic": "%RETRY%g"}, "brokers take no batches for retry topics"),
         ({"nameserver": "a:1", "batchbytes": "0"}, "option batchBytes"),
+        ({"nameserver": "a:1", "namespace": "a%b"}, "option namespace"),
         ({"nameserver": "a:1", "producergroup": "no group!"}, "option producerGroup"),
         ({"nameserver": "a:1", "idcolumns": "order"}, "option idColumns: is used with guarantee=effectively-once"),
     ],

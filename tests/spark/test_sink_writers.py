@@ -15,13 +15,15 @@ pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, StructType
+from pyspark.sql.types import BinaryType, StringType, StructType
 
-from mqbroker.client.errors import NameServerUnreachable
+from mqbroker.client.blocking import PullConsumer
+from mqbroker.client.errors import NameServerUnreachable, TopicNotFound
 from mqbroker.spark import connections
 from mqbroker.spark.errors import NotOnExecutors
 from mqbroker.spark.sink import BatchWriter, Done, StreamWriter
 from mqbroker.spark.source import RocketMQDataSource
+from tests.spark.test_spark import Cluster, cluster  # noqa: F401 - a fixture
 from tests.spark.test_writing import ONCE, Broker, Clock, texts
 
 SCHEMA = StructType().add("body", BinaryType())
@@ -99,3 +101,22 @@ def test_a_package_that_a_worker_lacks_is_named_with_its_python(
     why = f"the Python of the executors ({sys.executable}) cannot import numpy: install it there with `pip install"
     with pytest.raises(NotOnExecutors, match=re.escape(why)):
         kind().write(iter([rows(1)]))
+
+
+@pytest.mark.daemons
+@pytest.mark.parametrize("guarantee", ["at-least-once", "effectively-once"])
+def test_rows_are_written_within_a_namespace(cluster: Cluster, guarantee: str) -> None:  # noqa: F811
+    topic, written = f"Namespaced-{guarantee}", {"at-least-once": 2, "effectively-once": 1}[guarantee]
+    given = {"nameserver": cluster.name_server, "topic": topic, "namespace": "shop", "guarantee": guarantee}
+    schema = StructType().add("body", BinaryType()).add("shardingKey", StringType())
+    batch = pa.record_batch({"body": pa.array([b"1", b"2"]), "shardingKey": pa.array(["k", None])})
+    writer = RocketMQDataSource(given).writer(schema, overwrite=False)
+    for _ in range(2):
+        writer.write(iter([batch]))
+    connections.sender_for(writer._options)._producer.close()
+    connections._sender.cache_clear()
+    with PullConsumer(cluster.name_server, "checker") as consumer:
+        found = [each.body for queue in consumer.queues(f"shop%{topic}") for each in consumer.pull(queue, 0).messages]
+        with pytest.raises(TopicNotFound):
+            consumer.queues(topic)
+    assert sorted(found) == sorted([b"1", b"2"] * written)

@@ -1,6 +1,6 @@
 """Which seeds the tests of generated histories run.
 
-``.ci/run`` sets MQBROKER_THIRD to 0, 1 or 2, in turn from commit to commit.
+``.ci/run`` sets MQBROKER_TURN to the number of the commit, so that all have their turn.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ import os
 
 
 def seeds_of_push(count: int) -> range:
-    """The seeds below `count`: all of them, or the third that MQBROKER_THIRD selects."""
-    third = os.environ.get("MQBROKER_THIRD")
-    return range(count) if third is None else range(int(third), count, 3)
+    """The seeds below `count`: all of them, or one of three parts by MQBROKER_TURN."""
+    turn = os.environ.get("MQBROKER_TURN")
+    return range(count) if turn is None else range(int(turn) % 3, count, 3)
 
 
 def block_of_push(count: int) -> range:
-    """`count` seeds: the first ones, or the first, second or third block that MQBROKER_THIRD selects."""
-    first = int(os.environ.get("MQBROKER_THIRD", "0")) * count
-    return range(first, first + count)
+    """The first `count` seeds; or half as many, one of six blocks by MQBROKER_TURN."""
+    turn = os.environ.get("MQBROKER_TURN")
+    if turn is None:
+        return range(count)
+    half = count // 2
+    return range(int(turn) % 6 * half, (int(turn) % 6 + 1) * half)

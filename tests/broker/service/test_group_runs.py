@@ -2,8 +2,8 @@
 
 Brokers are killed, stopped, held as by SIGSTOP, and lose power; links between them, to name servers and to etcd are
 slow or cut, either way alone, too; etcd is away, loses answers, and lets leases expire late. MQBROKER_SEEDS chooses how
-many runs there are; ``.ci/run`` has as many for each commit, of three times as many in turn. A failure names its seed,
-and prints the shortest story.
+many runs there are; ``.ci/run`` has half as many for each commit, of three times as many in turn. A failure names its
+seed, and prints the shortest story.
 """
 
 from __future__ import annotations

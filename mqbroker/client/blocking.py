@@ -34,7 +34,7 @@ from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.subscription import ALL, Sql
 from mqbroker.client.thread_calls import CheckThreads, ThreadConsumeService
-from mqbroker.client.thread_clients import OfOneProcess, PerProcess, call, later
+from mqbroker.client.thread_clients import HANDED_OUT_MAX, OfOneProcess, PerProcess, call, later
 from mqbroker.client.thread_sends import UnderWay, sending, sending_async, sending_oneway
 from mqbroker.client.transactions import (
     TransactionCore,
@@ -221,6 +221,7 @@ class LitePullConsumer(OfOneProcess[LitePullConsumerCore, ReceivedMessage]):
         self, name_servers: str | Iterable[str] | None, group: str, *, options: LitePullOptions | None = None
     ) -> None:
         super().__init__(name_servers, group, options_of(options, LitePullOptions), LitePullConsumerCore)
+        self._was_interrupted = False
 
     def _parts(self) -> tuple[LoopThread, Any]:
         with self._gate:
@@ -228,6 +229,26 @@ class LitePullConsumer(OfOneProcess[LitePullConsumerCore, ReceivedMessage]):
             if self._thread is None:
                 self._thread = loop_thread.hold()
             return self._thread, self
+
+    def _taken(self, thread: LoopThread, take: Callable[[], Coroutine[Any, Any, list[Any]]]) -> list[Any]:
+        """The messages that the core's `take` returns. An exception of a signal's handler may end the wait when they
+        are already taken: they come with the next call."""
+        if self._was_interrupted:
+            thread.run(later(self._core.take_back))
+        self._was_interrupted = False
+        try:
+            return thread.run(take())
+        except MQError:
+            raise
+        except BaseException:
+            self._was_interrupted = True
+            raise
+
+    def _fetch(self, thread: LoopThread) -> bool:
+        # By `_taken`, since a poll may come next.
+        found = self._taken(thread, lambda: self._core.next_messages(HANDED_OUT_MAX))
+        self._handed_out.extend(found)
+        return bool(found)
 
     start = call(LitePullConsumerCore.start, core)
     subscribe = call(LitePullConsumerCore.subscribe, core)

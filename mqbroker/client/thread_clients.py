@@ -11,6 +11,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
 from operator import methodcaller
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
@@ -27,11 +29,10 @@ from mqbroker.client.loop_thread import LoopThread
 from mqbroker.client.names import check_group
 from mqbroker.client.options import MemberOptions, ProducerOptions, PullOptions, parse_name_servers
 from mqbroker.client.push_consumer import PushConsumerCore
-from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 
 #: Messages that an iteration fetches from the loop at once.
-_HANDED_OUT_MAX = 32
+HANDED_OUT_MAX = 32
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -197,7 +198,7 @@ class OfOneProcess(Member, OnLoop, Client, Generic[Core, T]):
         self._pid = os.getpid()
         #: Messages that the loop has handed out, for whom iterates.
         self._handed_out: deque[T] = deque()
-        self._was_interrupted = False
+        self._fetching: Future[bool] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(f"a {type(self).__name__} cannot be pickled: make one in the process that consumes")
@@ -212,39 +213,39 @@ class OfOneProcess(Member, OnLoop, Client, Generic[Core, T]):
     def _is_over(self) -> bool:
         return self._was_closed or self._pid != os.getpid()
 
-    def _taken(self, thread: LoopThread, take: Callable[[], Coroutine[Any, Any, list[Any]]]) -> list[Any]:
-        """The messages that the core's `take` returns. An exception of a signal's handler may end the wait when they
-        are already taken: they come with the next call."""
-        if self._was_interrupted and isinstance(self._core, LitePullConsumerCore):
-            thread.run(later(self._core.take_back))
-        self._was_interrupted = False
-        try:
-            return thread.run(take())
-        except MQError:
-            raise
-        except BaseException:
-            self._was_interrupted = True
-            raise
+    def _fetch(self, thread: LoopThread) -> bool:
+        """Have messages handed out by the loop; False if there are no more. An exception of a signal's handler ends the
+        wait, and not the fetch: what that takes comes with the next call."""
+        thread.check_may_block()
+        with self._gate:
+            if self._fetching is None or self._fetching.done():
+                self._fetching = thread.submit(self._hand_out())
+            fetching = self._fetching
+        return fetching.result()
+
+    async def _hand_out(self) -> bool:
+        if not self._handed_out:
+            found: list[Any] = await self._core.next_messages(HANDED_OUT_MAX)
+            self._handed_out.extend(found)
+        return bool(self._handed_out)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> T:
         while not self._is_over():
-            if self._handed_out:
+            with suppress(IndexError):  # another thread has got the last one
                 return self._handed_out.popleft()
             thread = self._thread
             if thread is None:
                 raise ClientClosed(f"a {self._what} is iterated over after its start")
             try:
-                found: list[Any] = self._taken(thread, lambda: self._core.next_messages(_HANDED_OUT_MAX))
+                if not self._fetch(thread):
+                    break
             except ClientClosed:
                 if self._is_over():
                     break
                 raise
-            if not found:
-                break
-            self._handed_out.extend(found)
         raise StopIteration
 
 

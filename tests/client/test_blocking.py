@@ -360,6 +360,32 @@ def test_what_was_polled_while_the_wait_was_interrupted_comes_with_the_next_poll
         assert reader.poll(0) == []
 
 
+@pytest.mark.parametrize("is_there", [True, False], ids=["that is there", "that comes later"])
+def test_a_message_that_an_interrupted_iteration_has_fetched_comes_next(
+    topic: Loopback, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    member = PushConsumer(topic.addr, "g", options=PushOptions(consume_from=ConsumeFrom.FIRST))
+    member.subscribe("T")
+    result = Future.result
+
+    def interrupted(future: Any) -> None:
+        if is_there:
+            result(future)
+        raise KeyboardInterrupt
+
+    with Producer(topic.addr, "pg") as producer, member:
+        if is_there:
+            producer.send(Message("T", b"0"), queue=Q)
+        with monkeypatch.context() as patch:
+            patch.setattr(Future, "result", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(member)
+        if not is_there:
+            producer.send(Message("T", b"0"), queue=Q)
+        producer.send(Message("T", b"1"), queue=Q)  # for who does not get the first
+        assert next(member).body == b"0"
+
+
 def test_a_blocking_call_on_the_clients_own_thread_is_an_error(topic: Loopback) -> None:
     outcomes: SimpleQueue[Any] = SimpleQueue()
     with Producer(topic.addr, "pg") as producer:

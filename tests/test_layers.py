@@ -44,7 +44,7 @@ SMALL_DOORS: dict[str, set[str]] = {
     "client/address_server.py": {"time.monotonic"},
     "client/blocking.py": {"threading", "concurrent.futures"},
     "client/direct_sends.py": {"threading"},
-    "client/thread_clients.py": {"random.Random", "threading"},
+    "client/thread_clients.py": {"random.Random", "threading", "concurrent.futures"},
     "client/thread_sends.py": {"threading", "concurrent.futures"},
     # Read by any thread, and written by those of listeners.
     "client/counters.py": {"threading"},

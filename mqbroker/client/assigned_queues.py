@@ -120,6 +120,8 @@ class AssignedQueue:
         self._promised = promised
         self._pause_s = pause_s
         self._pulled_at = self._began_at = net.now()
+        #: When the last pull was sent, by the clock that is never set.
+        self._asked_at = net.steady()
         #: How long the pull took whose messages are taken, seconds.
         self._took_s = 0.0
         self._stopped = False
@@ -243,10 +245,10 @@ class AssignedQueue:
             self._active_at = None
             await self._room.wait()
         else:
-            self._pulled_at = self._net.now()
+            self._pulled_at, self._asked_at = self._net.now(), self._net.steady()
             pulled = await self._pull(self, held.next_offset, self._broker_id)
             if not self._is_stopped():
-                self._took_s = max(0.0, self._net.now() - self._pulled_at)
+                self._took_s = self._net.steady() - self._asked_at
                 asked = held.next_offset
                 self._add_pulled(held, pulled)
                 if pulled.status is PullStatus.NO_NEW_MESSAGE:
@@ -260,11 +262,10 @@ class AssignedQueue:
         held = self._process_queue
         if held is None or pulled.broker_id != self._broker_id or self._is_paused or self._stopped:
             return False
-        self._active_at = self._net.steady()
+        self._active_at = now = self._net.steady()
         if held.would_be_full(self._options.pull_batch, len(pulled.body)):
             return False
-        now = self._net.now()
-        self._took_s, self._pulled_at = max(0.0, now - self._pulled_at), now
+        self._took_s, self._pulled_at, self._asked_at = now - self._asked_at, self._net.now(), now
         return True
 
     def take(self, pulled: RawPull) -> None:

@@ -69,7 +69,7 @@ class PushConsumerCore:
         self._namespace = options.namespace
         self.group = group = within(self._namespace, check_group(group))
         self._about = About(group, name_servers, options, int(net.now() * 1000))
-        self._stats = ConsumerStats(net.now)
+        self._stats = ConsumerStats(net.steady)
         self._options = options
         timeout_ms = self._timeout_ms = milliseconds("request_timeout_s", options.request_timeout_s)
         self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)

@@ -305,6 +305,16 @@ def test_the_clock_of_the_machine_may_jump(one_queue: World, name_server: str) -
     assert one_queue.cluster.sent_back == []
 
 
+def test_a_pull_that_was_held_is_repeated_at_once_if_the_clock_was_set_back(one_queue: World, name_server: str) -> None:
+    Member(one_queue, name_server, suspend_s=10.0).start()
+    one_queue.clock.set_forward -= 3600
+    pulls = len(one_queue.faults.asked(PULL))
+    one_queue.clock.pump([1] * 9)
+    assert len(one_queue.faults.asked(PULL)) == pulls
+    one_queue.clock.pump([0.5] * 3)
+    assert len(one_queue.faults.asked(PULL)) > pulls
+
+
 def test_thousands_of_messages_do_not_run_out_of_stack(one_queue: World, name_server: str) -> None:
     for n in range(3000):
         one_queue.cluster.store(Q, b"%d" % n)

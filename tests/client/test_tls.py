@@ -1,11 +1,14 @@
 """Encrypted connections on each face: which servers are taken for the right ones, and what is said of the others."""
 
 import asyncio
+import functools
+import json
+import os
 import pickle
 import ssl
-import subprocess
-import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,35 +32,37 @@ from mqbroker.client.tls import Contexts, ssl_context
 from mqbroker.errors import BadTls, ConnectionClosed, MQError
 from tests.client.faults import Passage
 from tests.client.loopback import Loopback
+from tests.daemons.forks import ForkServer
+from tests.daemons.processes import SOURCE
 from tests.remoting.certificates import Authority
 
 Q = MessageQueue("T", "a", 0)
 
-ON_TWISTED = """
-import sys
-from twisted.internet import task
-from twisted.internet.defer import ensureDeferred
-from mqbroker.client import ClientTls, Message, ProducerOptions
-from mqbroker.client.deferred import Producer
 
-async def main(reactor):
-    producer = Producer(reactor, {addr!r}, "pg", options=ProducerOptions(tls=ClientTls(**{tls!r}), retries=0))
-    try:
-        await producer.start()
-        print((await producer.send(Message("T", b"1"))).status.name)
-    except Exception as error:
-        print(type(error).__name__, error)
-    await producer.close()
+@functools.cache
+def forks() -> ForkServer:
+    return ForkServer(SOURCE)
 
-task.react(lambda reactor: ensureDeferred(main(reactor)))
-"""
+
+@pytest.fixture(scope="module", autouse=True)
+def _forks_end() -> Iterator[None]:
+    yield
+    if forks.cache_info().currsize:
+        forks().close()
+        forks.cache_clear()
 
 
 def on_twisted(addr: Any, tls: Any) -> Any:
-    script = ON_TWISTED.format(addr=addr, tls={name: getattr(tls, name) for name in tls.__slots__ if name[0] != "_"})
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stderr == ""
-    return done.stdout.strip()
+    """In a process of its own: the reactor of this one has other work."""
+    arguments = {name: getattr(tls, name) for name in tls.__slots__ if name[0] != "_"}
+    command = ["-m", "tests.client.on_twisted", addr, json.dumps(arguments, default=str)]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        done = forks().start(command, Path(SOURCE), dict(os.environ), out.fileno(), err.fileno())
+        done.wait(60)
+        out.seek(0)
+        err.seek(0)
+        assert err.read() == ""
+        return out.read().strip()
 
 
 def on_asyncio(addr: Any, tls: Any) -> Any:

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-#: What a broker imports on its way to serve.
+#: What a broker imports on its way to serve, and a client on Twisted.
 PRELOADED = (
     *("mqbroker.broker.broker_service", "mqbroker.daemons.broker", "mqbroker.daemons.console"),
     *(
@@ -27,6 +27,7 @@ PRELOADED = (
         "mqbroker.daemons.logs",
         "mqbroker.daemons.plugin",
         "mqbroker.store",
+        "tests.client.on_twisted",
         "tests.daemons.failpoint_broker",
     ),
     *("twisted.application.app", "twisted.internet.endpoints", "twisted.internet.epollreactor", "twisted.internet.ssl"),

@@ -10,6 +10,7 @@ import attrs
 
 from mqbroker.errors import Refused
 from mqbroker.spark.errors import BadOption
+from mqbroker.spark.offsets import read_json
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
 from mqbroker.wire.names import check_topic
@@ -85,7 +86,7 @@ def _pattern(text: str) -> str:
 
 def _assigned(text: str) -> Selection:
     try:
-        value = json.loads(text)
+        value = read_json(text)
     except ValueError as error:
         raise BadOption("assign", f"{text[:200]!r} is not JSON like {_ASSIGN_EXAMPLE}: {error}") from None
     queues = set()

@@ -72,6 +72,21 @@ def from_json(value: Any) -> Positions:
     return found
 
 
+def read_json(text: str) -> Any:
+    """The value of an option in JSON. Raises ValueError, also if a name is there twice: only one would count."""
+    try:
+        return json.loads(text, object_pairs_hook=_without_doubles)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    counts = Counter(name for name, _ in pairs)
+    if len(counts) < len(pairs):
+        raise ValueError(f"{counts.most_common(1)[0][0]!r} is there twice")
+    return dict(pairs)
+
+
 def flatten(value: Any) -> dict[MessageQueue, Any]:
     """What an object of topics, brokers and queues has for each queue. Raises ValueError that names the fault."""
     found = {}
@@ -80,7 +95,7 @@ def flatten(value: Any) -> dict[MessageQueue, Any]:
             continue
         for broker, queues in _items(brokers, f"topic {topic!r}"):
             for queue_id, each in _items(queues, f"broker {broker!r} of topic {topic!r}"):
-                if not (queue_id.isascii() and queue_id.isdigit()):
+                if not (queue_id.isascii() and queue_id.isdigit()) or (queue_id[0] == "0" and queue_id != "0"):
                     raise ValueError(f"queue {queue_id!r} of broker {broker!r} is not a number")
                 found[MessageQueue(topic, broker, int(queue_id))] = each
     return found
@@ -165,9 +180,9 @@ def parse_offsets(option: str, text: str, default: int, topics: Sequence[str], w
     if text.strip().lower() in words:
         return OffsetSpec(option, _WORDS[text.strip().lower()])
     try:
-        given = from_json(json.loads(text))
+        given = from_json(read_json(text))
     except ValueError as error:
-        raise BadOption(option, f"{text!r} is not {right}: {error}") from None
+        raise BadOption(option, f"{text[:200]!r} is not {right}: {error}") from None
     allowed = {_WORDS[word] for word in words}
     for queue, offset in given.items():
         if topics and queue.topic not in topics:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from mqbroker.spark.offsets import (
     describe,
     flatten,
     parse_offsets,
+    read_json,
     time_text,
 )
 from mqbroker.spark.reading import RetryDeadline
@@ -108,7 +108,7 @@ def _time(option: str, value: object, latest_ms: int | None) -> int:
 
 def _times(option: str, text: str, topics: Sequence[str], latest_ms: int | None) -> dict[MessageQueue, int]:
     try:
-        given = flatten(json.loads(text))
+        given = flatten(read_json(text))
     except ValueError as error:
         raise BadOption(option, f"{text[:200]!r} is not JSON like {_TIMES_EXAMPLE}: {error}") from None
     for queue in given:

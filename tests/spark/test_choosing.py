@@ -1,6 +1,7 @@
 """What a query reads: topics, patterns, queues; and where it starts and ends by times and committed offsets."""
 
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,6 +121,17 @@ def test_a_pattern_waits_while_the_name_server_lists_no_topic(
         assert next(triggers(stream(**given))) == {"orders": {"a": {"0": 10, "1": 4}, "b": {"0": 6}}}
         log.records = {}
         assert "lists none, as no broker is registered" in refusal(**given | {"retryTimeoutMs": "0"})
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_plan_says_of_which_brokers_it_is(log: FakeLog, caplog: pytest.LogCaptureFixture, is_stream: bool) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        if is_stream:
+            next(triggers(stream(topic="orders,bills")))
+        else:
+            ranges(topic="orders,bills")
+    assert caplog.messages == ["queues at the start: bills on a: 1; orders on a: 2; orders on b: 1"] * 2
 
 
 def test_queues_can_be_assigned(log: FakeLog) -> None:

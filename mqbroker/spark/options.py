@@ -134,7 +134,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
     for name in lower:
         refuse_kafka(name, _OF_KAFKA, "source")
     options = {known(name, NAMES, WAYS): text.strip() for name, text in given.items() if name.lower() in lower}
-    servers = name_servers_of(required(options, "nameServer", f"host:port, or several joined by ';'. {_TABLES}"))
+    servers = name_servers_of(required(options, "nameServer", NAME_SERVER))
     selection = parse_selection(options)
     default = LATEST if streaming else EARLIEST
     fail_on_data_loss = _flag(options, "failOnDataLoss", "true")
@@ -226,6 +226,7 @@ def refuse_kafka(name: str, instead: Mapping[str, str], what: str) -> None:
 #: What Spark puts before the options of CREATE TABLE, which it drops before the table is read.
 _OF_TABLES = "option."
 _TABLES = "Tables in a catalog lose their options: write CREATE TEMPORARY VIEW ... USING rocketmq OPTIONS (...) instead"
+NAME_SERVER = f"host:port, or several joined by ';'. {_TABLES}"
 
 
 def known(name: str, names: Sequence[str] = NAMES, aliases: Sequence[str] = ()) -> str:

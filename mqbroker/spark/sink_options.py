@@ -15,6 +15,7 @@ from mqbroker.errors import Refused
 from mqbroker.spark import options as of_reads
 from mqbroker.spark.errors import BadOption, BadSchema
 from mqbroker.spark.options import (
+    NAME_SERVER,
     credentials_of,
     known,
     name_servers_of,
@@ -105,7 +106,7 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
     if id_columns and guarantee is not Guarantee.EFFECTIVELY_ONCE:
         raise BadOption("idColumns", "is used with guarantee=effectively-once only: set that, or leave idColumns out")
     return SinkOptions(
-        name_servers=name_servers_of(required(options, "nameServer", "host:port, or several joined by ';'")),
+        name_servers=name_servers_of(required(options, "nameServer", NAME_SERVER)),
         topic=_topic(options.get("topic", ""), path),
         guarantee=guarantee,
         id_columns=id_columns,

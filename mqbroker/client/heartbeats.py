@@ -4,13 +4,16 @@ share them too: each of them has all groups."""
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
+
+import attrs
 
 from mqbroker.client.errors import is_about_account
 from mqbroker.client.identity import Identity
-from mqbroker.client.net import Net
+from mqbroker.client.net import Lock, Net
 from mqbroker.client.routes import Routes
-from mqbroker.errors import MQError, Refused
+from mqbroker.errors import ConnectionClosed, MQError, Refused
 from mqbroker.wire.bodies import ConsumerData, HeartbeatData, ProducerData
 from mqbroker.wire.codes import MASTER_ID, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
@@ -21,6 +24,68 @@ log = logging.getLogger(__name__)
 
 #: A period may end so much early, as clocks round.
 _EARLY_S = 0.01
+#: For so long no send is followed by a heartbeat to a broker that has failed to take one.
+_PAUSE_S = 5.0
+
+
+@attrs.define(eq=False)
+class _Sent:
+    """A heartbeat that has not failed: when it was sent or answered, and the number of the next client when it was
+    made."""
+
+    at: float
+    before: int
+
+
+@attrs.define(eq=False)
+class _Line:
+    """Those that want a heartbeat to a broker: while it handles one, they wait, and share the next one."""
+
+    lock: Lock
+    #: How many times one was asked for, how many of them the last one has answered, and why that failed.
+    asked: int = 0
+    answered: int = 0
+    error: MQError | None = None
+
+
+@attrs.define(eq=False)
+class Beating:
+    """The clients that share connections, and what brokers have got of them."""
+
+    parts: dict[Heartbeats, None] = attrs.field(factory=dict)
+    next_number: int = 0
+    #: By address: the last heartbeat, unless it has failed, and when the last one has failed.
+    sent: dict[str, _Sent] = attrs.field(factory=dict)
+    failed_at: dict[str, float] = attrs.field(factory=dict)
+    lines: dict[str, _Line] = attrs.field(factory=dict)
+    #: How many clients are producers of a group, and the number of the first one.
+    producers: dict[str, tuple[int, int]] = attrs.field(factory=dict)
+
+    def join(self, part: Heartbeats) -> None:
+        """Let heartbeats include a client from now on. One more producer of a group changes nothing for brokers."""
+        if part in self.parts:
+            return
+        self.parts[part] = None
+        part.number, self.next_number = self.next_number, self.next_number + 1
+        if (group := part.producer_group) is not None:
+            count, part.number = self.producers.get(group, (0, part.number))
+            self.producers[group] = count + 1, part.number
+
+    def leave(self, part: Heartbeats) -> bool:
+        """Returns whether others have its group of producers."""
+        if part in self.parts:
+            del self.parts[part]
+            if (group := part.producer_group) is not None:
+                count, number = self.producers.pop(group)
+                if count > 1:
+                    self.producers[group] = count - 1, number
+        return part.producer_group in self.producers
+
+    def live(self) -> list[Heartbeats]:
+        """Those of clients that are not closed."""
+        for part in [part for part in self.parts if part.net.is_closed]:
+            self.leave(part)
+        return list(self.parts)
 
 
 class Heartbeats:
@@ -46,43 +111,60 @@ class Heartbeats:
         self._timeout_ms = timeout_ms
         self.heartbeat_s = heartbeat_s
         self._is_over = False
-        #: When a broker got one that has this client's group.
-        self.sent_at: dict[str, float] = {}
+        #: Among the clients with the same connections, once it has joined them: heartbeats with larger numbers have its
+        #: group.
+        self.number = sys.maxsize
         #: Called with the address of a broker that has answered one.
         self.on_answer: Callable[[str], object] = len
 
     async def send_to_all(self) -> dict[str, MQError]:
         """Send one to every broker: masters, and slaves too where this client consumes. Returns the failures, which are
         logged, by address."""
-        return await self._send(self._reached())
+        return await self._send(self.addresses_in_use())
 
     async def keep_sending(self) -> None:
         """Send one to each broker to which no client with the same connections has sent one for a period, until this is
         cancelled."""
+        self._join()
         while True:
-            sent_at = [self.sent_at[addr] for addr in self.addresses_in_use() if addr in self.sent_at]
             now = self.net.steady()
-            await self.net.sleep(max(_EARLY_S, min(sent_at, default=now) + self.heartbeat_s - now))
-            await self._send([addr for addr in self._reached() if self.is_due(addr)])
+            sent_at = [self._sent_at(addr) for addr in self.addresses_in_use()]
+            first = min((at for at in sent_at if at is not None), default=now)
+            await self.net.sleep(max(_EARLY_S, first + self.heartbeat_s - now))
+            await self._send([addr for addr in self.addresses_in_use() if self._has_ended(self._sent_at(addr))])
 
     async def send_first(self) -> None:
         """As `send_to_all`. Raises Refused if all brokers refuse the account."""
         failures = await self.send_to_all()
-        if failures and all(is_about_account(error) for error in failures.values()) and not self.sent_at:
+        if failures and all(is_about_account(error) for error in failures.values()) and not self._reached():
             raise next(iter(failures.values()))
 
-    def _reached(self) -> list[str]:
-        """The addresses of this client's brokers. Those that no route has any more are forgotten."""
-        for gone in self.sent_at.keys() - {addr for part in self._parts() for addr in part.addresses_in_use()}:
-            del self.sent_at[gone]
-        return self.addresses_in_use()
+    def _join(self) -> Beating:
+        beating: Beating = self.net.beating
+        if not self._is_over:
+            beating.join(self)
+        return beating
 
-    def _parts(self) -> list[Heartbeats]:
-        """Those of all clients with the same connections, this one included until it is over."""
-        parts: list[Heartbeats] = self.net.heartbeats
-        if self not in parts and not self._is_over:
-            parts.append(self)
-        return parts
+    def _sent_at(self, addr: str) -> float | None:
+        """When the broker at `addr` last got this client's group; None if it has not, or the last one has failed."""
+        sent = self.net.beating.sent.get(addr)
+        return sent.at if sent is not None and self.number < sent.before else None
+
+    def _has_ended(self, since: float | None) -> bool:
+        """Whether the period that began then, if ever, has ended."""
+        return since is None or self.net.steady() - since >= self.heartbeat_s - _EARLY_S
+
+    def _reached(self) -> list[str]:
+        """The addresses of brokers that have this client's group."""
+        return sorted(addr for addr in self.net.beating.sent if self._sent_at(addr) is not None)
+
+    def _forget_gone(self) -> None:
+        """Forget the brokers that no client's route has any more."""
+        beating = self.net.beating
+        in_use = {addr for part in beating.live() for addr in part.addresses_in_use()}
+        for known in (beating.sent, beating.failed_at, beating.lines):
+            for gone in known.keys() - in_use:
+                del known[gone]
 
     async def send_to(self, addr: str) -> None:
         """Send one at once."""
@@ -90,19 +172,20 @@ class Heartbeats:
 
     async def send_to_new(self) -> None:
         """Send one to the brokers of a new route that are not known yet."""
-        await self._send([addr for addr in self.addresses_in_use() if addr not in self.sent_at])
+        await self._send([addr for addr in self.addresses_in_use() if self._sent_at(addr) is None])
 
     def is_due(self, addr: str) -> bool:
-        """Whether the broker at `addr`, which responds, got no heartbeat within the period."""
-        sent_at = self.sent_at.get(addr)
-        return sent_at is None or self.net.steady() - sent_at >= self.heartbeat_s - _EARLY_S
+        """Whether the broker at `addr`, which responds, got no heartbeat within the period, and has not just failed to
+        take one."""
+        if not self._has_ended(self._sent_at(addr)):
+            return False
+        failed_at = self.net.beating.failed_at.get(addr)
+        return failed_at is None or self.net.steady() - failed_at >= min(_PAUSE_S, self.heartbeat_s)
 
     async def unregister(self) -> None:
         """Unregister from every broker that got one. After failures the brokers' own time-out applies."""
-        parts, self._is_over = self._parts(), True
-        if self in parts:
-            parts.remove(self)
-        if self.producer_group and any(part.producer_group == self.producer_group for part in parts):
+        addresses, self._is_over = self._reached(), True
+        if self.net.beating.leave(self):
             return  # others of the group have the same client id
         consumer = self.consumer_data() if self.consumer_data else None
         header = UnregisterClientRequestHeader(
@@ -110,19 +193,17 @@ class Heartbeats:
             producer_group=self.producer_group,
             consumer_group=consumer.group_name if consumer else None,
         )
-        addresses = sorted(self.sent_at)
         requests = [(addr, RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)) for addr in addresses]
-        self.sent_at.clear()
         for addr, answer in zip(addresses, await self.net.invoke_many(requests, self._timeout_ms), strict=True):
             if isinstance(answer, MQError):
                 log.info("could not unregister from %s: %s", addr, answer)
 
     def _data(self) -> HeartbeatData:
-        parts = self._parts()
-        groups = [part.producer_group for part in parts]
+        beating = self._join()
+        parts = beating.live()
         return HeartbeatData(
             client_id=self._identity.client_id,
-            producer_data_set=[ProducerData(group) for group in dict.fromkeys(groups) if group],
+            producer_data_set=[ProducerData(group) for group in beating.producers],
             consumer_data_set=[part.consumer_data() for part in parts if part.consumer_data],
         )
 
@@ -137,19 +218,46 @@ class Heartbeats:
 
     async def _send(self, addresses: list[str]) -> dict[str, MQError]:
         """Send one to each address. Returns the errors by address."""
-        failures: dict[str, MQError] = {}
         if self._is_over or not addresses:
-            return failures
-        request = self.request()
-        for part in self._parts():
+            return {}
+        beating = self._join()
+        for addr in addresses:  # at once, so that none of the others begins one, too
+            beating.sent[addr] = _Sent(self.net.steady(), beating.next_number)
+        try:
+            errors = await self.net.all_of([self._send_in_line(addr) for addr in addresses])
+        except BaseException:
             for addr in addresses:
-                part.sent_at[addr] = self.net.steady()
-        answers = await self.net.invoke_many([(addr, request) for addr in addresses], self._timeout_ms)
-        for addr, answer in zip(addresses, answers, strict=True):
-            why = self.answered(addr, answer)
-            if why is not None:
-                failures[addr] = why
-        return failures
+                beating.sent.pop(addr, None)
+            raise
+        for error in errors:
+            if error is not None and not isinstance(error, MQError):
+                raise error
+        return {addr: error for addr, error in zip(addresses, errors, strict=True) if error is not None}
+
+    async def _send_in_line(self, addr: str) -> MQError | None:
+        """Send one, unless another client sends one after this call. Returns why it failed."""
+        beating: Beating = self.net.beating
+        line = beating.lines.setdefault(addr, _Line(self.net.lock()))
+        line.asked += 1
+        mine = line.asked
+        async with line.lock:
+            if line.answered < mine:
+                asked = line.asked
+                line.error = await self._send_now(addr)
+                line.answered = asked
+            return line.error
+
+    async def _send_now(self, addr: str) -> MQError | None:
+        beating: Beating = self.net.beating
+        self._forget_gone()
+        request = self.request()
+        beating.sent[addr] = _Sent(self.net.steady(), beating.next_number)
+        answer: RemotingCommand | MQError
+        try:
+            answer = await self.net.invoke(addr, request, self._timeout_ms)
+        except MQError as error:
+            answer = error
+        return self.answered(addr, answer)
 
     def request(self) -> RemotingCommand:
         """A heartbeat."""
@@ -157,14 +265,17 @@ class Heartbeats:
 
     def answered(self, addr: str, answer: RemotingCommand | MQError) -> MQError | None:
         """Note the result of a heartbeat; returns the error, which is logged, if it failed."""
+        beating = self.net.beating
         if not isinstance(answer, MQError) and answer.code == ResponseCode.SUCCESS:
-            for part in self._parts():
-                if addr in part.sent_at:  # else it has begun meanwhile, and the broker does not know of it
-                    part.sent_at[addr] = self.net.steady()
+            beating.failed_at.pop(addr, None)
+            if (sent := beating.sent.get(addr)) is not None:
+                sent.at = self.net.steady()
+                for part in [part for part in beating.parts if part.number < sent.before]:
                     part.on_answer(addr)
             return None
-        for part in self._parts():
-            part.sent_at.pop(addr, None)
+        beating.sent.pop(addr, None)
         why = answer if isinstance(answer, MQError) else Refused(answer.code, answer.remark or "")
+        if not isinstance(why, ConnectionClosed):
+            beating.failed_at[addr] = self.net.steady()
         log.warning("heartbeat to %s failed: %s", addr, why)
         return why

@@ -4,7 +4,8 @@ connections, their client id and their heartbeats."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable
+from collections import Counter
+from collections.abc import Callable, Container, Hashable
 from functools import partial
 from typing import Protocol
 
@@ -15,6 +16,9 @@ from mqbroker.client.loop_net import LoopNet
 from mqbroker.client.net import decline
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
+
+#: Brokers take no more groups than this of one client id: `mqbroker.broker.requests.client_requests`.
+GROUPS_MAX = 1000
 
 
 class Asked(Protocol):
@@ -37,7 +41,7 @@ class _Client:
 
 class Instance:
     """What its clients share. Brokers distinguish the members of a group by the client id, so that it has at most one
-    of each group."""
+    of each group; and they bound its groups."""
 
     def __init__(
         self, first: LoopNet, name_servers: tuple[str, ...], unit_name: str, ended: Callable[[Instance], None]
@@ -49,26 +53,44 @@ class Instance:
         self.net.unit_name = unit_name
         self.net.hooks = first.hooks
         self._ended = ended
-        self._clients: list[_Client] = []
+        #: By group; and all others, which may have the same groups.
+        self._members: dict[str, _Client] = {}
+        self._others: dict[_Client, None] = {}
+        #: How many of the others have each group.
+        self._groups = Counter[str]()
 
     def can_take(self, client: _Client) -> bool:
-        return not client.is_member or all(each.group != client.group for each in self._clients if each.is_member)
+        groups: Container[str] = self._members if client.is_member else self._groups
+        if client.group in groups:
+            return not client.is_member
+        return len(self._members) + len(self._groups) < GROUPS_MAX
 
     def join(self, client: _Client) -> None:
-        # Members first: a pull consumer may have the group of one.
-        self._clients.insert(0 if client.is_member else len(self._clients), client)
+        if client.is_member:
+            self._members[client.group] = client
+        else:
+            self._others[client] = None
+            self._groups[client.group] += 1
 
     def leave(self, client: _Client) -> bool:
         """Returns whether others stay."""
-        self._clients.remove(client)
-        if not self._clients:
+        if client.is_member:
+            del self._members[client.group]
+        else:
+            del self._others[client]
+            self._groups[client.group] -= 1
+            if not self._groups[client.group]:
+                del self._groups[client.group]
+        stay = bool(self._members or self._others)
+        if not stay:
             self._ended(self)
-        return bool(self._clients)
+        return stay
 
     async def answer(self, request: RemotingCommand) -> RemotingCommand | None:
         """The response of the client that a broker's request is for. If no client has its group, one of them says
         so."""
-        clients = [each.asked() for each in self._clients]
+        # Members first: a pull consumer may have the group of one.
+        clients = [each.asked() for each in (*self._members.values(), *self._others)]
         for asked in clients:
             if asked.takes(request):
                 return await asked.answer(request)

@@ -15,6 +15,7 @@ import attrs
 
 from mqbroker.client.address_server import AddressServer
 from mqbroker.client.connection import Connection, Line, SendsEnded, WhyLost
+from mqbroker.client.heartbeats import Beating
 from mqbroker.client.hooks import Hooks
 from mqbroker.client.identity import Identity
 from mqbroker.client.loop import FifoLock, Future, Loop, LoopSignal, complete
@@ -85,7 +86,7 @@ class LoopNet(ABC):
         self._leave: Callable[[], bool] | None = None
         #: Of an instance: its identity, and the heartbeats of its clients.
         self.identity: Identity | None = None
-        self.heartbeats_of: list[Any] = []
+        self.beats = Beating()
         self.unit_name = ""
         self.address_server: AddressServer | None = None
         #: Requests that wait to be sent.
@@ -168,9 +169,9 @@ class LoopNet(ABC):
         return self._lines.asked_by
 
     @property
-    def heartbeats(self) -> list[Any]:
-        """Those of all clients with the same connections."""
-        return self._lines.heartbeats_of
+    def beating(self) -> Beating:
+        """The heartbeats of all clients with the same connections."""
+        return self._lines.beats
 
     def free_connection(self, addr: str) -> Connection | None:
         """The connection to `addr`, if it can take requests at once, and they need no signature, nor pass any hook."""
@@ -195,8 +196,11 @@ class LoopNet(ABC):
                 connection = await lines.connection_to(addr, command, timeout_ms, self._unsent)
             if not connection.is_writable:
                 await self._writable(connection, command, began + timeout_ms / 1000 - self.loop.time())
-            timeout_ms -= int((self.loop.time() - began) * 1000)
             _ = self.lines  # it may be closed by now
+            waited_ms = int((self.loop.time() - began) * 1000)
+            if waited_ms >= timeout_ms:
+                raise RequestTimedOut(f"{command.describe()}: could not be sent to {addr} in {timeout_ms} ms")
+            timeout_ms -= waited_ms
         if not self.hooks.rpc:
             return await connection.request(signed(command, self._credentials), timeout_ms, self)
         send = partial(self._request, connection, timeout_ms)
@@ -255,7 +259,6 @@ class LoopNet(ABC):
         closed = ConnectionClosed("the client is closed")
         for future in list(self._unsent):
             complete(future, closed)
-        self._lines.heartbeats_of = [part for part in self._lines.heartbeats_of if part.net is not self]
         if self._lines is not self:
             leave, self._leave = self._leave, None
             if leave is None or leave():

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from mqbroker.client import ConsumeFrom, Message, MessageQueue, ProducerOptions, PushOptions
+from mqbroker.broker.requests.client_requests import GROUPS_OF_CLIENT_MAX
+from mqbroker.client import ConsumeFrom, Message, MessageQueue, ProducerOptions, PushOptions, instance
 from mqbroker.client.aio import Producer
 from mqbroker.errors import ConnectionClosed
-from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.client.faults import SILENT
 from tests.client.loopback import Loopback
 
@@ -151,3 +152,151 @@ def test_a_client_is_made_where_no_loop_runs(cluster: Loopback) -> None:
         face.PullConsumer(cluster.addr, "cg")
         face.PushConsumer(cluster.addr, "g", print).subscribe("T")
         face.LitePullConsumer(cluster.addr, "g")
+
+
+class Program:
+    """A program's producers on Twisted, and a clock that it moves."""
+
+    def __init__(self, world: Any) -> None:
+        world.cluster.add_topic("T", queues=1, brokers=["a"])
+        self.world = world
+
+    def producer(self, group: str) -> Any:
+        from mqbroker.client.deferred import Producer
+
+        producer = Producer(self.world.clock, "10.0.0.1:9876", group, connector=self.world.cluster.network.connector)
+        producer.start()
+        self.world.cluster.settle()
+        return producer
+
+    def send(self, *producers: Any) -> None:
+        for producer in producers:
+            producer.send(Message("T", b"x"))
+        self.wait(0.0)
+
+    def wait(self, seconds: float) -> None:
+        self.world.clock.advance(seconds)
+        self.world.cluster.settle()
+
+    def close(self, *producers: Any) -> None:
+        for producer in producers:
+            producer.close()
+        self.wait(0.0)
+
+    @property
+    def beats(self) -> list[list[str]]:
+        """The groups of producers in each heartbeat that was sent."""
+        return [sorted(groups(beat)[0]) for beat in self.world.faults.asked(BEAT)]
+
+
+@pytest.fixture
+def program(world: Any) -> Program:
+    return Program(world)
+
+
+def test_many_that_send_for_the_first_time_cost_one_heartbeat(program: Program) -> None:
+    producers = [program.producer(f"p{n % 20}") for n in range(200)]
+    program.send(*producers)
+    assert program.beats == [sorted(f"p{n}" for n in range(20))]
+    program.wait(30.0)
+    assert len(program.beats) == 2
+    program.close(*producers)
+
+
+def test_one_more_producer_of_a_group_costs_no_heartbeat(program: Program) -> None:
+    first = program.producer("p")
+    program.send(first)
+    second = program.producer("p")
+    program.send(second)
+    assert program.beats == [["p"]]
+    program.close(first)
+    third = program.producer("p")
+    program.send(second, third)
+    assert program.beats == [["p"]]
+    program.close(second)
+    assert not program.world.faults.asked(LEAVE)
+    program.wait(30.0)
+    assert program.beats == [["p"]] * 2
+    program.close(third)
+    assert len(program.world.faults.asked(LEAVE)) == 1
+    again, other = program.producer("p"), program.producer("q")
+    program.send(again)
+    assert program.beats == [["p"]] * 2 + [["p", "q"]]
+    program.close(again, other)
+
+
+def test_a_refused_heartbeat_is_not_repeated_after_each_send(program: Program, caplog: Any) -> None:
+    program.world.faults.refuse[None, BEAT] = (ResponseCode.SYSTEM_ERROR, "boo")
+    producers = [program.producer(f"p{n}") for n in range(10)]
+    for _ in range(10):
+        program.send(*producers)
+    assert len(program.beats) == 1
+    program.wait(4.0)
+    program.send(*producers)
+    assert len(program.beats) == 1
+    program.wait(1.5)
+    program.send(*producers)
+    assert len(program.beats) == 2
+    assert caplog.text.count("heartbeat to") == 2
+    program.world.faults.refuse.clear()
+    program.wait(5.5)
+    program.send(*producers)
+    program.send(*producers)
+    assert len(program.beats) == 3
+    program.close(*producers)
+
+
+def test_a_client_id_has_no_more_groups_than_brokers_take(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert instance.GROUPS_MAX == GROUPS_OF_CLIENT_MAX
+    monkeypatch.setattr(instance, "GROUPS_MAX", 2)
+    producers = [program.producer(f"p{n}") for n in range(5)]
+    producers += [program.producer(f"p{n}") for n in range(5)]
+    program.send(*producers)
+    assert sorted(program.beats) == [["p0", "p1"], ["p2", "p3"], ["p4"]]
+    for producer in producers[::5]:  # both of p0
+        program.close(producer)
+    another = program.producer("p5")
+    program.send(another)
+    assert program.beats[-1] == ["p1", "p5"]
+    program.close(*producers[1:5], *producers[6:], another)
+
+
+def test_those_that_join_while_a_heartbeat_is_under_way_share_the_next_one(program: Program) -> None:
+    held: list[Any] = []
+    program.world.faults.refuse[None, BEAT] = held.append
+    producers = [program.producer(f"p{n}") for n in range(3)]
+    program.send(producers[0])
+    for n in range(3, 10):
+        producers.append(program.producer(f"p{n}"))
+        program.send(producers[-1])
+    assert [len(beat) for beat in program.beats] == [3]
+    held.pop().pass_on()
+    program.wait(0.0)
+    assert [len(beat) for beat in program.beats] == [3, 10]
+    held.pop().pass_on()
+    program.wait(0.0)
+    assert [len(beat) for beat in program.beats] == [3, 10]
+    program.world.faults.refuse.clear()
+    program.close(*producers)
+
+
+def test_one_that_is_cancelled_with_its_heartbeat_leaves_it_to_the_next(server: Loopback) -> None:
+    async def main() -> None:
+        async with Producer(server.addr, "p") as first, Producer(server.addr, "q") as second:
+            await first.send(Message("T", b"x"))
+            await second.queues("T")
+            beats = [producer._core.heartbeats for producer in (first, second)]
+            held: list[Any] = []
+            server.faults.refuse[None, BEAT] = held.append
+            before = len(server.faults.asked(BEAT))
+            sending = [asyncio.create_task(each.send_to_all()) for each in (*beats, beats[1])]
+            while not held:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.001)
+            server.faults.refuse.clear()
+            sending[0].cancel()
+            assert (await asyncio.gather(*sending, return_exceptions=True))[1:] == [{}, {}]
+            assert sending[0].cancelled()
+            assert len(server.faults.asked(BEAT)) - before == 2
+
+    server.add_topic("T", queues=1)
+    asyncio.run(main())

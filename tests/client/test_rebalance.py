@@ -44,6 +44,9 @@ class Brokers:
     def signal(self) -> None:
         pass
 
+    def steady(self) -> float:
+        return 0.0
+
     def mark_stale(self, topic: Any) -> None:
         self.is_stale.append(topic)
 

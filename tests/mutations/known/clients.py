@@ -15,9 +15,23 @@ MISTAKES = [
     Mutation(
         "send the first heartbeats only",
         "client/heartbeats.py",
-        "            await self._send([addr for addr in self._reached() if self.is_due(addr)])\n",
-        "            self._reached()\n",
+        "            await self._send([addr for addr in self.addresses_in_use() if self._has_ended(",
+        "            bool([addr for addr in self.addresses_in_use() if self._has_ended(",
         _GROUPS,
+    ),
+    Mutation(
+        "let a producer join the heartbeats of others when it has sent something",
+        "client/heartbeats.py",
+        "        self._join()\n        while True:",
+        "        while True:",
+        ("tests/client/test_instance.py",),
+    ),
+    Mutation(
+        "share a heartbeat that was made before it was asked for",
+        "client/heartbeats.py",
+        "                asked = line.asked\n                line.error = await self._send_now(addr)\n",
+        "                line.error = await self._send_now(addr)\n                asked = line.asked\n",
+        ("tests/client/test_instance.py",),
     ),
     Mutation(
         "commit what is pulled, and not what is consumed",

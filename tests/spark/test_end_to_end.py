@@ -27,8 +27,8 @@ from tests.spark.test_spark import Cluster, cluster, publish  # noqa: F401 - a f
 
 pytestmark = [pytest.mark.spark, pytest.mark.daemons]
 
-#: More of them at will: six are of each kind, while it writes and otherwise. And messages before each; a batch has 40.
-KILLS = int(os.environ.get("MQBROKER_SPARK_KILLS", "6"))
+#: More of them at will; and messages before each. A batch has 40.
+KILLS = int(os.environ.get("MQBROKER_SPARK_KILLS", "10"))
 SEED = int(os.environ.get("MQBROKER_SPARK_SEED", "43"))
 EACH = 80
 

@@ -202,6 +202,19 @@ FAMILIES = (
         r"spark/.*",
         "A stream has queues whose brokers do not respond, or a write failed.",
         "Start the brokers. The next batch reads from them (:doc:`/reference/spark`).",
+        {
+            "mqbroker's compiled module is not there": "Install the package for the Python of the workers, if that is "
+            "possible.",
+            "the offsets of group %s are not committed": "Tools show the lag of the group as larger than it is. The "
+            "query itself continues, and commits again with the next batch.",
+            "query %s: skipped": "Messages are lost, and failOnDataLoss=false skips them.",
+            "skipped: topic": "Messages are lost, and failOnDataLoss=false skips them. dataLossTo records each range.",
+            "a write failed": "Correct what the error of the query says and write again. These rows are recognised "
+            "if both writes have guarantee=effectively-once and the same writeId.",
+            "batch %d failed": "Correct what the error of the query says and start it again with its checkpoint.",
+            "all queues are read again": "Nothing.",
+            "this run reads without": "The next run reads them. If they were removed for good, nothing.",
+        },
     ),
 )
 

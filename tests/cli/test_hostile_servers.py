@@ -23,6 +23,7 @@ from mqbroker.client import ReceivedMessage
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.record import Record, encode_record
 from tests.commands import decode_frame
+from tests.seeds import seeds_of_push
 
 CLUSTER, ROUTE, INFO, UPDATE = (
     RequestCode.GET_BROKER_CLUSTER_INFO,
@@ -138,8 +139,9 @@ KEYS = [
 @pytest.mark.parametrize("broker_id", ["0", "1"])
 def test_any_value_of_a_broker_is_shown_or_unknown(server: Server, command: str, broker_id: str) -> None:
     server.answers[CLUSTER][1]["brokerAddrTable"]["a"]["brokerAddrs"] = {broker_id: server.address}
+    alone = [KEYS[number] for number in seeds_of_push(len(KEYS))]
     for value in BAD_VALUES:
-        for table in (dict.fromkeys(KEYS, value), *({"groupEpoch": "1", "shards": "2", key: value} for key in KEYS)):
+        for table in (dict.fromkeys(KEYS, value), *({"groupEpoch": "1", "shards": "2", key: value} for key in alone)):
             server.answers[INFO] = ({}, {"table": table})
             run(server, command)
 

@@ -147,9 +147,12 @@ class Trial:
     def start(cls, mutation: Mutation, sources: Path, directory: Path) -> Trial:
         copy = directory / f"{zlib.crc32(mutation.name.encode()):08x}"
         copy.mkdir()
-        copy_sources(sources, copy)
+        # Python and Cython replace the files that they write.
+        copy_sources(sources, copy, os.link)
         file = copy / "mqbroker" / mutation.file
-        file.write_text(mutation.applied_to(file.read_text()))
+        text = mutation.applied_to(file.read_text())
+        file.unlink()
+        file.write_text(text)
         if file.suffix == ".pxi":
             build_module(copy)
         return cls(mutation, copy)

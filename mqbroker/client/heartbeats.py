@@ -49,7 +49,7 @@ class _Line:
 
 
 @attrs.define(eq=False)
-class Beating:
+class SharedHeartbeats:
     """The clients that share connections, and what brokers have got of them."""
 
     parts: dict[Heartbeats, None] = attrs.field(factory=dict)
@@ -139,15 +139,15 @@ class Heartbeats:
         if failures and all(is_about_account(error) for error in failures.values()) and not self._reached():
             raise next(iter(failures.values()))
 
-    def _join(self) -> Beating:
-        beating: Beating = self.net.beating
+    def _join(self) -> SharedHeartbeats:
+        shared: SharedHeartbeats = self.net.heartbeats
         if not self._is_over:
-            beating.join(self)
-        return beating
+            shared.join(self)
+        return shared
 
     def _sent_at(self, addr: str) -> float | None:
         """When the broker at `addr` last got this client's group; None if it has not, or the last one has failed."""
-        sent = self.net.beating.sent.get(addr)
+        sent = self.net.heartbeats.sent.get(addr)
         return sent.at if sent is not None and self.number < sent.before else None
 
     def _has_ended(self, since: float | None) -> bool:
@@ -156,13 +156,13 @@ class Heartbeats:
 
     def _reached(self) -> list[str]:
         """The addresses of brokers that have this client's group."""
-        return sorted(addr for addr in self.net.beating.sent if self._sent_at(addr) is not None)
+        return sorted(addr for addr in self.net.heartbeats.sent if self._sent_at(addr) is not None)
 
     def _forget_gone(self) -> None:
         """Forget the brokers that no client's route has any more."""
-        beating = self.net.beating
-        in_use = {addr for part in beating.live() for addr in part.addresses_in_use()}
-        for known in (beating.sent, beating.failed_at, beating.lines):
+        shared = self.net.heartbeats
+        in_use = {addr for part in shared.live() for addr in part.addresses_in_use()}
+        for known in (shared.sent, shared.failed_at, shared.lines):
             for gone in known.keys() - in_use:
                 del known[gone]
 
@@ -179,13 +179,13 @@ class Heartbeats:
         take one."""
         if not self._has_ended(self._sent_at(addr)):
             return False
-        failed_at = self.net.beating.failed_at.get(addr)
+        failed_at = self.net.heartbeats.failed_at.get(addr)
         return failed_at is None or self.net.steady() - failed_at >= min(_PAUSE_S, self.heartbeat_s)
 
     async def unregister(self) -> None:
         """Unregister from every broker that got one. After failures the brokers' own time-out applies."""
         addresses, self._is_over = self._reached(), True
-        if self.net.beating.leave(self):
+        if self.net.heartbeats.leave(self):
             return  # others of the group have the same client id
         consumer = self.consumer_data() if self.consumer_data else None
         header = UnregisterClientRequestHeader(
@@ -199,11 +199,11 @@ class Heartbeats:
                 log.info("could not unregister from %s: %s", addr, answer)
 
     def _data(self) -> HeartbeatData:
-        beating = self._join()
-        parts = beating.live()
+        shared = self._join()
+        parts = shared.live()
         return HeartbeatData(
             client_id=self._identity.client_id,
-            producer_data_set=[ProducerData(group) for group in beating.producers],
+            producer_data_set=[ProducerData(group) for group in shared.producers],
             consumer_data_set=[part.consumer_data() for part in parts if part.consumer_data],
         )
 
@@ -220,14 +220,14 @@ class Heartbeats:
         """Send one to each address. Returns the errors by address."""
         if self._is_over or not addresses:
             return {}
-        beating = self._join()
+        shared = self._join()
         for addr in addresses:  # at once, so that none of the others begins one, too
-            beating.sent[addr] = _Sent(self.net.steady(), beating.next_number)
+            shared.sent[addr] = _Sent(self.net.steady(), shared.next_number)
         try:
             errors = await self.net.all_of([self._send_in_line(addr) for addr in addresses])
         except BaseException:
             for addr in addresses:
-                beating.sent.pop(addr, None)
+                shared.sent.pop(addr, None)
             raise
         for error in errors:
             if error is not None and not isinstance(error, MQError):
@@ -236,8 +236,8 @@ class Heartbeats:
 
     async def _send_in_line(self, addr: str) -> MQError | None:
         """Send one, unless another client sends one after this call. Returns why it failed."""
-        beating: Beating = self.net.beating
-        line = beating.lines.setdefault(addr, _Line(self.net.lock()))
+        shared: SharedHeartbeats = self.net.heartbeats
+        line = shared.lines.setdefault(addr, _Line(self.net.lock()))
         line.asked += 1
         mine = line.asked
         async with line.lock:
@@ -248,10 +248,10 @@ class Heartbeats:
             return line.error
 
     async def _send_now(self, addr: str) -> MQError | None:
-        beating: Beating = self.net.beating
+        shared: SharedHeartbeats = self.net.heartbeats
         self._forget_gone()
         request = self.request()
-        beating.sent[addr] = _Sent(self.net.steady(), beating.next_number)
+        shared.sent[addr] = _Sent(self.net.steady(), shared.next_number)
         answer: RemotingCommand | MQError
         try:
             answer = await self.net.invoke(addr, request, self._timeout_ms)
@@ -265,17 +265,17 @@ class Heartbeats:
 
     def answered(self, addr: str, answer: RemotingCommand | MQError) -> MQError | None:
         """Note the result of a heartbeat; returns the error, which is logged, if it failed."""
-        beating = self.net.beating
+        shared = self.net.heartbeats
         if not isinstance(answer, MQError) and answer.code == ResponseCode.SUCCESS:
-            beating.failed_at.pop(addr, None)
-            if (sent := beating.sent.get(addr)) is not None:
+            shared.failed_at.pop(addr, None)
+            if (sent := shared.sent.get(addr)) is not None:
                 sent.at = self.net.steady()
-                for part in [part for part in beating.parts if part.number < sent.before]:
+                for part in [part for part in shared.parts if part.number < sent.before]:
                     part.on_answer(addr)
             return None
-        beating.sent.pop(addr, None)
+        shared.sent.pop(addr, None)
         why = answer if isinstance(answer, MQError) else Refused(answer.code, answer.remark or "")
         if not isinstance(why, ConnectionClosed):
-            beating.failed_at[addr] = self.net.steady()
+            shared.failed_at[addr] = self.net.steady()
         log.warning("heartbeat to %s failed: %s", addr, why)
         return why

@@ -15,7 +15,7 @@ import attrs
 
 from mqbroker.client.address_server import AddressServer
 from mqbroker.client.connection import Connection, Line, SendsEnded, WhyLost
-from mqbroker.client.heartbeats import Beating
+from mqbroker.client.heartbeats import SharedHeartbeats
 from mqbroker.client.hooks import Hooks
 from mqbroker.client.identity import Identity
 from mqbroker.client.loop import FifoLock, Future, Loop, LoopSignal, complete
@@ -86,7 +86,7 @@ class LoopNet(ABC):
         self._leave: Callable[[], bool] | None = None
         #: Of an instance: its identity, and the heartbeats of its clients.
         self.identity: Identity | None = None
-        self.beats = Beating()
+        self.shared_heartbeats = SharedHeartbeats()
         self.unit_name = ""
         self.address_server: AddressServer | None = None
         #: Requests that wait to be sent.
@@ -169,9 +169,9 @@ class LoopNet(ABC):
         return self._lines.asked_by
 
     @property
-    def beating(self) -> Beating:
+    def heartbeats(self) -> SharedHeartbeats:
         """The heartbeats of all clients with the same connections."""
-        return self._lines.beats
+        return self._lines.shared_heartbeats
 
     def free_connection(self, addr: str) -> Connection | None:
         """The connection to `addr`, if it can take requests at once, and they need no signature, nor pass any hook."""

@@ -111,7 +111,7 @@ class Net(Protocol):
         """The address of the peer whose request is handed over, until its handler suspends."""
 
     @property
-    def beating(self) -> Any:
+    def heartbeats(self) -> Any:
         """The heartbeats of all clients that share connections and client id with this one."""
 
     @property

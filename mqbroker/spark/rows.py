@@ -87,6 +87,8 @@ class Rows:
 
     def are_of(self, topic: str) -> bool:
         """Whether every record has `topic`."""
+        if not len(self):  # as of a filter that nothing matches
+            return True
         name = np.frombuffer(topic.encode(), np.uint8)
         return self.topics is not None and self.topics.shape[1] == len(name) and bool((self.topics == name).all())
 

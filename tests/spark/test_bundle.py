@@ -19,11 +19,14 @@ from tests.spark.test_spark import Cluster, cluster, publish  # noqa: F401 - a f
 
 PROGRAM = """
 import sys
+sys.path += sys.argv[2:]
 import mqbroker.spark
 from pyspark.sql import SparkSession
 assert ".zip" in mqbroker.spark.__file__, mqbroker.spark.__file__
 spark = SparkSession.builder.getOrCreate()
 spark.sparkContext.setLogLevel("ERROR")
+for artifact in sys.argv[2:]:
+    spark.addArtifact(artifact, pyfile=True)
 mqbroker.spark.register(spark)
 options = {"nameServer": sys.argv[1], "topic": "Bundled"}
 frame = spark.read.format("rocketmq").options(**options).load()
@@ -55,7 +58,8 @@ def bare_python(folder: Path) -> Path:
 
 @pytest.mark.spark
 @pytest.mark.daemons
-def test_a_bundle_is_all_that_executors_need(cluster: Cluster, tmp_path: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize("way", ["--py-files", "addArtifact"])
+def test_a_bundle_is_all_that_executors_need(cluster: Cluster, tmp_path: Path, way: str) -> None:  # noqa: F811
     pytest.importorskip("pyspark")
     pytest.importorskip("pyarrow")
     from mqbroker.spark import api
@@ -84,9 +88,11 @@ def test_a_bundle_is_all_that_executors_need(cluster: Cluster, tmp_path: Path) -
     }
     done = subprocess.run(
         [
-            *(str(home / "bin" / "spark-submit"), "--master", "local-cluster[2,1,1024]", "--py-files", str(bundle)),
+            *(str(home / "bin" / "spark-submit"), "--master", "local-cluster[2,1,1024]"),
+            *(("--py-files", str(bundle)) if way == "--py-files" else ()),
             *(part for item in settings.items() for part in ("--conf", "=".join(item))),
             *(str(program), cluster.name_server),
+            *((str(bundle),) if way == "addArtifact" else ()),
         ],
         cwd=tmp_path,
         env=environment,

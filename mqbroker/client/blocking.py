@@ -65,6 +65,17 @@ class Producer(PerProcess[aio.Producer, ProducerOptions]):
         self._under_way = UnderWay(self._options, core(made))
         return made
 
+    async def _begin(self, client: aio.Producer) -> None:
+        await core(client).begin()
+
+    def start(self) -> None:
+        """Connect to a name server; a producer that is used without this does it then. Raises NameServerUnreachable."""
+        was_used = self._made is not None and self._pid == os.getpid()
+        super().start()
+        if was_used:
+            thread, client = self._parts()
+            thread.run(core(client).check())
+
     def _producer(self) -> aio.Producer:
         return aio.Producer(self._name_servers, self._group, options=self._options)
 

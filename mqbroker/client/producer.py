@@ -78,6 +78,7 @@ class ProducerCore:
             heartbeat_s=options.heartbeat_s,
             timeout_ms=timeout_ms,
         )
+        self.check = self._routes.check
         self._attempts = Attempts(net, self._routes, self.heartbeats, self._group, options)
         self._in_flight = SendsInFlight(net, options.sends_in_flight_max, options.sends_in_flight_bytes_max)
         self._tracer = Tracer(net, options.trace_topic, self.send_unseen) if options.trace_topic else None
@@ -391,29 +392,28 @@ class ProducerCore:
         return self
 
     async def start(self) -> None:
-        """Connect to a name server, and start heartbeats and the refresh of routes. Connections to brokers are made
-        when they are needed.
+        """Connect to a name server, and start heartbeats and the refresh of routes; brokers are connected to when they
+        are needed. Raises NameServerUnreachable, TlsFailed, and ClientClosed if it was started or closed before."""
+        await self.begin(self._routes.check)
 
-        Raises NameServerUnreachable, TlsFailed, and ClientClosed if it was started or closed before.
-        """
+    async def begin(self, connect: Callable[[], Awaitable[None]] | None = None) -> None:
+        """As `start`, which has `connect` called: without it, the first request connects, within its own time."""
         if self._is_started or self._attempts.is_closed:
             raise ClientClosed("a producer can be started only once")
         self._is_started = True
         self._identity.take()
         try:
-            await self._routes.check()
+            if connect is not None:
+                await connect()
         except BaseException:
             self._is_started = False
             raise
         if self._attempts.is_closed:
             raise ClientClosed("this producer was closed while it started")
-        self._tasks = [
-            self._net.spawn(self.heartbeats.keep_sending()),
-            self._net.spawn(every(self._net, self._options.route_age_s, self._routes.refresh_all)),
-        ]
+        loops = [self.heartbeats.keep_sending(), every(self._net, self._options.route_age_s, self._routes.refresh_all)]
+        loops += [self._tracer.run()] if self._tracer is not None else []
+        self._tasks = [self._net.spawn(loop) for loop in loops]
         self._taking = self._unobserved
-        if self._tracer is not None:
-            self._tasks.append(self._net.spawn(self._tracer.run()))
 
     async def close(self) -> None:
         """Unregister and close the connections, within `close_timeout_s`. Sends in flight or waiting fail."""

@@ -266,7 +266,7 @@ class Routes:
         try:
             left_s = None if until is None else max(0.0, until - self._net.steady())
             if not await signal.wait(left_s):
-                why = f"no answer within the {timeout_s:g} s that were left"
+                why = f"no answer within the {timeout_s:.3g} s that were left"
                 raise NameServerUnreachable([(addr, why) for addr in self._name_servers])
         finally:
             entry.waiters.remove(signal)

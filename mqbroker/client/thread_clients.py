@@ -117,6 +117,10 @@ class PerProcess(Client, Generic[Made, Options]):
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (type(self), self._name_servers, self._group, self._options)
 
+    async def _begin(self, client: Made) -> None:
+        """Start it for a request, which has a time of its own."""
+        await client.start()
+
     async def _close(self, client: Made) -> None:
         await client.close()
 
@@ -126,8 +130,8 @@ class PerProcess(Client, Generic[Made, Options]):
     def _make(self) -> Made:
         raise NotImplementedError
 
-    def _parts(self) -> tuple[LoopThread, Made]:
-        """The thread and the started client of this process. Raises ClientClosed, and as `start` does."""
+    def _parts(self, begin: Callable[[Made], Coroutine[Any, Any, None]] | None = None) -> tuple[LoopThread, Made]:
+        """The thread and the client of this process, which `begin` starts. Raises ClientClosed, and as that does."""
         made = self._made
         if made is not None and self._pid == os.getpid():
             return made
@@ -140,7 +144,7 @@ class PerProcess(Client, Generic[Made, Options]):
                 try:
                     client = self._make()
                     try:
-                        thread.run(client.start())
+                        thread.run((begin or self._begin)(client))
                     except BaseException:
                         thread.run(client.close())
                         raise
@@ -152,7 +156,7 @@ class PerProcess(Client, Generic[Made, Options]):
 
     def start(self) -> None:
         """Connect to a name server; a client that is used without this does it then. Raises NameServerUnreachable."""
-        self._parts()
+        self._parts(methodcaller("start"))
 
     def close(self) -> None:
         """Unregister from the brokers that know this client, and close the connections."""

@@ -100,6 +100,16 @@ class TransactionCore(ProducerCore):
     async def start(self) -> None:
         """Connect to a name server, and let the brokers of `topics` ask. Raises as a producer's `start` does."""
         await super().start()
+
+    async def begin(self, connect: Callable[[], Awaitable[None]] | None = None) -> None:
+        await super().begin(connect)
+        if connect is None:
+            self._tasks.append(self._net.spawn(self._become_known()))
+        else:
+            await self._become_known()
+
+    async def _become_known(self) -> None:
+        """Let the brokers of `topics` ask."""
         for topic in self._topics:
             try:
                 await self._routes.get(topic, create=True)

@@ -2,7 +2,10 @@ import asyncio
 import multiprocessing
 import os
 import pickle
+import socket
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -16,6 +19,7 @@ from mqbroker.client import (
     LitePullOptions,
     Message,
     MessageQueue,
+    NameServerUnreachable,
     ProducerOptions,
     PullOptions,
     PushOptions,
@@ -41,6 +45,14 @@ PULL = RequestCode.PULL_MESSAGE
 def topic(server: Loopback) -> Any:
     server.add_topic("T", queues=2)
     return server
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def test_many_pulls_are_sent_ahead_of_their_answers(topic: Loopback, silent: object) -> None:
@@ -358,6 +370,28 @@ def test_what_was_polled_while_the_wait_was_interrupted_comes_with_the_next_poll
                 reader.poll(-1)
         assert found == [b"0", b"1", b"2"]
         assert reader.poll(0) == []
+
+
+def test_the_time_of_the_first_send_includes_the_connection_to_a_name_server(silent_server: str) -> None:
+    producer = Producer(silent_server, "pg", options=ProducerOptions(send_timeout_s=20, close_timeout_s=1))
+    began = time.monotonic()
+    for send in (
+        lambda: producer.send(Message("T", b"x"), timeout_s=0.1),
+        lambda: producer.send_batch([Message("T", b"x")], timeout_s=0.1),
+        lambda: producer.send_async(Message("T", b"x"), timeout_s=0.1).result(),
+    ):
+        with pytest.raises(NameServerUnreachable, match=r"no answer within the 0\.[0-9]{1,4} s that were left"):
+            send()
+    producer.close()
+    assert time.monotonic() - began < 15
+
+
+def test_a_producer_that_was_used_before_its_start_says_at_the_start_that_nobody_answers(silent_server: str) -> None:
+    producer = Producer(silent_server, "pg", options=ProducerOptions(send_timeout_s=0.2, close_timeout_s=1))
+    for call in (lambda: producer.queues("T"), producer.start, producer.start):
+        with pytest.raises(NameServerUnreachable):
+            call()
+    producer.close()
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["that is there", "that comes later"])

@@ -8,7 +8,7 @@ import time
 from functools import partial
 from urllib.parse import urlsplit
 
-from mqbroker.client.errors import NameServerUnreachable
+from mqbroker.client.errors import BadArgument, NameServerUnreachable
 from mqbroker.client.net import Net, Task, every
 from mqbroker.errors import MQError
 
@@ -25,14 +25,14 @@ def is_url(name_server: str) -> bool:
 
 
 def address_of(url: str) -> tuple[str, int]:
-    """The host and port of an address server. Raises MQError on a bad URL."""
+    """The host and port of an address server. Raises BadArgument on a bad URL."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or 80
     except ValueError:
         host, port = None, 0
     if not host or not url.isascii() or not url.isprintable() or " " in url:
-        raise MQError(f"the address server {url!r} is not http://host:port/path")
+        raise BadArgument("the address server", "http://host:port/path", url)
     return host, port
 
 

@@ -220,7 +220,7 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
 
     def subscribe(self, topic: str, expression: str | Sql = ALL) -> Awaitable[None]:
         """Consume messages of `topic`: those with one of the tags in "a || b", all with "*", or those that match
-        `Sql("...")`. Raises BadArgument on an invalid name, MQError on an invalid expression.
+        `Sql("...")`. Raises BadArgument on an invalid name or expression.
 
         Takes effect whether or not it is awaited; awaiting it waits until the brokers know.
         """

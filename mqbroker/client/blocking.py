@@ -9,6 +9,7 @@ survive a fork: only addresses and options are pickled, and each process makes i
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import functools
 import os
@@ -69,12 +70,17 @@ class Producer(PerProcess[aio.Producer, ProducerOptions]):
         await core(client).begin()
 
     def start(self) -> None:
-        """Connect to a name server; a producer that is used without this does it then. Raises NameServerUnreachable."""
+        """Connect to a name server; a producer that is used without this does it then. Raises NameServerUnreachable,
+        and ClientClosed if it was started before in this process."""
         was_used = self._made is not None and self._pid == os.getpid()
         super().start()
         if was_used:
             thread, client = self._parts()
-            thread.run(core(client).check())
+            try:
+                thread.run(core(client).check())
+            except BaseException:
+                self._was_started = False
+                raise
 
     def _producer(self) -> aio.Producer:
         return aio.Producer(self._name_servers, self._group, options=self._options)
@@ -272,12 +278,19 @@ class LitePullConsumer(OfOneProcess[LitePullConsumerCore, ReceivedMessage]):
 
     poll.__doc__ = LitePullConsumerCore.poll.__doc__
 
+    def watch_queues(self, topic: str, changed: Callable[[frozenset[MessageQueue]], object]) -> None:
+        """Call `changed`, on a thread, with the queues of `topic` whenever they change; they are checked every
+        `route_age_s`. Raises TopicNotFound and NameServerUnreachable."""
+        thread, _ = self._parts()
+        given: Any = changed
+        told = functools.partial(asyncio.to_thread, given) if callable(given) else given
+        thread.run(self._core.watch_queues(topic, told))
+
     seek = call(LitePullConsumerCore.seek, core)
     commit = call(LitePullConsumerCore.commit, core)
     committed = call(LitePullConsumerCore.committed, core)
     lag = call(LitePullConsumerCore.lag, core)
     queues = call(LitePullConsumerCore.queues, core)
-    watch_queues = call(LitePullConsumerCore.watch_queues, core)
     message_by_time = call(LitePullConsumerCore.message_by_time, core)
     offset_by_time = call(Offsets.at_time, offsets)
 
@@ -334,7 +347,7 @@ class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
 
     def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
         """Consume messages of `topic`: those with one of the tags in "a || b", all with "*", or those that match
-        `Sql("...")`. Raises BadArgument on an invalid name, MQError on an invalid expression."""
+        `Sql("...")`. Raises BadArgument on an invalid name or expression."""
         self._change(
             lambda: self._core.add_subscription(topic, expression), lambda: self._core.subscribe(topic, expression)
         )

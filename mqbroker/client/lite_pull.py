@@ -109,7 +109,7 @@ class LitePullConsumerCore:
         if options.auto_commit:
             loops.append(every(self._net, options.commit_s, self._commit_oneway))
         loops += self._observers.loops(self.lag)
-        self._loops = [self._net.spawn(loop) for loop in loops]
+        self._loops += [self._net.spawn(loop) for loop in loops]
         if self._by_hand:
             self._take([*self._membership.queues])
         elif self._membership.subscriptions:
@@ -119,7 +119,7 @@ class LitePullConsumerCore:
 
     async def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
         """Read the group's share of `topic`: messages with one of the tags in "a || b", or all with "*", or those that
-        `Sql("...")` picks. Raises BadArgument on a bad name, or after `assign`, and MQError on a bad expression."""
+        `Sql("...")` picks. Raises BadArgument on a bad name or expression, or after `assign`."""
         self._check_open()
         if self._by_hand:
             raise BadArgument("subscribe", "left out after assign(): queues are shared, or named", topic)
@@ -139,8 +139,7 @@ class LitePullConsumerCore:
 
     async def assign(self, queues: Iterable[MessageQueue], expression: str | Sql = ALL) -> None:
         """Read exactly these queues, and leave the group out: others may read them too. Of their messages come those
-        that `expression` picks, as of `subscribe`. Raises BadArgument, also after `subscribe`, and MQError on a bad
-        expression."""
+        that `expression` picks, as of `subscribe`. Raises BadArgument, also after `subscribe`."""
         self._check_open()
         wanted = {self._within(queue) for queue in _several(queues)}
         subscribe_to("", expression, 0)
@@ -338,6 +337,9 @@ class LitePullConsumerCore:
     async def watch_queues(self, topic: str, changed: QueuesChanged) -> None:
         """Call `changed` with the queues of `topic` whenever they change; they are checked every `route_age_s`. If it
         returns an awaitable, that is awaited. Raises TopicNotFound and NameServerUnreachable."""
+        self._check_open()
+        if not callable(changed):
+            raise BadArgument("changed", "a function that takes the topic's queues", changed)
         known = frozenset(await self.queues(topic))
 
         async def look() -> None:

@@ -94,7 +94,7 @@ class Membership:
         self._peer = Peer(group, lambda: identity.client_id, self.subscriptions, net.steady)
 
     def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
-        """Add or change a subscription. Raises MQError on an invalid one."""
+        """Add or change a subscription. Raises BadArgument on an invalid one."""
         self.subscriptions[topic] = subscribe_to(topic, expression, int(self._net.now() * 1000))
 
     async def apply(self, topic: str) -> None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 import attrs
 
-from mqbroker.client.errors import DELAY_LEVEL_MAX, DELAY_LEVELS, BadMessage, UnexpectedResponse, short
-from mqbroker.client.names import is_text
+from mqbroker.client.errors import DELAY_LEVEL_MAX, DELAY_LEVELS, BadArgument, BadMessage, UnexpectedResponse, short
+from mqbroker.client.names import check_topic, is_text
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, REPLY_TOPIC_POSTFIX, RETRY_PREFIX, Prop, ResponseCode, SysFlag
 from mqbroker.wire.compression import UnreadableBody, decompress_body
 from mqbroker.wire.ids import offset_message_id
-from mqbroker.wire.names import check_topic, is_lmq
+from mqbroker.wire.names import is_lmq
 from mqbroker.wire.record import Host, Record, decode_host, decode_record
 
 #: Names that users may not put into `properties`: the system writes or acts on them.
@@ -33,7 +33,14 @@ REPLY_TYPE = "reply"
 _NAMEABLE = "a tag that a subscription can name: not *, without || or blanks around"
 _LEVEL = f"a number from 0, for no delay, to {DELAY_LEVEL_MAX}, or a level's timedelta: nearest_delay_level() finds one"
 
-_check_topic = lru_cache(1024)(check_topic)
+
+@lru_cache(1024)
+def _check_topic(topic: str) -> None:
+    try:
+        check_topic(topic)
+    except BadArgument as error:
+        raise BadMessage(str(error)) from None
+
 
 #: Of a message that has one after it.
 _OFFSET_MAX = 2**63 - 2
@@ -77,7 +84,7 @@ class Message:
     `delay_level` 1 to 18 selects one of the broker's delays; a timedelta selects the level that has exactly this delay
     by default. With `wait_stored` false the broker responds before the disk or a slave has the message. `flag` is a
     signed 32-bit number. `unique_key` is created by the send if it is None; set it to recognise repeated sends. Raises
-    BadMessage, which names the topic and the invalid field, or Refused on an invalid topic.
+    BadMessage, which names the topic and the invalid field.
     """
 
     topic: str = attrs.field()

@@ -29,7 +29,7 @@ from mqbroker.wire.signature import Credentials
 
 def parse_name_servers(addresses: str | Iterable[str] | None) -> tuple[str, ...]:
     """Parse "host:port;host:port" or a list of such, or the URL of an address server; by default what NAMESRV_ADDR in
-    the environment has. Raises MQError naming the invalid one."""
+    the environment has. Raises BadArgument naming the invalid one."""
     if addresses is None:
         addresses = os.environ.get("NAMESRV_ADDR") or None
     parts: Any = addresses.replace(",", ";").split(";") if isinstance(addresses, str) else addresses
@@ -44,14 +44,14 @@ def parse_name_servers(addresses: str | Iterable[str] | None) -> tuple[str, ...]
         if is_url(address):
             address_of(address)
             if len(found) > 1:
-                raise MQError(f"the address server {address!r} is given alone: it lists the name servers")
+                raise BadArgument("name_servers", "an address server alone, which lists them", addresses)
             continue
         try:
             split_address(address)
         except MQError:
-            raise MQError(f"name server {address!r} is not host:port") from None
+            raise BadArgument("each name server", "host:port", address) from None
     if not found:
-        raise MQError("no name server given: pass host:port, or several joined by ';'")
+        raise BadArgument("name_servers", "host:port, several joined by ';', or a list of such", addresses)
     return found
 
 

@@ -149,7 +149,7 @@ class PushConsumerCore:
 
     async def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
         """Consume `topic`: messages with one of the tags in "a || b", or all with "*", or those that `Sql("...")`
-        picks. Raises BadArgument on a bad name, MQError on a bad expression, and ClientClosed."""
+        picks. Raises BadArgument on a bad name or expression, and ClientClosed."""
         self.add_subscription(topic, expression)
         if self._started:
             await self.apply_subscription(topic)

@@ -40,11 +40,11 @@ class Sql:
         try:
             compile_expression(self.expression)
         except MQError as error:
-            raise BadArgument(f"Sql({self.expression!r})", "an expression that brokers can read", str(error)) from error
+            raise BadArgument("Sql", f"an expression that brokers can read ({error})", text) from error
 
 
 def subscribe_to(topic: str, expression: str | Sql, version_ms: int) -> SubscriptionData:
-    """Parse a tag expression as FilterAPI of 4.9.7 does. Raises MQError if it names no tag, or is SQL92 as a plain
+    """Parse a tag expression as FilterAPI of 4.9.7 does. Raises BadArgument if it names no tag, or is SQL92 as a plain
     text: as a tag it would match nothing."""
     if not is_text(expression.expression if isinstance(expression, Sql) else str(expression)):
         raise BadArgument("expression", "text that UTF-8 can encode", expression)
@@ -59,12 +59,10 @@ def subscribe_to(topic: str, expression: str | Sql, version_ms: int) -> Subscrip
         return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version_ms)
     tags = frozenset(tag.strip() for tag in expression.split("||") if tag.strip())
     if any(map(_seems_sql, tags)):
-        raise MQError(
-            f"subscription {expression!r} of topic {topic} is an SQL92 expression: write Sql({expression!r}),"
-            " or name tags ('a || b')"
-        )
+        right = f"tags ('a || b'), or Sql({expression!r}) if it is an SQL92 expression"
+        raise BadArgument("expression", right, expression)
     if not tags:
-        raise MQError(f"subscription {expression!r} of topic {topic} names no tag; write 'a || b', or '*' for all")
+        raise BadArgument("expression", "'a || b', or '*' for all: it names no tag", expression)
     return SubscriptionData(
         topic=topic,
         sub_string=expression,

@@ -112,7 +112,8 @@ class PerProcess(Client, Generic[Made, Options]):
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._made: tuple[LoopThread, Made] | None = None
-        self._closed = False
+        #: Whether `start` has made it.
+        self._was_started = self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (type(self), self._name_servers, self._group, self._options)
@@ -155,8 +156,13 @@ class PerProcess(Client, Generic[Made, Options]):
             return self._made
 
     def start(self) -> None:
-        """Connect to a name server; a client that is used without this does it then. Raises NameServerUnreachable."""
+        """Connect to a name server; a client that is used without this does it then. Raises NameServerUnreachable, and
+        ClientClosed if it was started before in this process."""
+        self._forget_parent()
+        if self._was_started:
+            raise ClientClosed("a client can be started only once")
         self._parts(methodcaller("start"))
+        self._was_started = True
 
     def close(self) -> None:
         """Unregister from the brokers that know this client, and close the connections."""
@@ -176,7 +182,7 @@ class PerProcess(Client, Generic[Made, Options]):
             # The parent's lock may have been held by another thread when it forked.
             self._lock = threading.Lock()
             self._pid = os.getpid()
-            self._made = None
+            self._made, self._was_started = None, False
 
 
 class OfOneProcess(Member, OnLoop, Client, Generic[Core, T]):

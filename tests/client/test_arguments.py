@@ -110,7 +110,7 @@ def test_a_client_cannot_be_made_of_what_is_no_address_group_or_options(face: An
         for options in wrong:
             with pytest.raises(BadArgument, match=r"^options must be "):
                 face.make(name, "g", *listener, options=options)
-        for address in (None, 9876, b"127.0.0.1:9876", [9876], [None]):
+        for address in (None, 9876, b"127.0.0.1:9876", [9876], [None], "", "here", "127.0.0.1", "a:1;b:0", ["a:99999"]):
             with monkeypatch.context() as patch:
                 patch.setattr(face.cluster, "name_server", address)
                 with pytest.raises(BadArgument, match=r"^(name_servers|each name server) must be host:port"):
@@ -164,6 +164,14 @@ def test_a_pull_is_refused_whose_arguments_cannot_be_used(face: Any) -> None:
 
 
 # --- messages
+
+
+@pytest.mark.parametrize("topic", ["", " ", "a b", "../etc", "ä", "t" * 128, None, 7])
+def test_a_topic_that_no_broker_takes_is_refused(topic: Any) -> None:
+    with pytest.raises(BadMessage, match=r"^topic must be text"):
+        Message(topic, b"x")
+    with pytest.raises(BadMessage, match=r"^topic must be text"):
+        Message(topic, b"x", tags="a")
 
 
 @pytest.mark.parametrize("tags", ["a || b", "a||b", " a", "a ", "*", "\t"])

@@ -99,7 +99,7 @@ def test_offsets_of_queues() -> None:
     [
         ({"nameServer": ""}, True, "option nameServer: is required: host:port"),
         ({"topic": " "}, True, "option topic: is required: a topic, or several"),
-        ({"nameServer": "localhost"}, True, "'localhost' is not host:port; use"),
+        ({"nameServer": "localhost"}, True, "each name server must be host:port, not 'localhost' of type str; use"),
         ({"topic": "a,,b"}, True, "option topic: 'a,,b' has an empty name"),
         ({"topic": "../etc"}, True, "option topic: '../etc': .*illegal characters"),
         ({"consumerGroup": "a b"}, True, "option consumerGroup: 'a b': .*illegal characters"),

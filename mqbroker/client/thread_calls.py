@@ -24,7 +24,6 @@ from mqbroker.client.aio_net import AioNet
 from mqbroker.client.consume_service import ConsumeService, Listener, ListenerCall, SendBack
 from mqbroker.client.errors import NotHandled
 from mqbroker.client.messages import ReceivedMessage
-from mqbroker.client.orderly import Order
 from mqbroker.client.process_queue import Portion
 from mqbroker.client.running_info import ConsumerStats, describe_frame
 from mqbroker.client.transactions import CHECKS_MAX
@@ -41,9 +40,21 @@ class FunctionEnded(Exception):
     """A user's function raised an exception that would end a thread or the program; here it ends neither."""
 
 
+@attrs.define(eq=False)
+class _Consumed:
+    """Messages of a portion that the listener has consumed: a thread adds their indexes, and the loop removes them."""
+
+    portion: Portion
+    indexes: list[int] = attrs.Factory(list)
+    is_told: bool = False
+    #: How long the listener had them all, and those that are counted, seconds.
+    took_s: float = 0.0
+    counted_s: float = 0.0
+
+
 @attrs.frozen(eq=False)
 class _Result:
-    """What the listener has returned, or raised, for messages; `took_s` seconds after it got them."""
+    """What else than None the listener has returned, or raised, for messages; `took_s` seconds after it got them."""
 
     portion: Portion
     indexes: Sequence[int]
@@ -74,12 +85,12 @@ class ThreadConsumeService(ConsumeService):
         self._idle_threads = self._threads = 0
         #: What threads have to tell the loop: results, workers that have found nothing more, and, where order is kept,
         #: portions that they have no longer.
-        self._told: deque[_Result | _Worker | Portion] = deque()
+        self._told: deque[_Consumed | _Result | _Worker | Portion] = deque()
         self._is_woken = self._is_looking = False
         #: Results that are acted on.
         self._settling: dict[_Result, None] = {}
-        #: By the threads' numbers, for `is_calling`.
-        self._inside: dict[int, ReceivedMessage] = {}
+        #: The numbers of the threads that call the listener.
+        self._inside: set[int] = set()
 
     @property
     def is_calling(self) -> bool:
@@ -141,55 +152,68 @@ class ThreadConsumeService(ConsumeService):
     # on threads
 
     def _work(self) -> None:
+        me = threading.get_ident()
         while (worker := self._begin.get()) is not None:
+            self._inside.add(me)
             self._consume(worker)
+            self._inside.discard(me)
             self._tell(worker)
 
     def _consume(self, worker: _Worker) -> None:
         """Call the listener as long as any message waits."""
-        waiting, lock, watch = self._waiting, self._lock, self.watch
+        waiting, watch = self._waiting, self.watch
         worker.since = self._net.steady()
         while watch is None or not watch.was_away:
-            with lock:
+            with self._lock:
                 if not waiting:
                     return
                 portion = self._take()
-                if self._order is None:
-                    indexes, messages = portion.take(self._batch_max or 1)
-                    if portion.next >= portion.end:
-                        waiting.popleft()
-            if self._order is not None:
-                self._consume_in_order(worker, portion, self._order)
-            elif messages and not portion.owner.dropped:
-                self._call(worker, portion, indexes, messages)
+            is_done = self._consume_portion(worker, portion)
+            worker.message = None
+            if self._order is not None and is_done:
+                self._tell(portion)
+            elif self._waiting_for:
+                self._wake()
 
-    def _consume_in_order(self, worker: _Worker, portion: Portion, order: Order) -> None:
-        while portion.next < portion.end and not portion.owner.dropped and not self.is_over:
-            if not order.may_hand_out(portion):
+    def _consume_portion(self, worker: _Worker, portion: Portion) -> bool:
+        """Call the listener for the messages of a portion that no other thread takes. Where order is kept, returns
+        False if the loop gives the portion back when it has acted on the result."""
+        order, count, steady, watch = self._order, self._batch_max, self._net.steady, self.watch
+        consumed = _Consumed(portion)
+        worker.portion = portion
+        while not self.is_over and (order is None or order.may_hand_out(portion)):
+            if watch is not None and worker.since > watch.away_at:
                 break
-            indexes, messages = portion.take(self._batch_max or 1)
-            if messages and not self._call(worker, portion, indexes, messages):
-                return  # the loop gives it back when it has acted on the result
-        self._tell(portion)
+            with self._lock:
+                indexes, messages = portion.take(count or 1)
+                if portion.next >= portion.end and order is None:
+                    self._put_back(portion)
+                if not messages:
+                    break
+                # Where the queue is given up meanwhile, this one is waited for.
+                worker.message, worker.others, worker.looks, worker.is_sent_back = messages[0], messages[1:], 0, False
+            if portion.owner.dropped:
+                continue
+            value, error = _called(self._listener, messages[0] if count is None else messages)
+            ended = steady()
+            took_s, worker.since = ended - worker.since, ended
+            if value is None and error is None:
+                consumed.indexes += indexes
+                consumed.took_s += took_s
+                if not consumed.is_told:
+                    consumed.is_told = True
+                    self._tell(consumed)
+                continue
+            self._tell(_Result(portion, indexes, messages, value, error, worker.is_sent_back, took_s))
+            if order is not None:
+                return False
+        return True
 
-    def _call(
-        self, worker: _Worker, portion: Portion, indexes: Sequence[int], messages: Sequence[ReceivedMessage]
-    ) -> bool:
-        """Call the listener; returns whether it has simply returned None."""
-        me = threading.get_ident()
-        worker.portion, worker.message, worker.others = portion, messages[0], messages[1:]
-        worker.looks, worker.is_sent_back = 0, False
-        self._inside[me] = messages[0]
-        value, error = _called(self._listener, messages[0] if self._batch_max is None else messages)
-        ended = self._net.steady()
-        del self._inside[me]
-        worker.message = None
-        took_s, worker.since = ended - worker.since, ended
-        self._tell(_Result(portion, indexes, messages, value, error, worker.is_sent_back, took_s))
-        return value is None and error is None
-
-    def _tell(self, result: _Result | _Worker | Portion) -> None:
+    def _tell(self, result: _Consumed | _Result | _Worker | Portion) -> None:
         self._told.append(result)
+        self._wake()
+
+    def _wake(self) -> None:
         if not self._is_woken:
             self._is_woken = True
             with suppress(RuntimeError):  # the loop has ended
@@ -199,21 +223,16 @@ class ThreadConsumeService(ConsumeService):
 
     def _take_results(self) -> None:
         self._is_woken = False
-        results, now = self._told, self._net.now()
+        results = self._told
         for _ in range(len(results)):
             result = results.popleft()
-            if isinstance(result, _Worker):
+            if isinstance(result, _Consumed):
+                self._count_consumed(result)
+            elif isinstance(result, _Worker):
                 del self._runs[result]
                 self._idle_threads += 1
             elif isinstance(result, Portion):
                 self._put_back(result)
-            elif result.value is None and result.error is None:
-                if self._order is None:
-                    for index in result.indexes:
-                        result.portion.batch.done(index, now)
-                else:
-                    self._order.consumed(result.portion, result.indexes, None)
-                self._count(result.portion.owner, result.took_s, len(result.indexes), 0)
             else:
                 self._settling[result] = None
                 self._net.spawn(self._settle(result), partial(self._settled, result))
@@ -221,10 +240,23 @@ class ThreadConsumeService(ConsumeService):
         self._start_some()
         self._tell_idle()
 
+    def _count_consumed(self, result: _Consumed) -> None:
+        result.is_told = False  # before the indexes are read: what is added later is told again
+        count, took_s = len(result.indexes), result.took_s
+        indexes, portion = result.indexes[:count], result.portion
+        del result.indexes[:count]
+        if self._order is None:
+            portion.batch.remove(indexes, self._net.now())
+        else:
+            self._order.consumed(portion, indexes, None)
+        self._count(portion.owner, took_s - result.counted_s, count, 0)
+        result.counted_s = took_s
+
     def _is_with_listener(self, queue: MessageQueue) -> bool:
         told = tuple(self._told)  # which threads append to
         return super()._is_with_listener(queue) or any(
-            isinstance(each, _Result) and each.portion.owner.queue == queue for each in (*told, *self._settling)
+            isinstance(each, (_Consumed, _Result)) and each.portion.owner.queue == queue
+            for each in (*told, *self._settling)
         )
 
     @property
@@ -252,11 +284,11 @@ class ThreadConsumeService(ConsumeService):
 
     async def _call_directly(self, message: ReceivedMessage) -> Any:
         def call(given: Any) -> Any:
-            self._inside[threading.get_ident()] = message
+            self._inside.add(threading.get_ident())
             try:
                 return self._listener(given)
             finally:
-                del self._inside[threading.get_ident()]
+                self._inside.discard(threading.get_ident())
 
         given = message if self._batch_max is None else [message]
         _, outcome = _on_thread("mq-listen-direct", call, given)

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import attrs
 
 from mqbroker.spark.errors import BadCheckpoint
+from mqbroker.spark.offsets import read_json
 from mqbroker.spark.progress import StreamOffset
 
 #: Of the layout. A run refuses the checkpoint of a later one.
@@ -81,7 +82,7 @@ class BatchLog:
         found.pop(_RUN, None)
         try:
             StreamOffset.from_json(found)
-        except (ValueError, TypeError, AttributeError) as error:
+        except ValueError as error:
             raise self._bad(f"{name} holds no offsets ({error}); {_RESTORE}") from None
         return found
 
@@ -145,7 +146,7 @@ class BatchLog:
         if data[:1] == b"v" and data[1:2].isdigit():
             raise self._bad("it is one of a query that Spark drives, with writeStream; use another directory")
         try:
-            found = json.loads(data)
+            found = read_json(data)
         except ValueError:
             found = None
         if not isinstance(found, dict):

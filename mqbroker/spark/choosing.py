@@ -79,7 +79,7 @@ def _check_topic(option: str, text: str, topic: str) -> None:
 def _pattern(text: str) -> str:
     try:
         re.compile(text)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise BadOption("subscribePattern", f"{text[:200]!r} is not a regular expression of Python: {error}") from None
     return text
 

@@ -23,7 +23,14 @@ class BadOption(MQError):
     why: str
 
     def __str__(self) -> str:
-        return f"option {self.name}: {self.why}"
+        # It may have the text of the option in it, which is of any length.
+        why = self.why
+        if len(why) > _WHY_MAX:
+            why = f"{why[: _WHY_MAX // 2]} ... {why[-_WHY_MAX // 4 :]}"
+        return f"option {self.name[:100]}: {why}"
+
+
+_WHY_MAX = 1200
 
 
 class BadSchema(MQError):
@@ -32,7 +39,7 @@ class BadSchema(MQError):
 
 @attrs.define
 class BadCheckpoint(MQError):
-    """The checkpoint of `mqbroker.spark.stream` cannot be continued."""
+    """The checkpoint of a stream cannot be continued."""
 
     directory: str
     why: str

@@ -15,7 +15,7 @@ from mqbroker.wire.bodies import MessageQueue
 SAMPLE = 8
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_duration = re.compile(r"(\d{1,9})\s*(ms|s|m|h|d)").fullmatch
+_duration = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h|d)").fullmatch
 
 
 @attrs.frozen

@@ -31,6 +31,9 @@ LATEST = -1
 
 Positions = dict[MessageQueue, int]
 
+#: Of a queue's number.
+_DIGITS_MAX = 10
+
 #: Topics have no such character: keys that begin with it are not offsets, but what `progress` keeps beside them.
 NOT_A_TOPIC = "#"
 
@@ -66,13 +69,14 @@ def from_json(value: Any) -> Positions:
     found = flatten(value)
     for queue, offset in found.items():
         if type(offset) is not int:
+            shown = repr(offset)[:80]
             raise ValueError(
-                f"offset {offset!r} of queue {queue.queue_id} of broker {queue.broker_name!r} is not an integer"
+                f"offset {shown} of queue {queue.queue_id} of broker {queue.broker_name!r} is not an integer"
             )
     return found
 
 
-def read_json(text: str) -> Any:
+def read_json(text: str | bytes) -> Any:
     """The value of an option in JSON. Raises ValueError, also if a name is there twice: only one would count."""
     try:
         return json.loads(text, object_pairs_hook=_without_doubles)
@@ -83,7 +87,7 @@ def read_json(text: str) -> Any:
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     counts = Counter(name for name, _ in pairs)
     if len(counts) < len(pairs):
-        raise ValueError(f"{counts.most_common(1)[0][0]!r} is there twice")
+        raise ValueError(f"{counts.most_common(1)[0][0][:80]!r} is there twice")
     return dict(pairs)
 
 
@@ -95,15 +99,16 @@ def flatten(value: Any) -> dict[MessageQueue, Any]:
             continue
         for broker, queues in _items(brokers, f"topic {topic!r}"):
             for queue_id, each in _items(queues, f"broker {broker!r} of topic {topic!r}"):
-                if not (queue_id.isascii() and queue_id.isdigit()) or (queue_id[0] == "0" and queue_id != "0"):
-                    raise ValueError(f"queue {queue_id!r} of broker {broker!r} is not a number")
+                is_number = queue_id.isascii() and queue_id.isdigit() and len(queue_id) <= _DIGITS_MAX
+                if not is_number or (queue_id[0] == "0" and queue_id != "0"):
+                    raise ValueError(f"queue {queue_id[:80]!r} of broker {broker!r} is not a number")
                 found[MessageQueue(topic, broker, int(queue_id))] = each
     return found
 
 
 def _items(value: Any, what: str) -> Iterable[tuple[str, Any]]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is not an object but {json.dumps(value)[:80]}")
+        raise ValueError(f"{what[:200]} is not an object but {json.dumps(value)[:80]}")
     return value.items()
 
 

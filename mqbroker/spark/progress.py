@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import attrs
 
 from mqbroker.spark.errors import DataLoss
-from mqbroker.spark.offsets import Mark, Positions, QueueRange, from_json, plan_stream, to_json
+from mqbroker.spark.offsets import Mark, Positions, QueueRange, describe, flatten, from_json, plan_stream, to_json
 from mqbroker.wire.bodies import MessageQueue
 
 LAST, FROM, SKIPPED, BYTES, LEFT = "#last", "#from", "#skipped", "#bytes", "#left"
@@ -63,11 +63,15 @@ class StreamOffset:
         return found | to_json(self.positions)
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> StreamOffset:
-        """The inverse of `to_json`; also of what earlier versions wrote."""
-        last = {queue: Mark(*pair) for queue, pair in _flat(value.get(LAST, {})).items()}
-        resumed, skipped, left = (from_json(value.get(key, {})) for key in (FROM, SKIPPED, LEFT))
-        return StreamOffset(from_json(value), last, resumed, skipped, int(value.get(BYTES, 0)), left)
+    def from_json(value: Any) -> StreamOffset:
+        """The inverse of `to_json`; also of what earlier versions wrote. Raises ValueError that names the fault."""
+        positions = _counts(value, "the offset")
+        last = {queue: _mark(pair) for queue, pair in _named(LAST, flatten, value).items()}
+        resumed, skipped, left = (_named(key, _counts, value) for key in (FROM, SKIPPED, LEFT))
+        size = value.get(BYTES, 0)
+        if type(size) is not int:
+            raise ValueError(f"{BYTES} is not a number of bytes but {repr(size)[:80]}")
+        return StreamOffset(positions, last, resumed, skipped, size, left)
 
     def start_after(self, losses: list[DataLoss]) -> StreamOffset:
         """Where the next batch starts: here, but beyond what was lost."""
@@ -94,10 +98,22 @@ def _nested(values: Mapping[MessageQueue, T], encode: Callable[[T], Any]) -> dic
     return found
 
 
-def _flat(value: Mapping[str, Any]) -> dict[MessageQueue, Any]:
-    return {
-        MessageQueue(topic, broker, int(queue_id)): each
-        for topic, brokers in value.items()
-        for broker, queues in brokers.items()
-        for queue_id, each in queues.items()
-    }
+def _named(key: str, read: Callable[[Any], dict[MessageQueue, T]], value: Mapping[str, Any]) -> dict[MessageQueue, T]:
+    try:
+        return read(value.get(key, {}))
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def _counts(value: Any, what: str = "a count") -> Positions:
+    found = from_json(value)
+    for queue, number in found.items():
+        if not 0 <= number < 2**63:
+            raise ValueError(f"{what} of {describe(queue)} is {str(number)[:80]}")
+    return found
+
+
+def _mark(pair: Any) -> Mark:
+    if not (isinstance(pair, list) and len(pair) == 2 and all(type(each) is int for each in pair)):
+        raise ValueError(f"{LAST}: {repr(pair)[:80]} is not [commitLogOffset, storeTimestamp]")
+    return Mark(*pair)

@@ -104,10 +104,11 @@ class Rows:
 
     def store_times(self) -> Ints:
         """In ms."""
-        if not self.any_v6:
-            return self.head["store_timestamp"].astype(np.int64)
-        _, born_end = self.host_places("born_host")
-        return gather(self.bytes, born_end, _LONG).astype(np.int64)
+        found: Ints = self.head["store_timestamp"]
+        if self.any_v6:
+            _, born_end = self.host_places("born_host")
+            found = gather(self.bytes, born_end, _LONG)
+        return found.astype(np.int64)
 
     def data(self) -> bytes:
         """The bytes of these records."""

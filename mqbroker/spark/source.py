@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from mqbroker.client.subscription import Sql
 from mqbroker.errors import MQError
 from mqbroker.spark import api
-from mqbroker.spark.errors import BadOption, DataLoss, Loss, NotReadable, needed_by_workers
+from mqbroker.spark.errors import BadCheckpoint, BadOption, DataLoss, Loss, NotReadable, needed_by_workers
 from mqbroker.spark.limits import SAMPLE, backlog, limit_bytes
 from mqbroker.spark.losses import LossLog, fetch_marks, fetch_sizes, read_batches, refuse_loss
 from mqbroker.spark.offsets import (
@@ -35,7 +35,6 @@ from mqbroker.spark.offsets import (
     cap,
     farthest,
     find_losses,
-    from_json,
     limit_rows,
     plan_batch,
     split_ranges,
@@ -212,7 +211,7 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         if self._initial is None:
             # Without an empty first batch the one that is repeated has rows of all its queues.
             is_repeated = self._here is not None and not self._begins_empty()
-            seen = _bounds_at_start(self._options, from_json(self._here).keys() if is_repeated else frozenset())
+            seen = _bounds_at_start(self._options, _offset(self._here).positions.keys() if is_repeated else frozenset())
             initial, losses = _find(self._options, self._options.starting, seen)
             self._skip(losses)
             self._initial_marks = self._marks_before(initial)
@@ -227,7 +226,7 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
             self._anchored = self._anchored or not self._begins_empty()
             start, limit = self._here or self.initialOffset(), self.getDefaultReadLimit()
         if self._parsed is None or self._parsed[0] != start:  # an idle stream is always at the same place
-            self._parsed = start, StreamOffset.from_json(start)
+            self._parsed = start, _offset(start)
         here = self._parsed[1]
         self._report(here.positions)
         if here.positions == self._initial and not self._anchored:
@@ -377,7 +376,7 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         self._anchored = True
         self._parsed = None  # the reader is pickled for the tasks
         self._here = end
-        first, last = StreamOffset.from_json(start), StreamOffset.from_json(end)
+        first, last = _offset(start), _offset(end)
         if not self._begins_empty() and (added := last.positions.keys() - first.positions.keys()):
             # The end of a first batch has queues that appeared after the start: they are read from their first message.
             bounds = _bounds_at_start(self._options, added).bounds
@@ -389,9 +388,10 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
     def read(self, partition: Any) -> Iterator[Any]:
         return _read(self._options, self._columns, self.schema, partition)
 
+    @shallow
     def commit(self, end: dict[str, Any]) -> None:
         """Spark keeps the offsets; brokers get them for tools that show the lag."""
-        self._report(StreamOffset.from_json(end).positions)
+        self._report(_offset(end).positions)
 
     def _report(self, positions: Positions) -> None:
         if self._options.commits:
@@ -399,6 +399,15 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Does nothing: Spark ends the process."""
+
+
+def _offset(value: Any) -> StreamOffset:
+    """An offset that Spark has kept. Raises BadCheckpoint."""
+    try:
+        return StreamOffset.from_json(value)
+    except ValueError as error:
+        why = f"an offset is not of this source, or damaged: {error}; use a new checkpointLocation and startingOffsets"
+        raise BadCheckpoint("of the query", why) from None
 
 
 def _left(end: Positions, seen: Positions) -> Positions:

@@ -31,6 +31,8 @@ _RIGHT_TIME = "use milliseconds since 1970 or an ISO time with its zone, such as
 _TIMES_EXAMPLE = '{"orders":{"broker-a":{"0":"2026-03-01T06:00:00Z"}}}'
 #: Clocks of drivers and brokers differ a little.
 _CLOCKS_DIFFER_MS = 60_000
+#: Python does not read thousands of digits; fewer are said to be too late.
+_DIGITS_MAX = 1000
 _GROUP_WORDS = {"group": None, "group:earliest": EARLIEST, "group:latest": LATEST}
 
 T = TypeVar("T")
@@ -86,7 +88,7 @@ def _otherwise(options: Mapping[str, str], given: Sequence[str]) -> int | None:
 
 def _time(option: str, value: object, latest_ms: int | None) -> int:
     text = str(value).strip()
-    if text.isascii() and text.isdigit() and not isinstance(value, bool):
+    if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
         at = int(text)
     else:
         try:

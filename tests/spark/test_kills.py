@@ -49,6 +49,7 @@ class Job:
     cluster: Cluster
     folder: Path
     moments: random.Random
+    program: str = "tests.spark.kills_driver"
     lives: int = 0
     driver: "subprocess.Popen[bytes] | None" = None
 
@@ -63,7 +64,7 @@ class Job:
         arguments = [self.cluster.name_server, "Source", "Target", str(self.folder), str(scratch), mode]
         with (self.folder / f"output{self.lives}").open("wb") as output:
             self.driver = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.kills_driver", *arguments],
+                [sys.executable, "-m", self.program, *arguments],
                 cwd=SOURCE,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -200,3 +201,24 @@ def test_a_job_of_which_everything_is_killed_neither_loses_nor_repeats(cluster: 
     # What is repeated by Spark itself does not end a query; only without its runner it cannot go on.
     ended = ended_queries(job.folder / "ended")
     assert len(ended) <= victims.count("runner"), ended
+
+
+def test_messages_that_come_in_before_the_first_batch_of_a_killed_query_are_not_missed(
+    cluster: Cluster,  # noqa: F811
+    job: Job,
+) -> None:
+    publish(cluster, "Source", 5)
+    before = set(messages_of(cluster, "Source"))
+    job.program = "tests.spark.held_driver"
+    job.start()
+    wait_for((job.folder / "started").exists, "the query knows where it starts", PATIENCE_SECONDS)
+    publish(cluster, "Source", 20)
+    (job.folder / "go").touch()
+    wait_for((job.folder / "planned").exists, "the first batch is planned", PATIENCE_SECONDS)
+    assert job.batches()["files"] == 0
+    job.end()
+    publish(cluster, "Source", 20)
+    assert job.start("once").wait(2 * PATIENCE_SECONDS) == 0, job.output[-5000:]
+
+    copied = [tuple(row) for row in json.loads((job.folder / "copied.json").read_text())]
+    assert copied == sorted(set(messages_of(cluster, "Source")) - before)

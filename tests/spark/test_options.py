@@ -1,5 +1,7 @@
 """Options: what they become, and that each mistake is named with what would be right."""
 
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -200,6 +202,77 @@ def test_an_error_spells_an_option_as_the_documentation_does_whatever_spark_made
     with pytest.raises(BadOption) as caught:
         parse_sink_options(given) if is_of_writes else parse_options(given, streaming=None)
     assert str(caught.value).startswith("option tls: {no / such}" if name == "tlsKey" else f"option {name}: ")
+
+
+DEEP = 100_000
+HOSTILE = {
+    "nothing": "",
+    "negative": "-1",
+    "more than Python reads": "9" * 5000,
+    "beyond 64 bits": str(2**64),
+    "other digits": "\u0663",
+    "underscore": "1_000",
+    "float": "1e9",
+    "NaN": "NaN",
+    "infinite": "-Infinity",
+    "null": "null",
+    "list": "[]",
+    "text": '""',
+    "lists in lists": "[" * DEEP,
+    "objects in objects": '{"orders":' * DEEP,
+    "offset of lists": f'{{"orders":{{"b":{{"0":{"[" * DEEP}{"]" * DEEP}}}}}}}',
+    "offset NaN": '{"orders":{"b":{"0":NaN}}}',
+    "long offset": f'{{"orders":{{"b":{{"0":{"9" * 5000}}}}}}}',
+    "long text as offset": f'{{"orders":{{"b":{{"0":"{"9" * 5000}"}}}}}}',
+    "long queue": f'{{"orders":{{"b":{{"{"9" * 5000}":1}}}}}}',
+    "list of NaN": '{"orders":{"b":[NaN]}}',
+    "list of a long number": f'{{"orders":{{"b":[{"9" * 5000}]}}}}',
+    "brokers as list": '{"orders":[]}',
+    "topic twice": '{"orders":{"b":{"0":1}},"orders":{"b":{"1":1}}}',
+    "queue twice": '{"orders":{"b":{"0":1,"0":2}}}',
+    "queue with a zero before it": '{"orders":{"b":{"0":1,"00":2}}}',
+    "NUL": "\0",
+    "half of a pair": "\ud800",
+    "groups in groups": "(" * 5000 + ")" * 5000,
+    "repeated often": "a{" + "9" * 30 + "}",
+    "time before Christ": "0001-01-01T00:00:00+23:59",
+    "time of leap second": "2016-12-31T23:59:60Z",
+}
+
+
+def refusal(parse: Callable[[Mapping[str, str]], object], given: Mapping[str, str]) -> str:
+    """What BadOption says; empty if nothing is refused."""
+    try:
+        parse(given)
+    except BadOption as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.filterwarnings("ignore:Possible nested set:FutureWarning")
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_no_text_of_an_option_is_more_than_refused_in_one_sentence(text: str) -> None:
+    for name in sorted({*NAMES, *SINK_NAMES}):
+        given = GOOD | {name: text}
+        if name in ("subscribePattern", "assign"):
+            del given["topic"]
+        for streaming in (True, False):
+            of_reads: Callable[..., object] = functools.partial(parse_options, streaming=streaming)
+            parse = parse_sink_options if name in SINK_NAMES and name not in NAMES else of_reads
+            assert len(refusal(parse, given)) < 1500, name
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets", "startingOffsetsByTimestamp"])
+@pytest.mark.parametrize("text", [text for what, text in HOSTILE.items() if "twice" in what])
+def test_offsets_that_are_there_twice_are_refused(name: str, text: str) -> None:
+    with pytest.raises(BadOption, match=f"option {name}: .*is there twice"):
+        parse_options(GOOD | {name: text}, streaming=False)
+
+
+def test_queues_that_are_assigned_twice_are_refused() -> None:
+    text = '{"orders":{"b":[0],"b":[1]}}'
+    with pytest.raises(BadOption, match=r"option assign: .*'b' is there twice"):
+        parse_options({"nameServer": "h:1", "assign": text}, streaming=False)
 
 
 def test_where_nobody_knows_yet_what_is_read_both_kinds_pass() -> None:

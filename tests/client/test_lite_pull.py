@@ -198,6 +198,18 @@ def test_a_program_is_told_of_other_queues(one_queue: World, name_server: str) -
     assert told == [frozenset({Q, MessageQueue("T", "a", 1)})]
 
 
+def test_queues_that_are_watched_before_the_start_are_watched_until_the_end(one_queue: World, name_server: str) -> None:
+    polling = Polling(one_queue, name_server, route_age_s=5.0)
+    told: list[frozenset[MessageQueue]] = []
+    one_queue.result(polling.core.watch_queues("T", told.append))
+    polling.start()
+    one_queue.result(polling.core.close())
+    one_queue.cluster.add_topic("T", queues=2, brokers=["a"])
+    one_queue.clock.pump([1] * 15)
+    assert told == []
+    assert not one_queue.clock.getDelayedCalls()
+
+
 def test_a_reset_of_an_administrator_is_followed(one_queue: World, name_server: str) -> None:
     store(one_queue, 3)
     polling = Polling(one_queue, name_server).start()

@@ -23,6 +23,11 @@ TESTED = {f"{kind}_{api}.py" for kind in ("hello", "producer", "consumer", "pull
     "orderly.py",
     "poll_asyncio.py",
     "poll_blocking.py",
+    "poll_twisted.py",
+    "request_reply_blocking.py",
+    "request_reply_twisted.py",
+    "transaction_asyncio.py",
+    "transaction_twisted.py",
 }
 SPARK = (
     *("spark_35", "spark_by_day", "spark_dead_letters", "spark_join", "spark_lag", "spark_messages", "spark_sessions"),
@@ -61,7 +66,7 @@ def test_what_a_producer_sends_is_pulled_and_consumed(mq_dev: Cluster, api: str)
     assert consumer.stop() == 0
 
 
-@pytest.mark.parametrize("api", ["asyncio", "blocking"])
+@pytest.mark.parametrize("api", APIS)
 def test_orders_are_polled(mq_dev: Cluster, api: str) -> None:
     mq_dev.run(source("producer_blocking.py"))
     assert mq_dev.run(source(f"poll_{api}.py")) == "105 orders read, 0 are left\n"
@@ -99,12 +104,14 @@ def test_a_delayed_message_comes_when_it_is_due(mq_dev: Cluster) -> None:
     assert mq_dev.run(source("delayed.py")) == "after 0 s: sent at once\nafter 5 s: sent on level 2\n"
 
 
-def test_a_question_gets_its_reply(mq_dev: Cluster) -> None:
-    assert mq_dev.run(source("request_reply.py")) == "IS ANYBODY THERE?\n"
+@pytest.mark.parametrize("name", ["request_reply.py", "request_reply_blocking.py", "request_reply_twisted.py"])
+def test_a_question_gets_its_reply(mq_dev: Cluster, name: str) -> None:
+    assert mq_dev.run(source(name)) == "IS ANYBODY THERE?\n"
 
 
-def test_a_message_is_sent_if_its_transaction_commits(mq_dev: Cluster) -> None:
-    assert mq_dev.run(source("transaction.py")) == "a book COMMIT\na car ROLLBACK\n"
+@pytest.mark.parametrize("name", ["transaction.py", "transaction_asyncio.py", "transaction_twisted.py"])
+def test_a_message_is_sent_if_its_transaction_commits(mq_dev: Cluster, name: str) -> None:
+    assert mq_dev.run(source(name)) == "a book COMMIT\na car ROLLBACK\n"
 
 
 def test_each_program_is_tested() -> None:

@@ -3,6 +3,8 @@ import multiprocessing
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -183,6 +185,68 @@ def test_a_forked_child_makes_its_own_connections_and_the_parents_go_on(topic: L
         producer.send(Message("T", b"parent again"), queue=Q)
         assert consumer.pull(Q, 0).max_offset == 3
         assert len(topic.connections) == used
+
+
+FORKING = """
+import faulthandler, os, random, sys, threading, time
+from mqbroker.client import Message
+from mqbroker.client.blocking import Producer, PullConsumer
+
+rng, over, errors, ids = random.Random(sys.argv[2]), threading.Event(), [], []
+producer, consumer = Producer(sys.argv[1], "pg"), PullConsumer(sys.argv[1], "cg")
+calls = [
+    lambda: producer.send(Message("T", b"parent")),
+    lambda: producer.send(Message("T", b"parent"), key="k"),
+    lambda: producer.send_async(Message("T", b"parent")).result(),
+    lambda: consumer.bounds(consumer.queues("T")),
+]
+
+def work(call):
+    while not over.is_set():
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+            return
+
+threads = [threading.Thread(target=work, args=(call,), daemon=True) for call in calls]
+for thread in threads:
+    thread.start()
+for _ in range(15):
+    time.sleep(rng.random() * 0.02)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            faulthandler.dump_traceback_later(40, exit=True)
+            sent = producer.send(Message("T", b"child")), producer.send_async(Message("T", b"child")).result()
+            consumer.bounds(consumer.queues("T"))
+            os.write(writer, " ".join(each.msg_id for each in sent).encode())
+            producer.close()
+            consumer.close()
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writer)
+    assert os.waitpid(child, 0)[1] == 0
+    with open(reader) as pipe:
+        ids += pipe.read().split()
+over.set()
+for thread in threads:
+    thread.join()
+producer.close()
+consumer.close()
+print(len(ids), len(set(ids)), errors)
+"""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_children_that_are_forked_at_any_moment_and_their_parent_go_on(topic: Loopback, seed: int) -> None:
+    """While threads use the clients."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING, topic.addr, str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "30 30 []\n", "")
 
 
 def test_a_message_by_hand_is_consumed_on_a_listeners_thread(topic: Loopback) -> None:

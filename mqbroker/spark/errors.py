@@ -125,7 +125,7 @@ class NotAllowed(MQError):
 
 _ACCOUNT = (
     "Check accessKey and secretKey, and the account's permissions in the broker's plain_acl.yml: a read needs SUB for "
-    "the topic and for consumerGroup, a write PUB for the topic"
+    "the topic and for consumerGroup, a write PUB for the topic, and SUB too with guarantee=effectively-once"
 )
 _FORBIDDEN: dict[int, str] = {
     ResponseCode.NO_PERMISSION: "Check the permissions of topic and broker, and whether the group is enabled",

@@ -177,8 +177,7 @@ class Packer:
 
     def pieces(self, batch: Any, first: int) -> Iterator[Encoded]:
         """Encode a record batch whose first row has the number `first`, piece by piece. Raises BadRow."""
-        body = _cells(batch.column(self.columns.places["body"]))
-        ends = np.cumsum(_lengths(body))
+        ends = np.cumsum(_lengths(batch.column(self.columns.places["body"])))
         at = 0
         while at < batch.num_rows:
             before = ends[at - 1] if at else 0
@@ -273,7 +272,7 @@ class _Piece:
     def _body(self) -> tuple[Any, Any]:
         """The bodies as they are sent, and their flags."""
         packer = self._packer
-        body = _cells(self._column("body"))
+        body = self._column("body")
         self._refuse_null(body, "body", "is null, and a message needs a body; filter by body IS NOT NULL")
         sizes = _lengths(body)
         self._refuse_first(sizes == 0, "body", lambda n: "is empty, which brokers refuse")
@@ -283,6 +282,7 @@ class _Piece:
             "body",
             lambda n: f"is {sizes[n]} bytes, the limit is {limit} (maxMessageSize in the broker)",
         )
+        body = _cells(body)
         flags = np.zeros(len(sizes), np.int64)
         is_long = sizes >= packer.compress_over_bytes
         if is_long.any():
@@ -503,6 +503,11 @@ class _Piece:
 
     def _check_text(self, texts: Any, column: str, without: tuple[int, ...], why: str = "", limits: Any = None) -> None:
         """Refuse the first text that is not UTF-8, or holds one of these bytes."""
+        if _is_large(texts):
+            sizes = _lengths(texts)
+            too_long = "is {} bytes, the limit is " + str(PROPERTIES_BYTES_MAX)
+            self._refuse_first(sizes > PROPERTIES_BYTES_MAX, column, lambda n: too_long.format(sizes[n]), limits)
+            texts = _small(texts)
         if without:
             for n in _holding(_cells(texts), without):
                 raise self._bad(_row_of(n, limits), column, why)
@@ -537,7 +542,17 @@ _hash_of: Callable[[str | None], int] = lru_cache(4096)(lambda key: 0 if key is 
 
 def _cells(column: Any) -> Any:
     """A column of texts or bytes as bytes."""
-    return column if column.type == _BINARY else column.cast(_BINARY)
+    return column if column.type == _BINARY else _small(column).cast(_BINARY)
+
+
+def _is_large(column: Any) -> bool:
+    """Whether it may have more than 2 GiB, as with spark.sql.execution.arrow.useLargeVarTypes."""
+    return bool(pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type))
+
+
+def _small(column: Any) -> Any:
+    """A column of texts or bytes by itself: Arrow does not make bytes of what begins far into a larger one."""
+    return column.take(pa.array(np.arange(len(column)))) if _is_large(column) else column
 
 
 def _offsets(cells: Any) -> Any:
@@ -618,4 +633,6 @@ def _id_texts(column: Any) -> list[bytes | None]:
     """The values of a column as bytes that tell them apart."""
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         return list(column.to_pylist())
+    if pa.types.is_large_string(column.type):
+        return list(column.cast(pa.large_binary()).to_pylist())
     return list(column.cast(pa.string()).cast(_BINARY).to_pylist())

@@ -267,7 +267,13 @@ class TaskWriter:
         try:
             return repeat(ask, self.options.retry_timeout_ms / 1000, self.now, self.sleep)
         except MQError as error:
-            raise explained(error, f"the index of topic {topic}") from None
+            what = f"the index of topic {topic}"
+            if not _may_pass(error):
+                raise explained(error, what) from None
+            raise NotWritten(
+                f"{what}, which tells what of partition {self.packer.partition} is stored: no answer within "
+                f"{self.options.retry_timeout_ms} ms (retryTimeoutMs): {type(error).__name__}: {error}"
+            ) from None
 
 
 def queues_at_start(

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,7 +69,8 @@ def packed(
         del given["topic"]
     checked = parse_sink_options(given)
     arrow = TYPES | (types or {})
-    batch = pa.RecordBatch.from_arrays([pa.array(v, arrow[n][0]) for n, v in rows.items()], names=list(rows))
+    arrays = [v if isinstance(v, pa.Array) else pa.array(v, arrow[n][0]) for n, v in rows.items()]
+    batch = pa.RecordBatch.from_arrays(arrays, names=list(rows))
     columns = choose_sink_columns([(n, arrow[n][1]) for n in rows], checked)
     once = "guarantee" in given
     packer = Packer(
@@ -400,3 +402,42 @@ def test_id_columns_must_be_there_and_tell_rows_apart() -> None:
         choose_sink_columns([("body", "binary")], options)
     with pytest.raises(BadOption, match="cannot identify a row"):
         choose_sink_columns([("body", "binary"), ("order", "double")], options)
+
+
+def far(kind: Any, values: list[bytes], before: int = 2**31 + 5) -> Any:
+    """Values in a column with a first one of `before` bytes, all of them NUL, that memory does not hold."""
+    data = np.zeros(before + sum(map(len, values)), np.uint8)
+    data[before:] = np.frombuffer(b"".join(values), np.uint8)
+    offsets = np.cumsum([0, before, *map(len, values)], dtype=np.int64)
+    return pa.Array.from_buffers(kind, len(values) + 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def test_columns_of_more_than_2_gib_are_packed_as_small_ones() -> None:
+    texts = {"body": [b"x", b"yy"], "tags": [b"a", b"b"], "uniqKey": [b"u1", b"u2"], "shardingKey": [b"s", b"t"]}
+    kinds = {name: pa.large_string() for name in texts} | {"body": pa.large_binary()}
+    lists = pa.ListArray.from_arrays([0, 1, 2], far(pa.large_string(), [b"k1", b"k2"])[1:])
+    entries = far(pa.large_string(), [b"n1", b"n2"])[1:], far(pa.large_string(), [b"v1", b"v2"])[1:]
+    properties = pa.MapArray.from_arrays([0, 1, 2], *entries)
+    large = {name: far(kinds[name], values)[1:] for name, values in texts.items()}
+    small = {name: [value if name == "body" else value.decode() for value in values] for name, values in texts.items()}
+    found = packed(large | {"keys": lists, "properties": properties}, idColumns="uniqKey", **ONCE)
+    same_rows = {"keys": [["k1"], ["k2"]], "properties": [[("n1", "v1")], [("n2", "v2")]]}
+    wanted = packed(small | same_rows, idColumns="uniqKey", **ONCE)
+    assert [each.key_texts() for each in found] == [each.key_texts() for each in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        same(one.outgoing, other.outgoing)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("body", "column body: is 2147483653 bytes, the limit is 4194304"),
+        ("tags", "column tags: is 2147483653 bytes, the limit is 32767"),
+        ("shardingKey", "column shardingKey: is 2147483653 bytes, the limit is 32767"),
+    ],
+)
+def test_a_value_of_2_gib_is_refused(name: str, why: str) -> None:
+    kind = pa.large_binary() if name == "body" else pa.large_string()
+    rows = {"body": [b"x", b"y"]} | {name: far(kind, [b"z"])}
+    with pytest.raises(BadRow, match=f"^row 0 of partition 3, {why}"):
+        packed(rows)

@@ -191,6 +191,23 @@ def test_an_account_that_may_not_ask_the_index_is_told_at_once(broker: Broker) -
     assert broker.clock.time == 0
 
 
+@pytest.mark.parametrize("ask", ["find", "positions"])
+def test_an_index_that_does_not_answer_ends_the_write_after_the_time_for_it(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    def time_out(*_: object) -> None:
+        broker.clock.sleep(5)
+        raise RequestTimedOut("no answer from a:1 in 5000 ms")
+
+    monkeypatch.setattr(broker, ask, time_out)
+    with pytest.raises(
+        NotWritten, match=r"the index of topic T, .* of partition 3 .*: no answer within 9000 ms \(retryT"
+    ):
+        write(broker, range(3), retryTimeoutMs="9000", **ONCE)
+    assert broker.sends == []
+    assert 9 <= broker.clock.time < 20
+
+
 @pytest.mark.parametrize(
     ("acks", "status", "counts"),
     [

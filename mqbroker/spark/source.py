@@ -135,7 +135,7 @@ class BatchReader(api.DataSourceReader):
     def partitions(self) -> list[Any]:
         """One for each queue with messages to read. Raises BadOption, DataLoss, or the client's errors."""
         options = self._options
-        seen = _bounds_at_start(options)
+        seen = _bounds_at_start(options, _named(options))
         starts, losses = _find(options, options.starting, seen)
         ends, beyond = _find(options, options.ending, seen)
         for loss in _up_to_ends(losses, beyond):
@@ -211,7 +211,8 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         if self._initial is None:
             # Without an empty first batch the one that is repeated has rows of all its queues.
             is_repeated = self._here is not None and not self._begins_empty()
-            seen = _bounds_at_start(self._options, _offset(self._here).positions.keys() if is_repeated else frozenset())
+            repeated = _offset(self._here).positions.keys() if is_repeated else frozenset()
+            seen = _bounds_at_start(self._options, _named(self._options) | repeated)
             initial, losses = _find(self._options, self._options.starting, seen)
             self._skip(losses)
             self._initial_marks = self._marks_before(initial)
@@ -344,7 +345,8 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
     @shallow
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of this run."""
-        seen = _bounds_at_start(self._options, may_be_gone=not self._options.fail_on_data_loss)
+        # What must be there is known with the positions: at a restart not by options.
+        seen = _bounds_at_start(self._options, may_be_gone=True)
         self._target = {queue: bound.end for queue, bound in seen.bounds.items()}
         self._expects_earlier = True
 
@@ -379,7 +381,7 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         first, last = _offset(start), _offset(end)
         if not self._begins_empty() and (added := last.positions.keys() - first.positions.keys()):
             # The end of a first batch has queues that appeared after the start: they are read from their first message.
-            bounds = _bounds_at_start(self._options, added).bounds
+            bounds = _bounds_at_start(self._options, _named(self._options) | added).bounds
             firsts = {queue: bounds[queue].first for queue in added if queue in bounds}
             first = attrs.evolve(first, positions=first.positions | firsts)
         ranges = plan(first, last, self._initial)
@@ -429,23 +431,26 @@ def _deadline(options: SourceOptions) -> RetryDeadline:
     return RetryDeadline(options.retry_timeout_ms / 1000, time.monotonic, time.sleep)
 
 
+def _named(options: SourceOptions) -> Set[MessageQueue]:
+    """The queues that options name."""
+    return options.starting.named | options.ending.named | options.selection.queues
+
+
 def _bounds_at_start(
     options: SourceOptions,
-    repeated: Set[MessageQueue] = frozenset(),
+    queues: Set[MessageQueue] = frozenset(),
     *,
     brokers: Set[str] = frozenset(),
     may_be_gone: bool = False,
 ) -> TopicBounds:
-    """The bounds of all queues, once what options name, `repeated` queues and `brokers` are there. Topics without a
-    route are left out with `may_be_gone`."""
+    """The bounds of all queues, once those brokers are there that are expected: of `queues`, and `brokers`. Topics
+    without a route are left out with `may_be_gone`."""
     soon = RetryDeadline(min(options.retry_timeout_ms / 1000, _NAME_SERVER_TIMEOUT_S), time.monotonic, time.sleep)
     selection = options.selection
-    named = options.starting.named | options.ending.named | selection.queues | repeated
-    expected = Expected(options.expect_brokers | brokers, named)
+    expected = Expected(options.expect_brokers | brokers, queues)
     client, deadline = _client(options), _deadline(options)
     topics = _topics_at_start(client, options, soon, deadline)
     seen = fetch_all_bounds(client, topics, deadline, soon, expected, selection, may_be_gone=may_be_gone)
-    OffsetSpec("assign", EARLIEST).check_exist(selection.queues, seen.bounds)
     log.info("queues at the start: %s", _counts(seen.queues))
     return seen
 
@@ -486,6 +491,7 @@ def _topics_at_start(
 
 def _find(options: SourceOptions, spec: OffsetSpec, seen: TopicBounds) -> tuple[Positions, list[DataLoss]]:
     """The positions of `spec`, and what is lost before them if the query goes on without."""
+    OffsetSpec("assign", EARLIEST).check_exist(options.selection.queues, seen.bounds)
     client, deadline = _client(options), _deadline(options)
     spec = settle_committed(spec, seen.bounds, client, deadline)
     losses: list[DataLoss] = []

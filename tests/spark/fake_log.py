@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 
-from mqbroker.client.errors import TopicNotFound
+from mqbroker.client.errors import Creates, TopicNotFound
 from mqbroker.client.messages import PullStatus, RawPull
 from mqbroker.client.subscription import ALL, Sql, subscribe_to
 from mqbroker.errors import MQError, Refused, Unreachable
@@ -100,7 +100,8 @@ class FakeLog:
     def queues(self, topic: str) -> list[MessageQueue]:
         found = sorted(queue for queue in self.records if queue.topic == topic)
         if not found:
-            raise TopicNotFound(topic, ["here:1"], "gone")
+            creates = Creates.PERHAPS if self.records else Creates.NO_BROKER
+            raise TopicNotFound(topic, ["here:1"], "gone", creates)
         return found
 
     def topics(self) -> tuple[set[str], set[str]]:

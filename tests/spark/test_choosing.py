@@ -141,6 +141,25 @@ def test_queues_can_be_assigned(log: FakeLog) -> None:
     assert "queue 7 of topic orders on broker a does not exist" in refusal(assign='{"orders":{"a":[0,7]}}')
 
 
+def test_an_assigned_queue_that_is_gone_is_a_loss_in_a_run_of_what_is_available(log: FakeLog) -> None:
+    options = {"assign": '{"orders":{"a":[0,1]}}', "startingOffsets": "earliest"}
+    ends = triggers(stream(**options))
+    _, end = next(ends), next(ends)
+    del log.records[A1]
+    log.add(A0, 1)
+
+    def run(**more: str) -> dict[str, Any]:
+        reader = stream(**options | more)
+        reader.prepareForTriggerAvailableNow()
+        return reader.latestOffset(end)
+
+    with pytest.raises(DataLoss, match="QUEUE_GONE: topic orders, broker a, queue 1"):
+        run()
+    assert run(failOnDataLoss="false")["orders"] == {"a": {"0": 11, "1": 4}}
+    with pytest.raises(BadOption, match="option assign: queue 1 of topic orders on broker a does not exist"):
+        stream(**options, failOnDataLoss="false").initialOffset()
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -314,7 +314,8 @@ def test_a_run_of_what_is_available_waits_for_a_broker_that_was_read_before(
 
     with pytest.raises(NotReadable, match="expected brokers are not registered with the name servers: b; these are: a"):
         run()
-    run(failondataloss="false")
+    # Where a new query would start does not matter now.
+    run(failondataloss="false", startingoffsets='{"orders":{"b":{"0":0}}}')
     assert engine.rows() == [("0", 10), ("0", 11)]
     assert [message.partition(":")[0] for message in caplog.messages] == [
         "this run reads without brokers that were read before",
@@ -330,6 +331,27 @@ def test_a_run_of_what_is_available_waits_for_a_broker_that_was_read_before(
     run(retrytimeoutms="60000")
     assert len(pauses) == 3
     assert engine.rows() == [("0", 2), ("0", 3), ("0", 4), ("0", 10), ("0", 11), ("0", 12)]
+
+
+@pytest.mark.parametrize("starts", ['{"orders":{"b":{"0":1}}}', "earliest"])
+def test_a_new_run_of_what_is_available_waits_for_brokers_that_are_named_or_for_any(
+    log: FakeLog, make: Make, monkeypatch: pytest.MonkeyPatch, starts: str
+) -> None:
+    log.add(B0, 5)
+    pauses, before = list[float](), log.records
+    log.records = {} if starts == "earliest" else {A0: before[A0]}
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            log.records = before
+
+    monkeypatch.setattr("time.sleep", sleep)
+    engine, reader = Engine(), make(retrytimeoutms="60000", startingoffsets=starts)
+    reader.prepareForTriggerAvailableNow()
+    engine.drain(reader)
+    assert len(pauses) == 3
+    assert set(engine.rows()) >= {("0", n) for n in range(1, 5)}
 
 
 def test_a_truncated_queue_fails_the_query(log: FakeLog, make: Make) -> None:

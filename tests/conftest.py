@@ -52,6 +52,7 @@ def pytest_configure() -> None:
         derandomize=True,
         database=None,
         deadline=None,
+        max_examples=int(os.environ.get("MQBROKER_EXAMPLES", "100")),
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("any machine")

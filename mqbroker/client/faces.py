@@ -69,9 +69,22 @@ def on_signals(stop: Callable[[], object]) -> Iterator[None]:
 
 
 class Named:
-    """Shows a client by its kind and group."""
+    """Shows a client by its kind and group, and its methods, as in a TypeError of their arguments, by their own names
+    instead of those of the cores."""
 
     _group: str
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, shown in vars(cls).items():
+            method = getattr(shown, "__wrapped__", None)
+            if method is not None:
+                public = shown.__qualname__ = f"{cls.__name__.lstrip('_')}.{name}"
+                if name != method.__name__ and method.__name__ in vars(cls):
+                    continue  # `send_async` calls what `send` does
+                names = method.__dict__.setdefault("public_names", set())
+                names.add(public)
+                method.__qualname__ = public if len(names) == 1 else name  # several clients have it
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__qualname__} of group {self._group}>"

@@ -151,6 +151,21 @@ def test_a_send_is_refused_whose_arguments_cannot_be_used(face: Any) -> None:
     assert len(face.cluster.stored(Q)) == 3
 
 
+def test_arguments_that_are_missing_or_unknown_are_told_with_the_name_of_the_method(face: Any) -> None:
+    with face.make("Producer", "pg") as producer, face.make("PullConsumer", "cg") as consumer:
+        for call, what in (
+            (producer.send, "Producer.send() missing 1 required positional argument: 'message'"),
+            (producer.queues, "Producer.queues() missing 1 required positional argument: 'topic'"),
+            (consumer.pull, "PullConsumer.pull() missing 2 required positional arguments: 'queue' and 'offset'"),
+            (consumer.offset_by_time, "offset_by_time() missing 2 required positional arguments: 'queue' and 'time'"),
+            (consumer.message, "Client.message() missing 2 required positional arguments: 'topic' and 'msg_id'"),
+        ):
+            with pytest.raises(TypeError, match=f"^{re.escape(what)}$"):
+                call()
+        with pytest.raises(TypeError, match=r"^Producer\.send\(\) got an unexpected keyword argument 'tag'$"):
+            producer.send(MESSAGE, tag="a")
+
+
 def test_a_pull_is_refused_whose_arguments_cannot_be_used(face: Any) -> None:
     with face.make("PullConsumer", "cg") as consumer:
         for arguments in ((Q, "0"), (Q, -1), (Q, 0, -1), (Q, 0, 0), (Q, 0, "32"), ("T", 0), (Q, True)):

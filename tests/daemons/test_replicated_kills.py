@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -17,6 +18,7 @@ import pytest
 
 from mqbroker.wire.bodies import KVTable
 from mqbroker.wire.codes import RequestCode
+from tests.daemons.forks import ForkServer
 from tests.daemons.history import Sender, check_store, log_end
 from tests.daemons.processes import DEADLINE_SECONDS, Process, ask, wait_for
 
@@ -127,11 +129,13 @@ def end_senders(senders: list[Sender]) -> None:
         assert not sender.is_alive()
 
 
-def test_what_is_acknowledged_is_on_the_slave(daemon: Callable[..., Process], tmp_path: Path) -> None:
+def test_what_is_acknowledged_is_on_the_slave(
+    daemon: Callable[..., Process], forks: ForkServer, tmp_path: Path
+) -> None:
     seed = int(os.environ.get("MQBROKER_KILL_SEED", "17"))
     print(f"seed {seed}")
     rng = Random(seed)
-    pair = Pair(daemon, tmp_path, rng)
+    pair = Pair(partial(daemon, forks=forks), tmp_path, rng)
     acknowledged = 0
     for number in range(ROUNDS):
         senders = pair.send(str(number))

@@ -65,6 +65,9 @@ public final class Peer {
                 case "allocate":
                     Allocate.run(options, lines);
                     break;
+                case "ids":
+                    Ids.run(options, lines);
+                    break;
                 case "createtopic":
                     CreateTopic.run(options, lines);
                     break;

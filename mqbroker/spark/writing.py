@@ -28,6 +28,8 @@ from mqbroker.spark.sink_options import Acks, Guarantee, SinkOptions
 from mqbroker.wire.bodies import MessageQueue
 
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.05, 1.0
+#: The index follows the log within milliseconds, and a task of one row waits for it twice.
+_INDEX_PAUSE_S_MIN, _INDEX_PAUSE_S_MAX = 0.005, 0.05
 #: How long requests of an attempt that has ended may still be on their way into a broker's log. Java's broker refuses
 #: those that waited for 0.2 s.
 _SETTLE_S = 1.0
@@ -225,11 +227,12 @@ class TaskWriter:
     def _check_index(self, first: Encoded) -> None:
         """Raises NotWritten unless the index has the first row, which was sent just now."""
         topic = first.targets[first.lanes[0]][0]
-        until = self.now() + _START_S
+        until, pause_s = self.now() + _START_S, _INDEX_PAUSE_S_MIN
         # A topic that the row has created is known to the name server soon.
         while not self._found(topic, first.key_texts(), anew=True)[0]:
             if self.now() < until:
-                self.sleep(_PAUSE_S_MIN)
+                self.sleep(pause_s)
+                pause_s = min(2 * pause_s, _INDEX_PAUSE_S_MAX)
                 continue
             raise NotWritten(
                 f"topic {topic}: the broker's index does not have a row that it has just stored, so that "
@@ -249,7 +252,7 @@ class TaskWriter:
     def _wait_for_index(self, topic: str) -> None:
         reached = self._repeat(lambda: self.sender.positions(topic), topic)
         goal = {name: end for name, (end, _) in reached.items()}
-        began = self.now()
+        began, pause_s = self.now(), _INDEX_PAUSE_S_MIN
         while True:
             behind = [name for name, end in goal.items() if name not in reached or reached[name][1] < end]
             if not behind:
@@ -259,7 +262,8 @@ class TaskWriter:
                     f"topic {topic}: the index of broker {behind[0]} is behind its log, so that it is not known "
                     "which rows are there; write again when `mq cluster` shows that it has caught up"
                 )
-            self.sleep(_PAUSE_S_MIN)
+            self.sleep(pause_s)
+            pause_s = min(2 * pause_s, _INDEX_PAUSE_S_MAX)
             reached = self._repeat(lambda: self.sender.positions(topic), topic)
 
     def _repeat(self, ask: Callable[[], Any], topic: str) -> Any:

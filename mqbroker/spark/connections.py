@@ -20,6 +20,7 @@ from mqbroker.client.blocking import Producer, PullConsumer
 from mqbroker.client.faces import core
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
+from mqbroker.client.loop_thread import LoopThread
 from mqbroker.client.messages import RawPull, SendResult
 from mqbroker.client.names import bare, queue_within, within
 from mqbroker.client.options import ProducerOptions, PullOptions
@@ -255,15 +256,28 @@ class ClientSender:
 
     def __init__(self, producer: Producer, namespace: str = "") -> None:
         self._producer, self._namespace = producer, namespace
+        self._is_started = False
+
+    def start(self) -> None:
+        """Connect to a name server, once. Raises NameServerUnreachable if none answers: a request would try again for
+        as long as a broker may be away."""
+        if not self._is_started:
+            self._producer.start()
+            self._is_started = True
+
+    def _parts(self) -> tuple[LoopThread, ProducerCore]:
+        self.start()
+        thread, client = parts(self._producer)
+        return thread, core(client)
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """Raises as `Producer.queues` does."""
+        self.start()
         return self._producer.queues(topic)
 
     def send(self, outgoing: Outgoing, queue: MessageQueue | None) -> Future[SendResult]:
         """Returns when it is under way. Raises NameServerUnreachable."""
-        thread, client = parts(self._producer)
-        sender: ProducerCore = core(client)
+        thread, sender = self._parts()
         if self._namespace:
             outgoing = attrs.evolve(outgoing, topic=within(self._namespace, outgoing.topic))
             queue = None if queue is None else queue_within(self._namespace, queue)
@@ -271,14 +285,12 @@ class ClientSender:
 
     def find(self, topic: str, keys: Sequence[str]) -> list[bool]:
         """As `IndexRequests.find`."""
-        thread, client = parts(self._producer)
-        sender: ProducerCore = core(client)
+        thread, sender = self._parts()
         return thread.run(sender.index.find(within(self._namespace, topic), keys))
 
     def positions(self, topic: str) -> dict[str, tuple[int, int]]:
         """As `IndexRequests.positions`."""
-        thread, client = parts(self._producer)
-        sender: ProducerCore = core(client)
+        thread, sender = self._parts()
         return thread.run(sender.index.positions(within(self._namespace, topic)))
 
 

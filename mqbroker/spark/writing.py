@@ -42,6 +42,8 @@ _END_S = 10.0
 class Sender(Protocol):
     """A client that sends, and looks keys up in the index of the brokers."""
 
+    def start(self) -> None: ...
+
     def queues(self, topic: str) -> Sequence[MessageQueue]: ...
 
     def send(self, outgoing: Outgoing, queue: MessageQueue | None) -> Future[SendResult]: ...
@@ -97,6 +99,8 @@ class TaskWriter:
         first = 0
         try:
             for batch in batches:
+                # Not tried again, as what follows is: the address may be wrong.
+                self.sender.start()
                 for piece in self.packer.pieces(batch, first):
                     self._write(piece)
                 first += batch.num_rows

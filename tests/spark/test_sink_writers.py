@@ -82,10 +82,11 @@ def test_attempts_of_a_write_have_the_same_keys_and_another_write_others(monkeyp
     assert broker.bodies == ["1", "1", "2", "2"]
 
 
-def test_a_name_server_that_does_not_listen_is_told_within_3_seconds() -> None:
+@pytest.mark.parametrize("guarantee", ["at-least-once", "effectively-once"])
+def test_a_name_server_that_does_not_listen_is_told_within_3_seconds(guarantee: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        writer = batch_writer(nameserver=f"127.0.0.1:{unused.getsockname()[1]}")
+        writer = batch_writer(nameserver=f"127.0.0.1:{unused.getsockname()[1]}", guarantee=guarantee)
         began = time.monotonic()
         with pytest.raises(NameServerUnreachable, match="Check the address"):
             another(writer).write(iter([rows(1)]))

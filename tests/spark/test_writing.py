@@ -57,6 +57,9 @@ class Broker:
     asked: list[str] = attrs.field(factory=list)
     sends: list[list[str]] = attrs.field(factory=list)
 
+    def start(self) -> None:
+        pass
+
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         return [MessageQueue(topic, q.broker_name, q.queue_id) for q in QUEUES]
 

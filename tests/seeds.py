@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 
 
-def seeds_of_push(count: int) -> range:
-    """The seeds below `count`: all of them, or one of three parts by MQBROKER_TURN."""
+def seeds_of_push(count: int, parts: int = 3) -> range:
+    """The seeds below `count`: all of them, or one of so many parts by MQBROKER_TURN."""
     turn = os.environ.get("MQBROKER_TURN")
-    return range(count) if turn is None else range(int(turn) % 3, count, 3)
+    return range(count) if turn is None else range(int(turn) % parts, count, parts)
 
 
 def block_of_push(count: int) -> range:

@@ -22,6 +22,8 @@ from mqbroker.wire.ids import UniqIdSource
 
 #: Rows of a record batch of Spark.
 TOGETHER = 10_000
+#: Writes of each guarantee in a round, in turns: they differ by less than one from the next on a busy machine.
+TURNS = 4
 #: Messages of a batch: about as many bytes as the sink's.
 BATCH = 600
 BODY = b"x" * 128
@@ -38,8 +40,9 @@ def main() -> None:
         for n in range(rounds):
             for what, fields in (("plain", PLAIN), ("full", FULL)):
                 frame = record_batch(fields)
-                write(name_server, fields, frame, rows, f"{what} sink", n)
-                write(name_server, fields, frame, rows, f"{what} once", n, guarantee="effectively-once")
+                for _ in range(TURNS):
+                    write(name_server, fields, frame, rows, f"{what} sink", n)
+                    write(name_server, fields, frame, rows, f"{what} once", n, guarantee="effectively-once")
                 loop(producer, what, frame, rows)
 
 

@@ -74,6 +74,13 @@ MISTAKES = [
         (f"{_STREAM}::test_a_repeated_batch_begins_behind_what_it_skipped",),
     ),
     Mutation(
+        "read in the first batch of a query that starts at the end, before its start is recorded",
+        "spark/source.py",
+        "        if here.positions == self._initial and not self._anchored:\n            return start\n",
+        "",
+        ("tests/spark/test_stream_starts.py::test_messages_that_come_in_before_the_first_batch_are_not_missed",),
+    ),
+    Mutation(
         "take a restart by Spark before 4.2 for a new query",
         "spark/source.py",
         "        self._here = end\n",

@@ -85,19 +85,19 @@ def sending(
     async def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> SendResult:
         producer = started(client)
         message: Any = args[0] if args else None
-        taken = None if kwargs else producer.take_plain(*args)
+        taken = None if kwargs else producer.sends.take(*args)
         try:
             if taken is None:
                 return await method(producer, *args, **kwargs)
             await taken  # which returns nothing where it is the compiled module's
         except BaseException as error:
             if taken is not None:
-                producer.give_up(message, taken)
+                producer.sends.give_up(message, taken)
             if isinstance(error, RuntimeError):
                 client._net.check_loop()  # noqa: SLF001 - as in `call`
             raise
         result = taken.result()
-        return result if isinstance(result, SendResult) else await producer.send_otherwise(message, result)
+        return result if isinstance(result, SendResult) else await producer.sends.go_on(message, result)
 
     return calling
 

@@ -96,11 +96,11 @@ def sending(
             producer = started(client)
         except ClientClosed:
             return fail()
-        taken = None if kwargs else producer.take_plain(*args)
+        taken = None if kwargs else producer.sends.take(*args)
         if taken is None:
             return Deferred.fromCoroutine(method(producer, *args, **kwargs))
         message: Any = args[0]
-        taken.send = producer, message
+        taken.send = producer.sends, message
         ended: Deferred[SendResult] = taken.deferred
         return ended
 

@@ -24,7 +24,7 @@ from mqbroker.client.connection import Connection, WhyLost
 from mqbroker.client.loop_net import CONNECT_TIMEOUT_S, LoopNet
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.net import Account, RequestHandler, Task
-from mqbroker.client.producer import ProducerCore
+from mqbroker.client.single_sends import SingleSends
 from mqbroker.client.tls import why_lost
 from mqbroker.errors import MQError, Unreachable
 from mqbroker.remoting.client import Connector, tcp_connector
@@ -188,9 +188,9 @@ class DeferredFuture:
     def __init__(self, loop: ReactorLoop) -> None:
         self._loop = loop
         self._outcome: Any = _WAITING
-        #: Of a send that may be plain, its producer and message: it continues if the outcome is not a SendResult.
+        #: Of a send that may be plain, who sends it and its message: it continues if the outcome is not a SendResult.
         #: Cheaper than a callback.
-        self.send: tuple[ProducerCore, Message] | None = None
+        self.send: tuple[SingleSends, Message] | None = None
         self._going_on: Deferred[Any] | None = None
         self.deferred: Deferred[Any] = Deferred(self._cancel)
 
@@ -225,8 +225,8 @@ class DeferredFuture:
         if self.send is None or isinstance(self._outcome, SendResult):
             self.deferred.callback(self._outcome)
             return
-        producer, message = self.send
-        self._going_on = Deferred.fromCoroutine(producer.send_otherwise(message, self._outcome))
+        sends, message = self.send
+        self._going_on = Deferred.fromCoroutine(sends.go_on(message, self._outcome))
         self._going_on.addBoth(self.deferred.callback)
 
     def _cancel(self, deferred: Deferred[Any]) -> None:
@@ -235,8 +235,8 @@ class DeferredFuture:
         elif self._going_on is not None:
             self._going_on.cancel()
         elif self.send is not None:
-            producer, message = self.send
-            producer.give_up(message, self)
+            sends, message = self.send
+            sends.give_up(message, self)
 
 
 #: The task that runs.

@@ -1,16 +1,15 @@
-"""The producer's core: what its API does. How a message is sent, and sent again, is in `attempts.py`."""
+"""The producer's core: what its API does. Each message that is sent by itself goes by `single_sends.py`."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
-from mqbroker.client.attempts import Attempts, Chosen, FirstAttempt
+from mqbroker.client.attempts import Attempts
 from mqbroker.client.batches import Part, parts_of, send_parts
 from mqbroker.client.errors import BadArgument, ClientClosed, SendFailed
 from mqbroker.client.heartbeats import Heartbeats
@@ -23,24 +22,16 @@ from mqbroker.client.observers import Observers, Send, SendKind, SendObserver
 from mqbroker.client.options import ProducerOptions, milliseconds
 from mqbroker.client.replies import Replies
 from mqbroker.client.routes import Routes
-from mqbroker.client.send import Choose, Outgoing, Selector, SendsInFlight, Slot, checked, chooser, prepare
+from mqbroker.client.send import Outgoing, Selector, checked, chooser
+from mqbroker.client.single_sends import MakePlainSends, SingleSends
 from mqbroker.client.trace import Tracer
-from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.compression import compress_body
-
-if TYPE_CHECKING:
-    from mqbroker.client.direct_sends import DirectSends
-    from mqbroker.client.plain_sends import PlainSends
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-#: Bodies from this size on, bytes, are compressed on a thread: 64 KiB take about 2 ms, 4 MiB 0.2 to 0.4 s.
-_LARGE_BYTES = 64 * 1024
 
 
 class ProducerCore:
@@ -53,9 +44,9 @@ class ProducerCore:
         group: str,
         options: ProducerOptions,
         identity: Identity,
-        plain_sends: Callable[[Identity, Attempts, SendsInFlight], PlainSends] | None = None,
+        plain_sends: MakePlainSends | None = None,
     ) -> None:
-        """`plain_sends` makes what takes plain sends, where the net has that."""
+        """`plain_sends` is as of SingleSends."""
         self._net = net
         self._namespace = options.namespace
         self._group = within(self._namespace, check_group(group))
@@ -80,19 +71,12 @@ class ProducerCore:
         )
         self.check = self._routes.check
         self._attempts = Attempts(net, self._routes, self.heartbeats, self._group, options)
-        self._in_flight = SendsInFlight(net, options.sends_in_flight_max, options.sends_in_flight_bytes_max)
         self._tracer = Tracer(net, options.trace_topic, self.send_unseen) if options.trace_topic else None
         observers = [each for each in (*options.observers, self._tracer) if isinstance(each, SendObserver)]
         self._observers = Observers(observers, net.steady) if observers else None
-        self._plain: PlainSends | None = None
-        if plain_sends and not (self._namespace or options.retry_unstored or options.vip_channel):
-            self._plain = plain_sends(identity, self._attempts, self._in_flight)
-        self._unobserved = None if self._observers else self._plain
-        #: The same from the start until the end.
-        self._taking: PlainSends | None = None
+        #: Each message that is sent by itself.
+        self.sends = SingleSends(net, identity, self._attempts, plain_sends, is_observed=self._observers is not None)
         self._replies = Replies(net, options)
-        #: Held by a send to a chosen queue while it is encoded; how many hold it, or wait for it.
-        self._order, self._ordered = net.lock(), 0
         #: Look-ups in the index of the brokers that it sends to.
         self.index = IndexRequests(net, self._routes, timeout_ms)
         self.queries = Queries(net, self._routes, timeout_ms, self._namespace)
@@ -124,36 +108,8 @@ class ProducerCore:
         """
         choose, until = chooser(checked(message), queue, key, selector, self._namespace), self._until(timeout_s)
         if self._observers is None and not self._namespace:
-            return await self._send_one([message], choose, until)
-        return await self._observed(SendKind.SEND, [message], self._send_one, choose, until)
-
-    async def _send_one(self, messages: list[Message], choose: Choose | None, until: float | None) -> SendResult:
-        """Send the message, on the plain path if that may be."""
-        message, plain = messages[0], self._plain
-        if (
-            plain is None
-            or self._attempts.is_closed
-            or not plain.suits(message)
-            or (self._ordered and choose)
-            or (until is not None and not plain.takes_times)
-        ):
-            with await self._slot(len(message.body), until):
-                return await self._send_otherwise(message, choose, until, None)
-        size = len(message.body)
-        if not self._in_flight.acquired(size):
-            await self._in_flight.acquire(size, None if until is None else until - self._net.steady())
-        left_s = None if until is None else until - self._net.steady()
-        if left_s is not None and left_s <= 0:
-            return await self.send_otherwise(message, None, choose, until)  # which says so
-        left_ms = None if left_s is None else max(1, int(left_s * 1000))  # as in Attempts
-        waiter = plain.take(message, choose, left_ms)
-        try:
-            await waiter
-        except BaseException:  # it was cancelled
-            plain.give_up(message, waiter)
-            raise
-        result = waiter.result()
-        return result if isinstance(result, SendResult) else await self.send_otherwise(message, result, choose, until)
+            return await self.sends.send([message], choose, until)
+        return await self._observed(SendKind.SEND, [message], self.sends.send, choose, until)
 
     async def request(
         self,
@@ -179,7 +135,7 @@ class ProducerCore:
             )
             await self._replies.be_reachable(self._routes, route, until)
             await self.heartbeats.send_to_new()
-            return await self._observed(SendKind.REQUEST, [request], self._send_one, choose, until)
+            return await self._observed(SendKind.REQUEST, [request], self.sends.send, choose, until)
 
         return await self._replies.ask(message, self._identity.client_id, seconds, until, send)
 
@@ -224,7 +180,7 @@ class ProducerCore:
 
     async def send_unseen(self, message: Message) -> SendResult:
         """Send a message that no observer sees."""
-        return await self._send_one([message], None, None)
+        return await self.sends.send([message], None, None)
 
     def _addr_of(self, outcome: object) -> str:
         """The address of the broker that was asked last in a send, or empty."""
@@ -233,89 +189,6 @@ class ProducerCore:
             route = self._routes.last(within(self._namespace, queue.topic) if self._namespace else queue.topic)
             return (route and route.master(queue.broker_name)) or ""
         return outcome.attempts[-1][1] if isinstance(outcome, SendFailed) and outcome.attempts else ""
-
-    def take_plain(self, message: object = None) -> Any:
-        """Begin a send to the next queue without a coroutine, where it may be plain, has its turn, and is not observed:
-        returns what `PlainSends.take` does, otherwise None. If its outcome is not a SendResult, the caller continues
-        with `send_otherwise`; if it is cancelled, with `give_up`."""
-        plain = self._taking
-        if plain is None:
-            return None
-        if plain.joined is not None and (taken := plain.joined.take(message)) is not None:
-            return taken
-        if not isinstance(message, Message) or not plain.suits(message):
-            return None
-        if not self._in_flight.acquired(len(message.body)):
-            return None
-        return plain.take(message)
-
-    def take_all_plain(self, messages: list[Message], waiters: Sequence[Any]) -> bool:
-        """Begin sends as `take_plain` does, if all may be plain and have their turns now."""
-        plain = self._taking
-        if plain is None or not all(map(plain.suits, messages)):
-            return False
-        has_room = self._in_flight.acquired(sum([len(message.body) for message in messages]), len(messages))
-        if has_room:
-            plain.take_all(messages, waiters)
-        return has_room
-
-    async def send_otherwise(
-        self,
-        message: Message,
-        outcome: FirstAttempt | Chosen | MQError | None,
-        choose: Choose | None = None,
-        until: float | None = None,
-    ) -> SendResult:
-        """Send a message by the general path after the plain one gave up; releases its slot. Raises `outcome` if that
-        is an error."""
-        with Slot(self._in_flight, len(message.body)):
-            return await self._send_otherwise(message, choose, until, outcome)
-
-    def direct_sends(self) -> DirectSends | None:
-        """What takes sends of threads that wait for them, if any does."""
-        return None if self._unobserved is None else self._unobserved.direct()
-
-    async def send_after(self, message: Message, first: FirstAttempt) -> SendResult:
-        """Go on with a send whose `first` attempt was made elsewhere. Raises as `send` does."""
-        with await self._slot(len(message.body)):
-            return await self._send_otherwise(message, None, None, first)
-
-    def give_up(self, message: Message, taken: Any) -> None:
-        """What `take_plain` has returned is no longer awaited."""
-        assert self._plain is not None
-        self._plain.give_up(message, taken)
-
-    async def _send_otherwise(
-        self,
-        message: Message,
-        choose: Choose | None,
-        until: float | None,
-        outcome: FirstAttempt | Chosen | MQError | None,
-    ) -> SendResult:
-        if isinstance(outcome, MQError):
-            raise outcome.with_traceback(None)  # which others raise, too
-        if isinstance(outcome, FirstAttempt):
-            outgoing = prepare(message, self._options, lambda: outcome.msg_id, int(outcome.began_at * 1000))
-            until = outcome.sent_at + self._options.send_timeout_s if until is None else until
-            return await self._attempts.send(outgoing, choose, until, outcome)
-        if choose is not None and (self._ordered or len(message.body) >= _LARGE_BYTES):
-            # What follows a large one with the same key must not overtake it.
-            self._ordered += 1
-            try:
-                async with self._order:
-                    outgoing = await self._prepared(message)
-            finally:
-                self._ordered -= 1
-        else:
-            outgoing = await self._prepared(message)
-        return await self._attempts.send(outgoing, choose, until, chosen=outcome)
-
-    async def _prepared(self, message: Message) -> Outgoing:
-        """The encoded message; a large body is compressed on a thread, so that it does not hold up the event loop."""
-        compressed = None
-        if max(_LARGE_BYTES, self._options.compress_over_bytes) <= len(message.body) <= self._options.message_bytes_max:
-            compressed = await self._net.on_thread(partial(compress_body, message.body, self._options.compress_level))
-        return prepare(message, self._options, self._identity.next_ids, self._now_ms(), compressed)
 
     async def send_batch(
         self,
@@ -344,11 +217,11 @@ class ProducerCore:
         until = self._until(timeout_s)
 
         async def send(part: Part) -> Sequence[SendResult]:
-            with await self._slot(part.size, until):
+            with await self.sends.slot(part.size, until):
                 if part.is_batch(self._options):
                     outgoing = part.outgoing(self._identity.next_ids, self._now_ms())
                 else:
-                    outgoing = part.alone(await self._prepared(part.messages[0]))
+                    outgoing = part.alone(await self.sends.prepared(part.messages[0]))
                 return part.results(await self._attempts.send(outgoing, choices[part.messages[0].topic], until))
 
         async def run(messages: list[Message]) -> list[SendResult]:
@@ -379,8 +252,8 @@ class ProducerCore:
         choose = chooser(checked(message), queue, key, selector, self._namespace)
 
         async def run(messages: list[Message]) -> None:
-            with await self._slot(len(messages[0].body)):
-                outgoing = await self._prepared(messages[0])
+            with await self.sends.slot(len(messages[0].body)):
+                outgoing = await self.sends.prepared(messages[0])
                 await self._attempts.send_oneway(outgoing, choose)
 
         await self._observed(SendKind.ONEWAY, [message], run)
@@ -413,7 +286,7 @@ class ProducerCore:
         loops = [self.heartbeats.keep_sending(), every(self._net, self._options.route_age_s, self._routes.refresh_all)]
         loops += [self._tracer.run()] if self._tracer is not None else []
         self._tasks = [self._net.spawn(loop) for loop in loops]
-        self._taking = self._unobserved
+        self.sends.open()
 
     async def close(self) -> None:
         """Unregister and close the connections, within `close_timeout_s`. Sends in flight or waiting fail."""
@@ -422,11 +295,11 @@ class ProducerCore:
     async def close_within(self, seconds: float) -> None:
         """As `close`."""
         ending = Ending(self._net, seconds, self._group)
-        if self._plain is not None:
-            self._plain.flush()
+        self.sends.flush()
         if self._tracer is not None:
             await ending.step(self._tracer.unsent, self._tracer.flush(), left=1)
-        self._attempts.is_closed, self._taking = True, None
+        self._attempts.is_closed = True
+        self.sends.close()
         self._replies.close()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -440,11 +313,3 @@ class ProducerCore:
     def _until(self, timeout_s: float | timedelta | None) -> float | None:
         """The deadline of a send with a time-out of its own; that of other sends starts when they get a slot."""
         return None if timeout_s is None else self._net.steady() + milliseconds("timeout_s", timeout_s) / 1000
-
-    async def _slot(self, size: int, until: float | None = None) -> Slot:
-        """A slot among the sends in flight. A waiting message is not encoded yet, so that it costs little."""
-        if self._plain is not None:
-            self._plain.flush()
-        if not self._in_flight.acquired(size):
-            await self._in_flight.acquire(size, None if until is None else until - self._net.steady())
-        return Slot(self._in_flight, size)

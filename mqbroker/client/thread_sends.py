@@ -49,7 +49,7 @@ def sending(method: SendMethod[P]) -> Callable[Concatenate[Any, P], SendResult]:
                 return outcome
             if outcome is not None:
                 producer: ProducerCore = core(made)
-                return thread.run(producer.send_after(cast(Message, args[0]), outcome))
+                return thread.run(producer.sends.send_after(cast(Message, args[0]), outcome))
         send = _Send(under_way, args, kwargs)
         under_way.begin(send, thread)
         result = wait_for(send)
@@ -183,7 +183,7 @@ class UnderWay:
 
     def __init__(self, options: ProducerOptions, producer: ProducerCore | None = None) -> None:
         self._producer = producer
-        self._direct = None if producer is None else producer.direct_sends()
+        self._direct = None if producer is None else producer.sends.direct()
         #: Whether an asynchronous send may be in flight on the loop's connection: the next send must follow it there.
         self.has_unordered = False
         self._count_max = options.sends_in_flight_max
@@ -269,11 +269,11 @@ class UnderWay:
         producer = cast(ProducerCore, self._producer)
         for is_plain, group in groupby(self._taken(), _is_plain):
             sends = list(group)
-            if is_plain and producer.take_all_plain([send.args[0] for send in sends], sends):
+            if is_plain and producer.sends.take_all([send.args[0] for send in sends], sends):
                 continue
             for send in sends:
                 try:
-                    if not is_plain or not producer.take_all_plain([send.args[0]], [send]):
+                    if not is_plain or not producer.sends.take_all([send.args[0]], [send]):
                         send.follow(producer.send(*send.args, **send.kwargs))
                 except TypeError as error:  # of the arguments
                     send.set_exception(error)
@@ -291,7 +291,7 @@ class UnderWay:
         done = []
         for send, outcome in ended:
             if not isinstance(outcome, SendResult):
-                send.follow(producer.send_otherwise(send.args[0], outcome))
+                send.follow(producer.sends.go_on(send.args[0], outcome))
             elif send.finish(outcome):
                 done.append(send)
         sizes = [send.size for send in done if send.size is not None]

@@ -148,7 +148,7 @@ class TransactionCore(ProducerCore):
             raise BadMessage(f"message to topic {message.topic}: a message of a transaction cannot be delayed")
         marks = {Prop.TRANSACTION_PREPARED: "true", Prop.PRODUCER_GROUP: self._group}
         half = SystemMessage.of(message, marks)
-        sent = await self._observed(SendKind.TRANSACTION, [half], self._send_one, None, self._until(timeout_s))
+        sent = await self._observed(SendKind.TRANSACTION, [half], self.sends.send, None, self._until(timeout_s))
         return attrs.evolve(message, unique_key=sent.msg_id), sent
 
     async def end(self, sent: SendResult, state: TransactionState) -> TransactionResult:

@@ -279,7 +279,7 @@ def test_batches_on_asyncio_have_bounds(server: Loopback) -> None:
 def test_sends_that_begin_together_have_the_same_bounds(server: Loopback) -> None:
     async def use(producer: Any) -> Any:
         waiters = [asyncio.get_running_loop().create_future() for _ in range(5)]
-        assert producer._core.take_all_plain([Message("T", b"%d" % n * 1_500) for n in range(5)], waiters)
+        assert producer._core.sends.take_all([Message("T", b"%d" % n * 1_500) for n in range(5)], waiters)
         return await all_of(*waiters)
 
     found = on_asyncio(server, use, batch_bytes_max=4_000)

@@ -211,7 +211,7 @@ class Twin:
             for number in range(4)
             for queue in [MessageQueue(topic, name, number)]
         ]
-        in_flight: Any = self.core._in_flight
+        in_flight: Any = self.core.sends._in_flight
         return [found, self.core._attempts.rotation._turns, (in_flight._count, in_flight._bytes, in_flight._granted)]
 
     def close(self) -> None:

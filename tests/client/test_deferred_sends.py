@@ -60,7 +60,7 @@ class Sender:
         return [request.body for request in self.world.faults.asked(SEND)[1:]]
 
     def check_idle(self) -> None:
-        in_flight = self.producer._core._in_flight
+        in_flight = self.producer._core.sends._in_flight
         assert in_flight is not None
         assert (in_flight._count, in_flight._bytes) == (0, 0)
         assert (len(self.connection._responses), self.connection._sent) == (0, {})
@@ -85,7 +85,7 @@ def errors(found: list[Any]) -> list[BaseException | None]:
 def test_sends_of_one_turn_are_encoded_together_and_leave_in_order(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mqbroker.client.producer.prepare", None)  # of the general path
+    monkeypatch.setattr("mqbroker.client.single_sends.prepare", None)  # of the general path
     runs: list[int] = []
     send_run = Connection.send_run
 
@@ -153,7 +153,7 @@ def test_what_is_cancelled_gives_its_place_back(sender: Sender) -> None:
 @pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 def test_what_is_cancelled_when_it_is_to_be_sent_otherwise_gives_its_place_back(sender: Sender) -> None:
     sends = [sender.send(b"x", tags="é") for _ in range(2)]
-    plain: Any = sender.producer._core._plain
+    plain: Any = sender.producer._core.sends._plain
     plain.flush()
     sends[0].cancel()
     sender.world.cluster.settle()

@@ -165,7 +165,7 @@ def play(seed: int) -> int:
     assert all(isinstance(error, MQError | CancelledError) for error in errors), errors
     results = [each for each in found if not isinstance(each, Failure)]
     assert all(isinstance(result, SendResult) for result in results)
-    in_flight = producer._core._in_flight
+    in_flight = producer._core.sends._in_flight
     assert in_flight is not None
     assert (in_flight._count, in_flight._bytes) == (0, 0)
     assert not time.getDelayedCalls()

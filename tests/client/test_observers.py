@@ -108,7 +108,7 @@ def test_observed_sends_are_plain_ones_too(face: Any, cluster: Loopback, monkeyp
     with producer_with(face, notes) as producer:
         producer.send(Message("T", b"first"), queue=Q)  # a heartbeat follows it
         if compiled is not None:
-            monkeypatch.setattr("mqbroker.client.producer.prepare", None)  # of the general path
+            monkeypatch.setattr("mqbroker.client.single_sends.prepare", None)  # of the general path
         sent = producer.send(Message("T", b"x")), producer.send(Message("T", b"y"), queue=Q)
     assert [each[2] for each in notes.seen if each[0] == "after"][1:] == [[result] for result in sent]
     assert [request.body for request in cluster.faults.asked(RequestCode.SEND_MESSAGE_V2)] == [b"first", b"x", b"y"]

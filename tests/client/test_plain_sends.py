@@ -59,7 +59,7 @@ def with_producer(server: Loopback, use: Callable[[Producer], Coroutine[Any, Any
                 Message("T", b"first"), timeout_s=60
             )  # options may allow less than a busy machine needs
             found = await use(producer)
-            in_flight = producer._core._in_flight
+            in_flight = producer._core.sends._in_flight
             assert in_flight is not None
             assert (in_flight._count, in_flight._bytes) == (0, 0)
             connection = producer._net._lines.connections[server.broker_addr]
@@ -114,7 +114,7 @@ def test_plain_sends_are_not_encoded_one_by_one(
     topic: Loopback, monkeypatch: pytest.MonkeyPatch, in_flight_max: int
 ) -> None:
     async def use(producer: Producer) -> Any:
-        monkeypatch.setattr("mqbroker.client.producer.prepare", None)  # of the general path
+        monkeypatch.setattr("mqbroker.client.single_sends.prepare", None)  # of the general path
         return await all_of(*(producer.send(Message("T", b"%d" % n, tags="t", keys="k")) for n in range(20)))
 
     found = with_producer(topic, use, sends_in_flight_max=in_flight_max)
@@ -132,7 +132,7 @@ def test_sends_whose_queue_is_chosen_are_encoded_together_too(
     by_key = {key: queue_for_key(queues, key) for key in ("a", "b", "c", "d", "e")}
 
     async def use(producer: Producer) -> Any:
-        monkeypatch.setattr("mqbroker.client.producer.prepare", None)  # of the general path
+        monkeypatch.setattr("mqbroker.client.single_sends.prepare", None)  # of the general path
         keyed = [producer.send(Message("T", b"%d" % n), key="abcde"[n % 5]) for n in range(40)]
         given = producer.send(Message("T", b"given"), queue=queues[3])
         picked = producer.send(Message("T", b"picked"), selector=lambda queues, message: queues[len(message.body) % 4])
@@ -292,7 +292,7 @@ def test_what_is_cancelled_when_it_is_to_be_sent_otherwise_gives_its_place_back(
     async def use(producer: Producer) -> Any:
         sends = [asyncio.create_task(producer.send(Message("T", b"x", tags="é"))) for _ in range(2)]
         await asyncio.sleep(0)
-        producer._core._plain.flush()
+        producer._core.sends._plain.flush()
         sends[0].cancel()
         return await all_of(*sends)
 
@@ -454,7 +454,7 @@ def test_observed_sends_keep_their_order_and_are_as_observers_want_them(
 ) -> None:
     async def use(producer: Producer) -> Any:
         if compiled is not None:
-            monkeypatch.setattr("mqbroker.client.producer.prepare", None)  # of the general path
+            monkeypatch.setattr("mqbroker.client.single_sends.prepare", None)  # of the general path
         keys = ["k" if n % 3 else None for n in range(40)]
         return await all_of(*(producer.send(Message("T", b"a%02d" % n), key=keys[n]) for n in range(40)))
 
@@ -523,7 +523,7 @@ def test_traces_are_plain_sends(topic: Loopback, monkeypatch: pytest.MonkeyPatch
     async def use(producer: Producer) -> None:
         tracer: Any = producer._core._tracer
         await tracer.flush()  # which gets the route
-        monkeypatch.setattr("mqbroker.client.producer.prepare", None)  # of the general path
+        monkeypatch.setattr("mqbroker.client.single_sends.prepare", None)  # of the general path
         await producer.send(Message("T", b"x"))
         await tracer.flush()
 
@@ -577,7 +577,7 @@ def test_half_messages_are_not_plain(topic: Loopback) -> None:
     marks = {"TRAN_MSG": "true"}, {"CORRELATION_ID": "1"}
 
     async def use(producer: Producer) -> Any:
-        suits: Any = producer._core._plain.suits
+        suits: Any = producer._core.sends._plain.suits
         return [suits(SystemMessage.of(Message("T", b"x"), properties)) for properties in marks]
 
     assert with_producer(topic, use) == [False, True], "a half message has a flag of its own"

@@ -78,7 +78,7 @@ def test_requests_and_replies_are_plain_sends(
     cluster.add_topic("T")
     with responder(face, producer, lambda message: message.body.upper()):
         producer.request(Message("T", b"first"), timeout_s=10)
-        monkeypatch.setattr("mqbroker.client.producer.prepare", None)  # of the general path
+        monkeypatch.setattr("mqbroker.client.single_sends.prepare", None)  # of the general path
         assert producer.request(Message("T", b"x", tags="t"), timeout_s=10).body == b"X"
     assert len(cluster.faults.asked(REPLY)) == 2
 
@@ -183,7 +183,7 @@ def test_a_producer_that_is_closed_ends_its_requests(server: Loopback) -> None:
         producer = Producer(server.addr, "pg")
         await producer.start()
         requests = [asyncio.ensure_future(producer.request(Message("T", b"x"), timeout_s=60)) for _ in range(3)]
-        while len(producer._core._replies._expected) < 3 or producer._core._in_flight._count:  # noqa: ASYNC110
+        while len(producer._core._replies._expected) < 3 or producer._core.sends._in_flight._count:  # noqa: ASYNC110
             await asyncio.sleep(0)
         requests[0].cancel()
         await producer.close()

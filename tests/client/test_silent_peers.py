@@ -194,7 +194,7 @@ def test_a_time_that_is_given_includes_the_wait_for_a_turn(two_brokers: World) -
     error, took_s = end_of(two_brokers, producer.send(Message("T", b"x"), timeout_s=0.5))
     assert isinstance(error, RequestTimedOut)
     assert 0.5 <= took_s <= 0.6
-    assert producer._in_flight._count == 1
+    assert producer.sends._in_flight._count == 1
 
 
 def test_a_send_whose_turn_comes_when_its_time_is_over_says_so_and_sends_nothing(two_brokers: World) -> None:

@@ -140,8 +140,8 @@ MISTAKES = [
     ),
     Mutation(
         "send past the observers of a producer",
-        "client/producer.py",
-        "        self._unobserved = None if self._observers else self._plain\n",
+        "client/single_sends.py",
+        "        self._unobserved = None if is_observed else self._plain\n",
         "        self._unobserved = self._plain\n",
         ("tests/client/test_observers.py",),
         with_compiled=True,
@@ -359,7 +359,7 @@ MISTAKES = [
     ),
     Mutation(
         "send a plain message to the next queue where its sender has chosen one",
-        "client/producer.py",
+        "client/single_sends.py",
         "plain.take(message, choose, left_ms)",
         "plain.take(message, None, left_ms)",
         ("tests/client/test_plain_sends.py",),
@@ -367,9 +367,9 @@ MISTAKES = [
     ),
     Mutation(
         "send a message to any queue again where its sender has chosen one",
-        "client/producer.py",
-        "await self.send_otherwise(message, result, choose, until)",
-        "await self.send_otherwise(message, result, None, until)",
+        "client/single_sends.py",
+        "await self.go_on(message, result, choose, until)",
+        "await self.go_on(message, result, None, until)",
         ("tests/client/test_plain_sends.py",),
         with_compiled=True,
     ),
@@ -419,7 +419,7 @@ MISTAKES = [
     ),
     Mutation(
         "give a plain send that failed another id",
-        "client/producer.py",
+        "client/single_sends.py",
         "lambda: outcome.msg_id",
         "self._next_id",
         ("tests/client/test_plain_sends.py",),
@@ -694,7 +694,7 @@ MISTAKES = [
     Mutation(
         "keep the place of a send that was cancelled before it went another way",
         "client/deferred_net.py",
-        "            producer.give_up(message, self)\n",
+        "            sends.give_up(message, self)\n",
         "            pass\n",
         ("tests/client/test_deferred_sends.py",),
         with_compiled=True,

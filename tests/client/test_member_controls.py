@@ -196,7 +196,7 @@ def test_an_expression_that_no_broker_could_read_is_refused_here(expression: Any
 
 
 def test_an_expression_as_text_is_refused_with_what_to_write() -> None:
-    with pytest.raises(MQError, match=r"write Sql\('a > 5'\)"):
+    with pytest.raises(MQError, match=r"or Sql\('a > 5'\)"):
         subscribe_to("T", "a > 5", 1)
     with pytest.raises(BadArgument, match="tags as text, or Sql"):
         subscribe_to("T", 5, 1)  # type: ignore[arg-type]

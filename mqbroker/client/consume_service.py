@@ -58,7 +58,13 @@ class ListenerCall:
     others: Sequence[ReceivedMessage] = ()
     portion: Portion | None = None
     looks: int = 0
-    is_sent_back: bool = False
+    #: The message that was last sent back while the listener had it; a thread may have gone on to the next one.
+    sent_back: ReceivedMessage | None = None
+
+    @property
+    def is_sent_back(self) -> bool:
+        """Whether the message that the listener has was sent back."""
+        return self.sent_back is not None and self.sent_back is self.message
 
 
 class ConsumeService(ABC):
@@ -280,8 +286,8 @@ class ConsumeService(ABC):
                 message.queue,
                 self.fate,
             )
-            if run.message is messages[0] and message is messages[-1]:
-                run.is_sent_back = True
+            if message is messages[-1]:
+                run.sent_back = messages[0]
             if (index := portion.batch.index(message)) is not None:
                 portion.batch.done(index, self._net.now())
 
@@ -291,7 +297,7 @@ class ConsumeService(ABC):
             self._stats.of(owner.queue.topic).consumed(max(0.0, took_s) * 1000, ok, failed)
 
     def _let_go(self, run: ListenerCall) -> None:
-        run.message, run.others, run.looks, run.is_sent_back = None, (), 0, False
+        run.message, run.others, run.looks = None, (), 0
         for queue, signal in self._waiting_for:
             if run.portion is not None and run.portion.owner.queue == queue and not self._is_with_listener(queue):
                 signal.set()

@@ -155,8 +155,10 @@ class ThreadConsumeService(ConsumeService):
         me = threading.get_ident()
         while (worker := self._begin.get()) is not None:
             self._inside.add(me)
-            self._consume(worker)
-            self._inside.discard(me)
+            try:
+                self._consume(worker)
+            finally:
+                self._inside.discard(me)
             self._tell(worker)
 
     def _consume(self, worker: _Worker) -> None:
@@ -191,7 +193,7 @@ class ThreadConsumeService(ConsumeService):
                 if not messages:
                     break
                 # Where the queue is given up meanwhile, this one is waited for.
-                worker.message, worker.others, worker.looks, worker.is_sent_back = messages[0], messages[1:], 0, False
+                worker.message, worker.others, worker.looks = messages[0], messages[1:], 0
             if portion.owner.dropped:
                 continue
             value, error = _called(self._listener, messages[0] if count is None else messages)

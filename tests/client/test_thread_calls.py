@@ -131,6 +131,30 @@ def test_what_is_sent_back_while_the_listener_has_it_counts_once_and_goes_back_o
     assert (consuming.sent_back, consuming.held.committable) == ([3], COUNT)
 
 
+def test_a_message_that_fails_goes_back_although_the_one_before_it_was_sent_back_meanwhile() -> None:
+    is_looked_at = threading.Event()
+
+    def result(offset: int) -> ConsumeResult | None:
+        return ConsumeResult.RETRY if offset == 4 and is_looked_at.wait(20) else None
+
+    class GoingOn(Consuming):
+        async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
+            await super()._send_back(message, delay_level)
+            if message.queue_offset == 3:
+                self.go_on.set()
+                await self.until(lambda: 4 in self.seen)
+
+    consuming = GoingOn(hang={3}, result=result)
+
+    async def meanwhile() -> None:
+        for _ in range(LOOKS_MAX + 1):
+            await consuming.service.send_back_overdue()
+        is_looked_at.set()
+
+    consuming.run(meanwhile)
+    assert (consuming.sent_back, consuming.held.committable) == ([3, 4], COUNT)
+
+
 def test_a_message_that_is_consumed_although_it_was_sent_back_counts_once() -> None:
     consuming = Consuming(hang={3})
 

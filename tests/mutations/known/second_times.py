@@ -200,15 +200,15 @@ MISTAKES = [
     Mutation(
         "count the time of an overdue message for the next one",
         "client/consume_service.py",
-        "run.message, run.others, run.looks, run.is_sent_back = None, (), 0, False\n",
-        "run.message, run.others, run.is_sent_back = None, (), False\n",
+        "run.message, run.others, run.looks = None, (), 0\n",
+        "run.message, run.others = None, ()\n",
         _CLIENT,
     ),
     Mutation(
         "send no message back that is overdue after the first",
         "client/consume_service.py",
-        "run.message, run.others, run.looks, run.is_sent_back = None, (), 0, False\n",
-        "run.message, run.others, run.looks = None, (), 0\n",
+        "return self.sent_back is not None and self.sent_back is self.message\n",
+        "return self.sent_back is not None\n",
         _CLIENT,
     ),
     Mutation(

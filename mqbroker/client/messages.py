@@ -196,11 +196,8 @@ class Message:
                 self._refuse("properties", "names and values that are not empty: others are lost", self.properties)
         reserved = RESERVED_PROPERTIES.intersection(self.properties).difference(self._allowed)
         if reserved:
-            self._refuse(
-                "properties",
-                f"without {sorted(reserved)}, the system's own: use the fields of Message",
-                self.properties,
-            )
+            right = f"without {sorted(reserved)}, the system's own: use the fields of Message"
+            self._refuse("properties", right, self.properties)
 
     def _refuse(self, field: str, right: str, value: object) -> NoReturn:
         raise BadMessage(f"message to topic {self.topic}: {field} must be {right}, not {short(value)}")

@@ -300,3 +300,15 @@ def test_one_that_is_cancelled_with_its_heartbeat_leaves_it_to_the_next(server: 
 
     server.add_topic("T", queues=1)
     asyncio.run(main())
+
+
+def test_producers_that_are_used_without_a_start_are_in_heartbeats_too(server: Loopback) -> None:
+    from mqbroker.client import blocking
+
+    server.add_topic("T", queues=1)
+    producers = [blocking.Producer(server.addr, group) for group in ("p", "q")]
+    for producer in producers:
+        producer.send(Message("T", b"x"))
+    assert groups(server.faults.asked(BEAT)[-1])[0] == {"p", "q"}
+    for producer in producers:
+        producer.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
+import concurrent.futures.thread  # noqa: F401 - see below
 import contextlib
 import contextvars
 import functools
@@ -17,6 +19,11 @@ from typing import Any, Protocol, TypeVar
 from mqbroker.client.errors import ClientClosed, WouldDeadlock
 
 T = TypeVar("T")
+
+# A child that is forked while a thread imports a module waits for it for ever. What connections, routes and long bodies
+# would import is imported here.
+for _codec in ("idna", "utf-16-be"):
+    codecs.lookup(_codec)
 
 #: How long the end of a loop waits for coroutines that were cancelled, seconds.
 _END_S = 1.0

@@ -19,19 +19,20 @@ from tests.spark.test_spark import Cluster, cluster, publish  # noqa: F401 - a f
 
 PROGRAM = """
 import sys
-sys.path += sys.argv[2:]
+sys.path += sys.argv[3:]
 import mqbroker.spark
 from pyspark.sql import SparkSession
 assert ".zip" in mqbroker.spark.__file__, mqbroker.spark.__file__
 spark = SparkSession.builder.getOrCreate()
 spark.sparkContext.setLogLevel("ERROR")
-for artifact in sys.argv[2:]:
+for artifact in sys.argv[3:]:
     spark.addArtifact(artifact, pyfile=True)
 mqbroker.spark.register(spark)
-options = {"nameServer": sys.argv[1], "topic": "Bundled"}
+copy = sys.argv[2] + "Copy"
+options = {"nameServer": sys.argv[1], "topic": sys.argv[2]}
 frame = spark.read.format("rocketmq").options(**options).load()
-frame.selectExpr("body", "keys").write.format("rocketmq").mode("append").options(**options | {"topic": "Copy"}).save()
-copies = spark.read.format("rocketmq").options(**options | {"topic": "Copy"}).load()
+frame.selectExpr("body", "keys").write.format("rocketmq").mode("append").options(**options | {"topic": copy}).save()
+copies = spark.read.format("rocketmq").options(**options | {"topic": copy}).load()
 columns = "CAST(body AS STRING)", "properties['KEYS']", "keys[0]"
 print(sorted(tuple(row) for row in copies.selectExpr(*columns).collect()))
 print([name for name in ("orjson", "twisted", "click") if name in sys.modules])
@@ -66,7 +67,8 @@ def test_a_bundle_is_all_that_executors_need(cluster: Cluster, tmp_path: Path, w
 
     if not api.HAS_SOURCES:
         pytest.skip("PySpark 3.5 has no data sources in Python")
-    publish(cluster, "Bundled", 3, keys=["k"])
+    topic = "Bundled" + way.strip("-")
+    publish(cluster, topic, 3, keys=["k"])
     python, bundle, program = bare_python(tmp_path), tmp_path / "bundle.zip", tmp_path / "program.py"
     write_bundle(bundle)
     program.write_text(PROGRAM)
@@ -91,7 +93,7 @@ def test_a_bundle_is_all_that_executors_need(cluster: Cluster, tmp_path: Path, w
             *(str(home / "bin" / "spark-submit"), "--master", "local-cluster[2,1,1024]"),
             *(("--py-files", str(bundle)) if way == "--py-files" else ()),
             *(part for item in settings.items() for part in ("--conf", "=".join(item))),
-            *(str(program), cluster.name_server),
+            *(str(program), cluster.name_server, topic),
             *((str(bundle),) if way == "addArtifact" else ()),
         ],
         cwd=tmp_path,

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.daemons
 APIS = ("asyncio", "blocking", "twisted")
 TESTED = {f"{kind}_{api}.py" for kind in ("hello", "producer", "consumer", "pull") for api in APIS} | {
     "broadcasting.py",
+    "broadcasting_asyncio.py",
+    "broadcasting_twisted.py",
     "iterate_asyncio.py",
     "iterate_blocking.py",
     "iterate_twisted.py",
@@ -28,6 +30,8 @@ TESTED = {f"{kind}_{api}.py" for kind in ("hello", "producer", "consumer", "pull
     "request_reply_twisted.py",
     "transaction_asyncio.py",
     "transaction_twisted.py",
+    "worker_pool_blocking.py",
+    "worker_pool_twisted.py",
 }
 SPARK = (
     *("spark_35", "spark_by_day", "spark_dead_letters", "spark_join", "spark_lag", "spark_messages", "spark_sessions"),
@@ -76,8 +80,19 @@ def test_the_steps_of_an_order_come_in_their_order(mq_dev: Cluster) -> None:
     assert mq_dev.run(source("orderly.py")) == "".join(f"o-{n} created paid packed shipped\n" for n in range(5))
 
 
-def test_each_member_gets_every_change(mq_dev: Cluster) -> None:
-    assert mq_dev.run(source("broadcasting.py")) == "both know 10 prices\n"
+@pytest.mark.parametrize("name", ["broadcasting.py", "broadcasting_asyncio.py", "broadcasting_twisted.py"])
+def test_each_member_gets_every_change(mq_dev: Cluster, name: str) -> None:
+    assert mq_dev.run(source(name)) == "both know 10 prices\n"
+
+
+@pytest.mark.parametrize("name", ["worker_pool_blocking.py", "worker_pool_twisted.py"])
+def test_orders_are_worked_on_by_processes_until_sigterm(mq_dev: Cluster, name: str) -> None:
+    mq_dev.run(source("producer_blocking.py"))
+    pool = mq_dev.start(source(name).replace("200_000", "200"), name)
+    wait_for(lambda: pool.out.count("sealed ") == 101, "101 sealed orders", PATIENCE_SECONDS)
+    assert len(set(re.findall("[0-9a-f]{64}", pool.out))) == 100  # one was sent twice
+    assert pool.stop() == 0
+    assert "Traceback" not in pool.err + pool.out
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -1,7 +1,11 @@
 """A broker's queues in memory: what the readers ask of a client, with limits and faults to order."""
 
+import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+
+import pytest
 
 from mqbroker.client.errors import Creates, TopicNotFound
 from mqbroker.client.messages import PullStatus, RawPull
@@ -196,3 +200,9 @@ class FakeTime:
 
     def sleep(self, seconds: float) -> None:
         self.at += seconds
+
+
+def replace_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
+    """Have this thread call `sleep` instead of time.sleep(); those of sessions of Spark sleep on."""
+    ours, real = threading.get_ident(), time.sleep
+    monkeypatch.setattr("time.sleep", lambda seconds: (sleep if threading.get_ident() == ours else real)(seconds))

@@ -16,7 +16,7 @@ from mqbroker.spark.errors import BadOption, DataLoss
 from mqbroker.spark.options import parse_options
 from mqbroker.spark.source import RocketMQDataSource, StreamReader
 from mqbroker.wire.bodies import MessageQueue
-from tests.spark.fake_log import FakeLog
+from tests.spark.fake_log import FakeLog, replace_sleep
 
 A0, A1, B0 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1), MessageQueue("orders", "b", 0)
 BILLS = MessageQueue("bills", "a", 0)
@@ -113,7 +113,7 @@ def test_a_pattern_waits_while_the_name_server_lists_no_topic(
         if len(waiting) == 3:
             log.records = before
 
-    monkeypatch.setattr("time.sleep", sleep)
+    replace_sleep(monkeypatch, sleep)
     assert ranges(**given).keys() == {A0, A1, B0}
     assert len(waiting) == 3
     if not options:

@@ -27,7 +27,7 @@ from mqbroker.spark.errors import BadOption, BadSchema, DataLoss, NotOnExecutors
 from mqbroker.spark.progress import StreamOffset, plan
 from mqbroker.spark.source import RocketMQDataSource, StreamReader
 from mqbroker.wire.bodies import MessageQueue
-from tests.spark.fake_log import FakeLog
+from tests.spark.fake_log import FakeLog, replace_sleep
 
 A0, A1, B0 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1), MessageQueue("orders", "b", 0)
 NOT_READ = "not read now, because their brokers do not respond or the name server does not list them: queues of "
@@ -327,7 +327,7 @@ def test_a_run_of_what_is_available_waits_for_a_broker_that_was_read_before(
         if len(pauses) == 3:
             log.records[B0] = away
 
-    monkeypatch.setattr("time.sleep", sleep)
+    replace_sleep(monkeypatch, sleep)
     run(retrytimeoutms="60000")
     assert len(pauses) == 3
     assert engine.rows() == [("0", 2), ("0", 3), ("0", 4), ("0", 10), ("0", 11), ("0", 12)]
@@ -346,7 +346,7 @@ def test_a_new_run_of_what_is_available_waits_for_brokers_that_are_named_or_for_
         if len(pauses) == 3:
             log.records = before
 
-    monkeypatch.setattr("time.sleep", sleep)
+    replace_sleep(monkeypatch, sleep)
     engine, reader = Engine(), make(retrytimeoutms="60000", startingoffsets=starts)
     reader.prepareForTriggerAvailableNow()
     engine.drain(reader)

@@ -9,13 +9,13 @@ import os
 
 
 def seeds_of_push(count: int, parts: int = 3) -> range:
-    """The seeds below `count`: all of them, or one of so many parts by MQBROKER_TURN."""
+    """The seeds below `count`: all of them, or the share of them that MQBROKER_TURN selects."""
     turn = os.environ.get("MQBROKER_TURN")
     return range(count) if turn is None else range(int(turn) % parts, count, parts)
 
 
 def block_of_push(count: int) -> range:
-    """The first `count` seeds; or half as many, one of six blocks by MQBROKER_TURN."""
+    """The first `count` seeds; or one of six blocks of half as many, which MQBROKER_TURN selects."""
     turn = os.environ.get("MQBROKER_TURN")
     if turn is None:
         return range(count)

@@ -252,11 +252,7 @@ class Heartbeats:
         self._forget_gone()
         request = self.request()
         shared.sent[addr] = _Sent(self.net.steady(), shared.next_number)
-        answer: RemotingCommand | MQError
-        try:
-            answer = await self.net.invoke(addr, request, self._timeout_ms)
-        except MQError as error:
-            answer = error
+        (answer,) = await self.net.invoke_many([(addr, request)], self._timeout_ms)
         return self.answered(addr, answer)
 
     def request(self) -> RemotingCommand:

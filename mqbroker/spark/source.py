@@ -353,7 +353,7 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
     def _wait_for_earlier(self, positions: Positions, target: Positions) -> Positions:
         """`target`, with the ends of queues whose broker was away when that was fixed: what it has is available, too.
 
-        Raises NotReadable if the broker stays away, unless the query goes on without lost messages."""
+        Raises NotReadable if the broker stays away, unless the query continues after data loss."""
         away = {queue.broker_name for queue in positions} - {queue.broker_name for queue in target}
         if not away:
             return target
@@ -490,7 +490,7 @@ def _topics_at_start(
 
 
 def _find(options: SourceOptions, spec: OffsetSpec, seen: TopicBounds) -> tuple[Positions, list[DataLoss]]:
-    """The positions of `spec`, and what is lost before them if the query goes on without."""
+    """The positions of `spec`, and what was lost before them, where the query continues after data loss."""
     OffsetSpec("assign", EARLIEST).check_exist(options.selection.queues, seen.bounds)
     client, deadline = _client(options), _deadline(options)
     spec = settle_committed(spec, seen.bounds, client, deadline)

@@ -203,6 +203,6 @@ class FakeTime:
 
 
 def replace_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
-    """Have this thread call `sleep` instead of time.sleep(); those of sessions of Spark sleep on."""
+    """Replace time.sleep() by `sleep` for this thread. Other threads, as those of Spark, still sleep."""
     ours, real = threading.get_ident(), time.sleep
     monkeypatch.setattr("time.sleep", lambda seconds: (sleep if threading.get_ident() == ours else real)(seconds))

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -63,6 +64,11 @@ def start_session(scratch: object, master: str = "local[2]", more: Mapping[str, 
     """Start Spark in this process, whose environment is that of `session_environment`; `more` are settings."""
     from pyspark.sql import SparkSession
 
+    with suppress(ImportError):  # PySpark 3.5
+        from pyspark.logger import PySparkLogger
+
+        # Pytest adds its handlers to loggers that do not propagate: this one would make JSON of all later tests' text.
+        PySparkLogger.addHandler = logging.Logger.addHandler
     builder = SparkSession.builder.master(master).appName("mqbroker tests")
     settings = {
         "spark.ui.enabled": "false",

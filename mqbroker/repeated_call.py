@@ -14,7 +14,7 @@ log = Logger()
 
 
 class RepeatedCall(LoopingCall):
-    """A LoopingCall that goes on after a failure, where Twisted's ends for good.
+    """A LoopingCall that goes on after a failure, where Twisted's ends for good, and may be started again at any time.
 
     The first of several failures in a row is logged with its traceback, and the success that ends them.
     """
@@ -24,6 +24,13 @@ class RepeatedCall(LoopingCall):
         self.f, self.a, self.kw, self.clock = self._call_once, (), {}, clock
         self._function, self._args = function, args
         self._has_failed = False
+
+    def start(self, interval: float, now: bool = True) -> Deferred[LoopingCall]:
+        if self.running or self._deferred is None:
+            return super().start(interval, now)
+        # It was stopped during a call: Twisted's would have two loops when that ends, of which one is never stopped.
+        self.running, self.interval, self.starttime = True, interval, self.clock.seconds()
+        return self._deferred
 
     def _call_once(self) -> Deferred[None] | None:
         try:

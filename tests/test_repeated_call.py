@@ -56,6 +56,46 @@ def test_a_call_that_takes_longer_than_its_interval_is_not_repeated_before_it_en
         assert len(running) == number + 1
 
 
+@pytest.mark.parametrize("takes_long", [False, True])
+def test_one_that_is_stopped_and_started_again_during_a_call_is_one_loop(takes_long: bool) -> None:
+    clock, made, ends = Clock(), list[float](), list[Deferred[None]]()
+
+    def call() -> Deferred[None] | None:
+        made.append(clock.seconds())
+        if made == [10]:
+            restart()
+        if takes_long:
+            ends.append(Deferred())
+        return ends[-1] if takes_long else None
+
+    def restart() -> None:
+        loop.stop()
+        loop.start(3, now=False)
+
+    def advance(seconds: int) -> None:
+        for _ in range(seconds):
+            clock.advance(1)
+            while ends and len(made) > 1:
+                ends.pop().callback(None)
+
+    loop = RepeatedCall(call, clock=clock)
+    loop.start(10, now=False)
+    advance(10)
+    if takes_long:
+        restart()
+        advance(4)
+        ends.pop().callback(None)
+    assert made == [10]
+    assert len(clock.getDelayedCalls()) == 1
+    advance(9)
+    assert made == ([10, 16, 19, 22] if takes_long else [10, 13, 16, 19])
+    loop.stop()
+    assert clock.getDelayedCalls() == []
+    loop.start(5, now=False)
+    advance(5)
+    assert len(made) == 5
+
+
 def test_no_service_has_a_loop_that_a_failure_ends() -> None:
     """Twisted's LoopingCall never calls again what has failed once, and installs the global reactor: nobody else makes
     one, or a class of it."""

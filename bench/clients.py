@@ -97,7 +97,7 @@ GROUPS = (
         )
     ],
     [
-        Row(f"{variant}, 256 / without", _sends("asyncio", 256, 100_000, variant), _sends("asyncio", 256, 100_000), 0.5)
+        Row(f"send, 256: {variant}", _sends("asyncio", 256, 100_000, variant), _sends("java", 256, 100_000), 0.5)
         for variant in ("hook", "trace")
     ],
 )

@@ -1,5 +1,5 @@
 """Instances: the clients of a process and an event loop that have the same name servers, account and TLS share their
-connections, their client id and their heartbeats."""
+connections, their client id, their heartbeats and what they get to know of routes."""
 
 from __future__ import annotations
 

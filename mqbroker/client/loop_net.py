@@ -21,6 +21,7 @@ from mqbroker.client.identity import Identity
 from mqbroker.client.loop import FifoLock, Future, Loop, LoopSignal, complete
 from mqbroker.client.net import Account, Lock, Net, Puller, RequestHandler, Signal, Task, signed
 from mqbroker.client.pull_run import PullRun
+from mqbroker.client.routes import SharedRoutes
 from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut
 from mqbroker.remoting.response_table import Timeout
 from mqbroker.wire.codes import ResponseCode
@@ -84,9 +85,10 @@ class LoopNet(ABC):
         self._lines: LoopNet = self
         self._join: Join | None = None
         self._leave: Callable[[], bool] | None = None
-        #: Of an instance: its identity, and the heartbeats of its clients.
+        #: Of an instance: its identity, and the heartbeats and routes of its clients.
         self.identity: Identity | None = None
         self.shared_heartbeats = SharedHeartbeats()
+        self.shared_routes = SharedRoutes()
         self.unit_name = ""
         self.address_server: AddressServer | None = None
         #: Requests that wait to be sent.
@@ -172,6 +174,11 @@ class LoopNet(ABC):
     def heartbeats(self) -> SharedHeartbeats:
         """The heartbeats of all clients with the same connections."""
         return self._lines.shared_heartbeats
+
+    @property
+    def routes(self) -> SharedRoutes:
+        """What all clients with the same connections know of routes."""
+        return self._lines.shared_routes
 
     def free_connection(self, addr: str) -> Connection | None:
         """The connection to `addr`, if it can take requests at once, and they need no signature, nor pass any hook."""

@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 
@@ -17,6 +17,10 @@ from mqbroker.client.messages import RawPull
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
+
+if TYPE_CHECKING:
+    from mqbroker.client.heartbeats import SharedHeartbeats
+    from mqbroker.client.routes import SharedRoutes
 
 log = logging.getLogger(__name__)
 
@@ -111,8 +115,12 @@ class Net(Protocol):
         """The address of the peer whose request is handed over, until its handler suspends."""
 
     @property
-    def heartbeats(self) -> Any:
+    def heartbeats(self) -> SharedHeartbeats:
         """The heartbeats of all clients that share connections and client id with this one."""
+
+    @property
+    def routes(self) -> SharedRoutes:
+        """What all clients that share connections with this one know of routes."""
 
     @property
     def is_closed(self) -> bool:

@@ -1,6 +1,7 @@
 """Topic routes: the queues of a topic and the addresses of its brokers, from the name servers, cached.
 
-`Route` is a value; `Routes` is the cache. A route that was good is kept while the name servers are away.
+`Route` is a value; `Routes` is the cache of a client, and `SharedRoutes` what clients with the same connections were
+answered. A route that was good is kept while the name servers are away.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ _STALE_RETRY_S = 1.0
 _LEFT_RETRY_S, _LEFT_S = 3.0, 60.0
 #: Time without a response after which the next name server is asked as well, seconds.
 _SILENT_S = 0.3
+#: A refresh takes the route that another client with the same connections has asked for within this time, seconds.
+_SHARED_S = 1.0
+#: Topics whose last routes are shared; those that were asked for longest ago go first.
+_SHARED_MAX = 4096
 #: Queues of one topic on all brokers, twice what one broker may have: a client makes an object for each, in 0.1 s.
 ROUTE_QUEUES_MAX = 131_072
 
@@ -109,7 +114,8 @@ class _Entry:
 
     route: Route | None = None
     checked_at: float = 0.0
-    is_stale: bool = False
+    #: When a request along the route has failed since.
+    stale_at: float | None = None
     error: MQError | None = None
     asked: int = 0
     #: Brokers that have left the route, the last of them at `left_at`.
@@ -121,6 +127,38 @@ class _Entry:
     creates: bool = False
     #: Callers of `get` that wait; later ones must not overtake them, though the route is there by then.
     waiting: int = 0
+
+
+@attrs.define(eq=False)
+class _Asked:
+    """That name servers were asked for a topic's route at `at`: what they answered, and who waits for that."""
+
+    at: float
+    data: TopicRouteData | None = None
+    route: Route | None = None
+    waiters: list[Signal] | None = attrs.Factory(list)
+
+    def end(self) -> None:
+        waiters, self.waiters = self.waiters or (), None
+        for signal in waiters:
+            signal.set()
+
+
+@attrs.define(eq=False)
+class SharedRoutes:
+    """Of the clients that share connections: the name server that has answered last, and when which route was asked
+    for last."""
+
+    answered_by: str = ""
+    asked: dict[str, _Asked] = attrs.Factory(dict)
+
+    def begin(self, topic: str, at: float) -> _Asked:
+        """Note that a client asks for a topic's route."""
+        self.asked.pop(topic, None)
+        if len(self.asked) >= _SHARED_MAX:
+            del self.asked[next(iter(self.asked))]
+        asked = self.asked[topic] = _Asked(at)
+        return asked
 
 
 class Routes:
@@ -158,11 +196,9 @@ class Routes:
         """The name servers, the one that answered last first. Raises NameServerUnreachable."""
         if self._url is not None and self._name_servers != (found := await self._net.name_servers(self._url)):
             self._name_servers, self._first = found, self._net.rng.randrange(len(found))
-        return [*self._name_servers[self._first :], *self._name_servers[: self._first]]
-
-    def _answered_by(self, addr: str) -> None:
-        if addr in self._name_servers:  # an address server may list others by now
-            self._first = self._name_servers.index(addr)
+        last = self._net.routes.answered_by
+        first = self._name_servers.index(last) if last in self._name_servers else self._first
+        return [*self._name_servers[first:], *self._name_servers[:first]]
 
     async def check(self) -> None:
         """Raises NameServerUnreachable or TlsFailed unless a name server answers."""
@@ -202,7 +238,7 @@ class Routes:
     def mark_stale(self, topic: str) -> None:
         """Mark the route as stale, as a request along it failed: it is requested again early."""
         if topic in self._entries:
-            self._entries[topic].is_stale = True
+            self._entries[topic].stale_at = self._net.steady()
 
     def has_left(self, topic: str) -> bool:
         """Whether a broker has left the route lately, and is not back."""
@@ -231,7 +267,7 @@ class Routes:
         if entry.route is None or (entry.route.is_default and not create):
             return False
         age = self._net.steady() - entry.checked_at
-        if entry.is_stale:
+        if entry.stale_at is not None:
             return age < _STALE_RETRY_S
         if entry.left and age >= _LEFT_RETRY_S and self.has_left(entry.route.topic):
             return False
@@ -273,7 +309,7 @@ class Routes:
 
     async def _ask_for(self, entry: _Entry, topic: str, create: bool) -> None:
         try:
-            former, entry.route, entry.error = entry.route, await self._fetch(topic, create=create), None
+            former, entry.route, entry.error = entry.route, await self._fetch(entry, topic, create=create), None
             gone = (former or entry.route).brokers.keys() - entry.route.brokers.keys()
             entry.left = (entry.left | gone) - entry.route.brokers.keys()
             if gone:
@@ -291,14 +327,29 @@ class Routes:
         """An attempt has ended."""
         entry.asked += 1
         entry.checked_at = self._net.steady()
-        entry.is_stale = entry.is_asking = False
+        entry.stale_at, entry.is_asking = None, False
         for signal in entry.waiters:
             signal.set()
 
-    async def _fetch(self, topic: str, *, create: bool) -> Route:
-        data = await self._ask(topic)
-        if data is not None:
-            return route_of(topic, data)
+    async def _fetch(self, entry: _Entry, topic: str, *, create: bool) -> Route:
+        shared, now = self._net.routes, self._net.steady()
+        last = shared.asked.get(topic)
+        after = max(entry.checked_at, entry.stale_at or 0.0)
+        if entry.route is not None and last is not None and last.at > after and last.at >= now - _SHARED_S:
+            if last.waiters is not None:
+                last.waiters.append(signal := self._net.signal())
+                await signal.wait(_SILENT_S)
+            if last.route is not None:
+                return last.route
+        asked = shared.begin(topic, now)
+        try:
+            asked.data = await self._ask(topic)
+            if asked.data is not None:
+                known = last.route if last is not None and last.data == asked.data else None
+                asked.route = known or route_of(topic, asked.data)
+                return asked.route
+        finally:
+            asked.end()
         data = await self._ask(self._create_topic_key) if create else None
         if data is not None:
             return default_topic_route(topic, data, self._default_topic_queues)
@@ -311,7 +362,7 @@ class Routes:
         """Whether the name server that answered last has no broker registered."""
         request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
         try:
-            answer = await self._net.invoke(self._name_servers[self._first], request, self._timeout_ms)
+            answer = await self._net.invoke((await self._servers())[0], request, self._timeout_ms)
             return answer.code == ResponseCode.SUCCESS and not ClusterInfo.from_json(answer.body).broker_addr_table
         except MQError:
             return False
@@ -356,7 +407,7 @@ class Routes:
                 while True:
                     for found, data in outcomes.items():
                         if isinstance(data, TopicRouteData):
-                            self._answered_by(found)
+                            self._net.routes.answered_by = found
                             return data
                     if len(outcomes) == len(tasks):
                         break

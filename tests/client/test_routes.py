@@ -185,6 +185,108 @@ def test_thousands_who_wait_share_one_answer(world: World, name_server: str, sil
     assert world.result(routes.get("T")).topic == "T"
 
 
+@pytest.fixture
+def shared(world: World, name_server: str) -> list[Routes]:
+    """The routes of clients with the same connections, each of which has got that of T."""
+    world.cluster.add_topic("T", 1, brokers=["a"])
+    net = world.net()
+    each = [Routes(net, (name_server,), age_s=None) for _ in range(50)]
+    for routes in each:
+        world.result(routes.get("T"))
+    return each
+
+
+def test_a_client_that_comes_asks_itself_and_refreshes_are_shared(world: World, shared: list[Routes]) -> None:
+    asked = len(world.faults.asked(ROUTE))
+    assert asked == len(shared)
+    assert len({id(routes.last("T")) for routes in shared}) == 1
+    for brokers in (["a"], ["a", "b"], ["a", "b"]):
+        world.clock.advance(30)
+        world.cluster.add_topic("T", 1, brokers=brokers)
+        for routes in shared:
+            world.result(routes.refresh_all())
+        asked += 1
+        assert len(world.faults.asked(ROUTE)) == asked
+        assert {id(routes.last("T")) for routes in shared} == {id(shared[0].last("T"))}
+        assert set(shared[0].brokers()) == set(brokers)
+    for routes in shared[:2]:
+        world.result(routes.refresh_all())
+    assert len(world.faults.asked(ROUTE)) == asked + 2
+    world.clock.advance(20)
+    world.result(shared[1].refresh_all())
+    world.clock.advance(1.1)
+    world.result(shared[0].refresh_all())
+    assert len(world.faults.asked(ROUTE)) == asked + 4
+
+
+def test_a_request_that_has_failed_since_is_a_reason_to_ask(world: World, shared: list[Routes]) -> None:
+    world.clock.advance(30)
+    world.result(shared[0].refresh_all())
+    world.clock.advance(0.5)
+    world.cluster.add_topic("T", 1, brokers=["a", "b"])
+    shared[1].mark_stale("T")
+    assert set(world.result(shared[1].get("T")).brokers) == {"a", "b"}
+    asked = len(world.faults.asked(ROUTE))
+    world.result(shared[2].refresh_all())
+    assert set(shared[2].brokers()) == {"a", "b"}
+    assert len(world.faults.asked(ROUTE)) == asked
+
+
+def test_the_answer_for_another_client_is_waited_for_a_moment(
+    world: World, name_server: str, shared: list[Routes]
+) -> None:
+    world.clock.advance(30)
+    asked, held = len(world.faults.asked(ROUTE)), list[Any]()
+    world.faults.refuse[name_server, ROUTE] = held.append
+    refreshed = [world.run(routes.refresh_all()) for routes in shared[:3]]
+    assert len(held) == 1
+    held.pop().pass_on()
+    world.clock.advance(0)
+    assert all(each.called for each in refreshed)
+    world.clock.advance(30)
+    refreshed = [world.run(routes.refresh_all()) for routes in shared[:3]]
+    assert len(held) == 1
+    world.clock.advance(0.3)
+    assert len(held) == 3
+    for passage in held:
+        passage.pass_on()
+    world.clock.advance(0)
+    assert all(each.called for each in refreshed)
+    assert len(world.faults.asked(ROUTE)) == asked + 4
+
+
+def test_what_was_not_answered_is_asked_again(world: World, name_server: str, shared: list[Routes]) -> None:
+    world.clock.advance(30)
+    world.faults.refuse[name_server, ROUTE] = ResponseCode.SYSTEM_ERROR, "busy"
+    for routes in shared[:2]:
+        with pytest.raises(NameServerUnreachable):
+            world.result(Routes(routes._net, (name_server,), age_s=None).get("T"))
+        world.result(routes.refresh_all())
+    world.faults.refuse.clear()
+    world.cluster.add_topic("T", 1, brokers=["a", "b"])
+    world.result(shared[2].refresh_all())
+    assert set(shared[2].brokers()) == {"a", "b"}
+
+
+def test_the_name_server_that_has_answered_one_client_is_the_first_for_others(world: World, name_server: str) -> None:
+    world.cluster.add_topic("T")
+    net = world.net()
+    for _ in range(20):
+        world.result(Routes(net, ("10.0.0.8:9876", name_server), age_s=None).get("T"))
+    assert world.cluster.network.attempts.count("10.0.0.8:9876") <= 1
+
+
+def test_the_routes_of_many_topics_are_not_kept_for_all(
+    world: World, name_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mqbroker.client.routes._SHARED_MAX", 3)
+    routes = make(world, name_server)
+    for n in range(10):
+        world.cluster.add_topic(f"T{n}")
+        world.result(routes.get(f"T{n}"))
+    assert list(routes._net.routes.asked) == ["T7", "T8", "T9"]
+
+
 def test_an_address_is_the_preferred_brokers_or_the_masters(world: World, name_server: str) -> None:
     world.cluster.register("a", "10.0.0.5:10911", 1)
     world.cluster.add_topic("T")

@@ -193,7 +193,7 @@ MISTAKES = [
     Mutation(
         "take a route for stale once it was",
         "client/routes.py",
-        "        entry.is_stale = entry.is_asking = False\n",
+        "        entry.stale_at, entry.is_asking = None, False\n",
         "        entry.is_asking = False\n",
         _CLIENT,
     ),

@@ -31,7 +31,7 @@ from mqbroker.ha.epochs import Epoch, EpochHistory
 from mqbroker.namesrv.config_requests import KvConfig, KvWrapper
 from mqbroker.store.checkpoint import Checkpoint, CheckpointFile, decode_checkpoint
 from mqbroker.store.consumequeue import ConsumeQueue
-from mqbroker.store.consumequeues import Removed
+from mqbroker.store.consumequeues import ConsumeQueues, Removed
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.os_disk import OsDisk
@@ -131,7 +131,7 @@ def _accounts(root: Path, clock: Clock) -> AclFiles:
 
 
 def _removed(root: Path, clock: Clock) -> RemovedQueues:
-    table = RemovedQueues(OsDisk(), str(root / "removed"), {})
+    table = RemovedQueues(OsDisk(), str(root / "removed"), ConsumeQueues(OsDisk(), str(root / "queues"), 2000))
     table.load()
     return table
 

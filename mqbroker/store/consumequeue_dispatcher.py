@@ -158,7 +158,7 @@ class ConsumeQueueDispatcher:
         while at < run.end:
             if count and is_over():
                 return at, count
-            if self._plain is None or run.data is None:
+            if self._plain is None or run.data is None or at < self._queues.former_end:
                 rows = run.rows
                 self._dispatch_rows(rows[count : count + ROWS_AT_ONCE])
                 count = min(count + ROWS_AT_ONCE, len(rows))
@@ -198,6 +198,8 @@ class ConsumeQueueDispatcher:
             if sys_flag & 4:  # SysFlag.TRANSACTION_PREPARED, which _ROLLBACK includes
                 continue
             queue = self._queues.open(topic, queue_id)
+            if physical_offset < self._queues.former_end and self._is_former(queue, physical_offset):
+                continue
             expected = self._next_offset(queue)
             if queue_offset < expected and multi is None:
                 continue
@@ -207,6 +209,11 @@ class ConsumeQueueDispatcher:
             code = self._tags_codes.of(queue.is_schedule, properties, timestamp)
             entry = ENTRY.pack(physical_offset, size, code)
             self._pending_of(queue).add(entry, 1, size, code, False, timestamp)
+
+    def _is_former(self, queue: ConsumeQueue, physical_offset: int) -> bool:
+        """Whether a message is from before a queue was removed that began at 0 again."""
+        removed = self._queues.removed.get((queue.topic, queue.queue_id))
+        return removed is not None and removed.next_offset == 0 and physical_offset < removed.until
 
     def _dispatch_scanned(self, item: Scanned) -> None:
         queue = self._queues.open(item.topic, item.queue_id)
@@ -261,8 +268,8 @@ class ConsumeQueueDispatcher:
     def place_of(self, queue: ConsumeQueue, row: Row) -> tuple[int, int] | None:
         """The offset in `queue` and the tags code of a message read from the log; None if it does not belong to the
         queue."""
-        topic, queue_id, queue_offset, _, _, sys_flag, timestamp, properties = row
-        if sys_flag & 4:  # SysFlag.TRANSACTION_PREPARED
+        topic, queue_id, queue_offset, physical_offset, _, sys_flag, timestamp, properties = row
+        if sys_flag & 4 or self._is_former(queue, physical_offset):  # SysFlag.TRANSACTION_PREPARED
             return None
         code = self._tags_codes.of(topic == _SCHEDULE_TOPIC, properties, timestamp)
         if (topic, queue_id) == (queue.topic_bytes, queue.queue_id):

@@ -57,6 +57,8 @@ class ConsumeQueues:
         self._tallied: dict[ConsumeQueue, int] = {}
         #: Removed queues, by topic and queue id.
         self.removed: dict[tuple[str, int], Removed] = {}
+        #: Below it the log may have former messages of queues that began at 0 again.
+        self.former_end = 0
 
     @property
     def roots(self) -> list[str]:

@@ -237,7 +237,7 @@ class Opening:
             ext if settings.enable_consume_queue_ext else None,
         )
         opened.callback(queues.close)
-        removed = RemovedQueues(disk, paths.removed_queues, queues.removed)
+        removed = RemovedQueues(disk, paths.removed_queues, queues)
         removed.load()
         empty_trash(disk, queues.roots)
         ends = read_ends(disk, paths.queue_ends, checkpoint_data) if is_clean else {}

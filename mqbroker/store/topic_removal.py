@@ -5,8 +5,9 @@ worker. A start finishes what was recorded but not done.
 
 Removed queues are kept in a file of their own while the log has their messages, since they, unlike queues, cannot be
 rebuilt from the log. A queue that is created again continues its offsets: no two messages of the log have the same, and
-consumers' offsets stay right. (The Java broker begins at 0 again; a rebuild from the log then hides the new messages
-behind the old ones.)
+consumers' offsets stay right. (The Java broker begins at 0 again. A queue that does so here, because it follows a Java
+master or a Java broker ran on the store, has a note that says so, by which a rebuild leaves out the former messages;
+Java's rebuild hides the new messages behind them.)
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class RemovedQueues:
 
     log = Logger()
 
-    def __init__(self, disk: IDisk, path: str, table: dict[QueueKey, Removed]) -> None:
+    def __init__(self, disk: IDisk, path: str, queues: ConsumeQueues) -> None:
         self._disk = disk
         self._path = path
-        self.table = table
+        self._queues = queues
+        self.table = queues.removed
         self.removing: set[QueueKey] = set()
         #: Writes pending changes of the table, on the worker; raises OSError. Until then the checkpoint must not
         #: advance: a start continues the offsets of the file, and must read all messages from there on.
@@ -66,18 +68,22 @@ class RemovedQueues:
         except ValueError as error:
             self.log.error("{path} is damaged, removed topics may come back: {why}", path=self._path, why=str(error))
             return
-        self.table.update(table)
+        for key, note in table.items():
+            self.note(key, note)
         self.removing = removing
 
-    def put(self, queue: ConsumeQueue, until: int) -> None:
-        """Add a queue in its present state, as removed from the log below `until`."""
+    def put(self, queue: ConsumeQueue, until: int, begins_at: int | None = None) -> None:
+        """Add a queue in its present state, as removed from the log below `until`; created again it begins at
+        `begins_at`, or goes on with its offsets."""
         key = queue.topic, queue.queue_id
-        self.note(key, Removed(queue.next_offset, until))
+        self.note(key, Removed(queue.next_offset if begins_at is None else begins_at, until))
 
     def note(self, key: QueueKey, removed: Removed) -> None:
         """Add a removed queue."""
         self.table.pop(key, None)
         self.table[key] = removed
+        if removed.next_offset == 0:
+            self._queues.former_end = max(self._queues.former_end, removed.until)
         while len(self.table) > REMOVED_MAX:
             del self.table[next(iter(self.table))]
 
@@ -175,20 +181,7 @@ class TopicRemover:
 
     def renumber(self, names: Collection[str]) -> Deferred[list[str]]:
         """As `remove_topics`, where a Java master has removed them: if they are created again they begin at 0."""
-
-        def remove() -> Deferred[list[str]]:
-            return Deferred.fromCoroutine(self._renumber(names))
-
-        return self._lock.run(remove)
-
-    async def _renumber(self, names: Collection[str]) -> list[str]:
-        topics = await self._remove(lambda queue: queue.topic in names)
-        for key, note in self._removed.table.items():
-            if key[0] in topics:
-                self._removed.table[key] = note._replace(next_offset=0)
-        if topics:
-            await self._save(())
-        return topics
+        return self._run(lambda queue: queue.topic in names, begins_at=0)
 
     def follow(self, notes: Mapping[QueueKey, Removed]) -> Deferred[list[str]]:
         """Remove the queues that a master has removed, by its notes: messages from before are hidden, and the directory
@@ -224,18 +217,18 @@ class TopicRemover:
         """Fires when no removal runs any more."""
         return self._lock.run(lambda: None)
 
-    def _run(self, is_meant: Callable[[ConsumeQueue], bool]) -> Deferred[list[str]]:
-        return self._lock.run(lambda: Deferred.fromCoroutine(self._remove(is_meant)))
+    def _run(self, is_meant: Callable[[ConsumeQueue], bool], begins_at: int | None = None) -> Deferred[list[str]]:
+        return self._lock.run(lambda: Deferred.fromCoroutine(self._remove(is_meant, begins_at)))
 
-    async def _remove(self, is_meant: Callable[[ConsumeQueue], bool]) -> list[str]:
+    async def _remove(self, is_meant: Callable[[ConsumeQueue], bool], begins_at: int | None = None) -> list[str]:
         queues = [queue for queue in self._queues if is_meant(queue) and not is_system_topic(queue.topic)]
         if self._removed.unsaved is not None:
             await self._save(None)
         if not queues:
             return []
-        former = await self._note(queues)
+        former = await self._note(queues, begins_at)
         # From here until the second note is written no queue is synced or saved.
-        gone, error = self._put_away(queues, is_meant, former)
+        gone, error = self._put_away(queues, is_meant, former, begins_at)
         try:
             await self._save(() if len(gone) == len(queues) else None)
         except OSError as failed:
@@ -247,14 +240,14 @@ class TopicRemover:
             raise error
         return topics
 
-    async def _note(self, queues: list[ConsumeQueue]) -> dict[QueueKey, Removed]:
+    async def _note(self, queues: list[ConsumeQueue], begins_at: int | None) -> dict[QueueKey, Removed]:
         """Record on the disk that these queues are being removed; returns the table as it was."""
         removed = self._removed
         log_min, log_end = self._log_bounds()
         removed.forget_aged(log_min, set(self._queues).difference(queues))
         former = dict(removed.table)
         for queue in queues:
-            removed.put(queue, log_end)
+            removed.put(queue, log_end, begins_at)
             removed.removing.add((queue.topic, queue.queue_id))
         try:
             await self._save(queues)
@@ -289,6 +282,7 @@ class TopicRemover:
         queues: list[ConsumeQueue],
         is_meant: Callable[[ConsumeQueue], bool],
         former: Mapping[QueueKey, Removed],
+        begins_at: int | None,
     ) -> tuple[list[ConsumeQueue], OSError | None]:
         """Detach queues that are still meant and move their directories to the trash; returns which, and why not the
         others, whose `former` notes hold again."""
@@ -308,7 +302,7 @@ class TopicRemover:
                 self._restore(key, former)
                 error = failed
             else:
-                self._removed.put(queue, log_end)
+                self._removed.put(queue, log_end, begins_at)
                 self._close(self._queues.forget(queue))
                 gone.append(queue)
             finally:
@@ -365,7 +359,8 @@ def finish_removals(
     A queue with newer messages was created again since, and stays. So does one whose newest entry is garbage: it is
     rebuilt from the offset in its note.
     """
-    _forget_renumbered(queues, removed, ends_well)
+    if _note_renumbered(queues, removed, ends_well):
+        removed.write(removed.encode())
     if not removed.removing:
         return
     for key in removed.removing:
@@ -388,16 +383,19 @@ def finish_removals(
 
 
 def lower_numbers(queues: ConsumeQueues, removed: RemovedQueues, log_end: int) -> None:
-    """Limit the next offsets of removed queues to what messages above `log_end` can have: records with a higher one
-    count as corrupt. They are too high if the log lost its end, or was replaced. Raises OSError."""
+    """Limit removed queues to a log that ends at `log_end`, and their next offsets to what messages above it can have:
+    records with a higher one count as corrupt. They are too high if the log lost its end, or was replaced. Raises
+    OSError."""
     highest = log_end // RECORD_BYTES_MIN
-    too_high = [key for key, note in removed.table.items() if note.next_offset > highest]
+    too_high = [key for key, note in removed.table.items() if note.next_offset > highest or note.until > log_end]
     if not too_high:
         return
+    queues.former_end = min(queues.former_end, log_end)
     for key in too_high:
-        removed.table[key] = removed.table[key]._replace(next_offset=highest)
+        note = removed.table[key]
+        removed.note(key, Removed(min(note.next_offset, highest), min(note.until, log_end)))
         queue = queues.by_name.get(key)
-        if queue is not None and queue.is_empty:
+        if note.next_offset > highest and queue is not None and queue.is_empty:
             queue.restart_at(highest)
             queues.dirty[queue] = None
     removed.write(removed.encode())
@@ -434,14 +432,19 @@ def _note_earlier(queue: ConsumeQueue, removed: RemovedQueues) -> None:
         removed.table[queue.topic, queue.queue_id] = Removed(begin, queue.entry(begin)[0])
 
 
-def _forget_renumbered(
-    queues: ConsumeQueues, removed: RemovedQueues, ends_well: Callable[[ConsumeQueue], bool]
-) -> None:
-    """Drop removed queues that a Java broker created again: it began at 0."""
+def _note_renumbered(queues: ConsumeQueues, removed: RemovedQueues, ends_well: Callable[[ConsumeQueue], bool]) -> bool:
+    """Note of removed queues that a Java broker created again that they began at 0; returns whether there are such."""
+    is_changed = False
     for key, note in list(removed.table.items()):
         queue = queues.by_name.get(key)
-        if queue is None or queue.end_of_last() <= note.until or queue.max_offset > note.next_offset:
+        if queue is None or not note.next_offset or queue.end_of_last() <= note.until:
             continue
+        if queue.max_offset > note.next_offset:  # it went on with its offsets, or has got more messages than before
+            last_former = note.next_offset - 1
+            if last_former < queue.first_offset or queue.entry_from_disk(last_former)[0] < note.until:
+                continue
         if ends_well(queue):
-            del removed.table[key]
+            removed.note(key, note._replace(next_offset=0))
             queue.assume_begin(0)
+            is_changed = True
+    return is_changed

@@ -413,9 +413,12 @@ def test_what_the_log_lost_was_not_removed(bench: Bench) -> None:
     assert bodies(flushed.open()) == [b"new"]
 
 
-def test_where_the_log_began_anew_a_removed_queue_gets_no_number_that_no_record_can_have(bench: Bench) -> None:
+@pytest.mark.parametrize("remove", [MessageStore.remove_topics, MessageStore.renumber_topics])
+def test_where_the_log_began_anew_a_removed_queue_gets_no_number_that_no_record_can_have(
+    bench: Bench, remove: Callable[..., Deferred[list[str]]]
+) -> None:
     store = filled(bench)
-    result(store.remove_topics(["Old"]))
+    result(remove(store, ["Old"]))
     stop(store)
     for name in ("commitlog", "consumequeue", "index"):
         bench.disk.remove_tree(str(bench.root / name))
@@ -498,7 +501,9 @@ def test_what_has_aged_is_forgotten(make: Make) -> None:
     assert noted["removing"] == []
 
 
-def test_one_that_a_java_broker_made_again_is_as_that_made_it(make: Make) -> None:
+@pytest.mark.parametrize("ending", ["stopped", "killed", "without queues"])
+@pytest.mark.parametrize("count", range(1, 6))
+def test_one_that_a_java_broker_made_again_is_as_that_made_it(make: Make, count: int, ending: str) -> None:
     bench = make()
     store = filled(bench)
     result(store.remove_topics(["Old"]))
@@ -506,15 +511,23 @@ def test_one_that_a_java_broker_made_again_is_as_that_made_it(make: Make) -> Non
     stop(store)
     note = (bench.root / "removedQueues.json").read_bytes()
     (bench.root / "removedQueues.json").unlink()  # which Java does not read
-    java = bench.open()
-    assert java.append([message("Old", body=b"java's")])[0][1] == 0
+    java, new = bench.open(), [b"%d of Java's" % n for n in range(count)]
+    assert [row[1] for row in java.append([message("Old", body=body) for body in new])] == list(range(count))
     stop(java)
     (bench.root / "removedQueues.json").write_bytes(note)
     again = bench.open()
-    assert bodies(again) == [b"java's"]
-    assert again.append([message("Old"), message("Old", 1)])[0][1] == 1
-    assert ("Old", 0) not in again._queues.removed
+    assert bodies(again) == new
+    image = bench.image("image")
+    if ending != "killed":
+        stop(again)
+        image = bench
+    if ending == "without queues":
+        bench.disk.remove_tree(str(bench.root / "consumequeue"))
+    again = image.open()
+    assert bodies(again) == new
+    assert again.append([message("Old"), message("Old", 1)])[0][1] == count
     again.dispatch_now()
+    assert again.max_offset("Old", 0) == count + 1
     assert (again.min_offset("Old", 1), again.max_offset("Old", 1)) == (3, 4)
 
 
@@ -657,13 +670,42 @@ def test_notes_of_the_system_and_those_of_nothing_remove_nothing(bench: Bench, m
     assert bodies(slave) == [b"0", b"2", b"4", b"new"]
 
 
-def test_topics_of_a_java_master_begin_at_0_again(bench: Bench, make: Make) -> None:
+@pytest.mark.parametrize("ending", ["stopped", "killed", "machine stopped", "without queues"])
+@pytest.mark.parametrize("count", range(6))
+def test_topics_of_a_java_master_begin_at_0_again(bench: Bench, make: Make, count: int, ending: str) -> None:
     _, image, slave = followed(bench, make, made_again=False)
     assert result(slave.renumber_topics(["Old", "Never"])) == ["Old"]
     assert slave.bounds("Old", 0) == (0, 0)
-    assert slave.append([message("Old", 0, b"new")])[0][1] == 0
+    new = [b"new %d" % n for n in range(count)]
+    assert [slave.append([message("Old", 0, body)])[0][1] for body in new] == list(range(count))
     turns(image.clock, 3)
-    assert bodies(slave) == [b"new"]
-    stop(slave)
+    assert bodies(slave) == new
+    if ending in ("stopped", "without queues"):
+        stop(slave)
+    copy = image.image("again")
+    if ending == "machine stopped":
+        copy.disk.boot = b"other boot"
+    if ending == "without queues":
+        copy.disk.remove_tree(str(copy.root / "consumequeue"))
+    again = copy.open()
+    assert bodies(again) == new
+    assert again.bounds("Old", 0) == (0, count)
+    assert again.append([message("Old")])[0][1] == count
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_however_far_a_slave_has_come_they_begin_at_0_again(bench: Bench, make: Make, steps: int) -> None:
+    _, image, slave = followed(bench, make, made_again=False)
+    image.worker.at_once = False
+    removal = slave.renumber_topics(["Old"])
+    while steps and image.worker.waiting:
+        steps -= 1
+        image.worker.step()
     again = image.image("again").open()
+    assert again.bounds("Old", 0) == (0, 0)
+    assert bodies(again) == []
+    assert again.append([message("Old", 0, b"new")])[0][1] == 0
+    again.dispatch_now()
     assert bodies(again) == [b"new"]
+    image.worker.work()
+    assert result(removal) == ["Old"]

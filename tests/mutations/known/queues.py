@@ -210,9 +210,37 @@ MISTAKES = [
         ("tests/store/test_topic_removal.py::test_one_that_is_made_again_goes_on_with_its_numbers",),
     ),
     Mutation(
+        "put former messages into a queue that began at 0 again, where it is rebuilt",
+        "store/consumequeue_dispatcher.py",
+        "            if physical_offset < self._queues.former_end and self._is_former(queue, physical_offset):\n",
+        "            if False:\n",
+        ("tests/store/test_topic_removal.py",),
+    ),
+    Mutation(
+        "note that a queue begins at 0 again only when it is removed",
+        "store/topic_removal.py",
+        "            removed.put(queue, log_end, begins_at)\n",
+        "            removed.put(queue, log_end)\n",
+        ("tests/store/test_topic_removal.py::test_however_far_a_slave_has_come_they_begin_at_0_again",),
+    ),
+    Mutation(
+        "take a queue that a Java broker began anew for one that went on, if it has got more messages than before",
+        "store/topic_removal.py",
+        "            if last_former < queue.first_offset or queue.entry_from_disk(last_former)[0] < note.until:\n",
+        "            if True:\n",
+        ("tests/store/test_topic_removal.py::test_one_that_a_java_broker_made_again_is_as_that_made_it",),
+    ),
+    Mutation(
+        "hide messages of a log that ends earlier than a removal was",
+        "store/topic_removal.py",
+        "if note.next_offset > highest or note.until > log_end]",
+        "if note.next_offset > highest]",
+        ("tests/store/test_topic_removal.py",),
+    ),
+    Mutation(
         "remove a topic without a note",
         "store/topic_removal.py",
-        "        former = await self._note(queues)\n",
+        "        former = await self._note(queues, begins_at)\n",
         "        former = {}\n",
         (
             "tests/store/test_topic_removal.py::test_a_removal_is_finished_also_where_the_last_message_of_the_log_goes_with_it",

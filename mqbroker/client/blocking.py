@@ -27,14 +27,14 @@ from mqbroker.client.iteration import Delivery, IterationService, by_iteration
 from mqbroker.client.listeners import ConsumeResult, FirstConsumed, OrderlyResult, check_listener
 from mqbroker.client.lite_pull import LitePullConsumerCore
 from mqbroker.client.loop_thread import LoopThread, wait_for
-from mqbroker.client.messages import Message, RawPull, ReceivedMessage, SendStatus
+from mqbroker.client.messages import Message, ReceivedMessage, SendStatus
 from mqbroker.client.options import LitePullOptions, ProducerOptions, PullOptions, PushOptions, options_of
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.subscription import ALL, Sql
-from mqbroker.client.thread_calls import CheckThreads, ThreadConsumeService
+from mqbroker.client.thread_calls import CheckThreads, PullsInFlight, ThreadConsumeService
 from mqbroker.client.thread_clients import HANDED_OUT_MAX, OfOneProcess, PerProcess, call, later
 from mqbroker.client.thread_sends import UnderWay, sending, sending_async, sending_oneway
 from mqbroker.client.transactions import (
@@ -118,7 +118,13 @@ class TransactionProducer(Producer):
     `check(message)` returns the TransactionState of a half message, which it finds by `msg_id`. Brokers ask for it if
     they do not know how a transaction has ended, also on behalf of other producers of the group. It is called on a
     thread of its own. If it raises an exception, or takes longer than `options.check_timeout_s`, brokers ask again.
-    Brokers of `topics` can ask from the start on, others once the producer has sent to them.
+    Brokers of `topics` can ask from the start on, others once the producer has sent to them::
+
+        def check(half):
+            return TransactionState.COMMIT
+
+        with TransactionProducer("127.0.0.1:9876", "orders-app", check) as producer:
+            print(producer.send_in_transaction(Message("orders", b"paid"), check).state)
     """
 
     def __init__(
@@ -173,24 +179,16 @@ class TransactionProducer(Producer):
     send_in_transaction.__doc__ = TransactionCore.send_in_transaction.__doc__
 
 
-class PullsInFlight:
-    """Pulls in flight: call `finish`, or `abandon` if you do not need the responses."""
-
-    def __init__(self, pulls: Future[list[RawPull | MQError]]) -> None:
-        self._pulls = pulls
-
-    def finish(self) -> list[RawPull | MQError]:
-        """Return the responses, or the error in place of one; waits up to `pull_timeout_s` after the pulls were
-        sent."""
-        return wait_for(self._pulls)
-
-    def abandon(self) -> None:
-        """Ignore the responses."""
-        self._pulls.cancel()
-
-
 class PullConsumer(PerProcess[aio.PullConsumer, PullOptions]):
-    """Reads queues at offsets that the caller keeps; `group` names the committed offsets. Threads may share it."""
+    """Reads queues at offsets that the caller keeps. Threads may share it.
+
+    `group` names the committed offsets::
+
+        with PullConsumer("127.0.0.1:9876", "audit") as consumer:
+            for queue in consumer.queues("orders"):
+                result = consumer.pull(queue, 0)
+                print([message.body for message in result.messages])
+    """
 
     def __init__(
         self, name_servers: str | Iterable[str] | None, group: str, *, options: PullOptions | None = None
@@ -229,7 +227,12 @@ class LitePullConsumer(OfOneProcess[LitePullConsumerCore, ReceivedMessage]):
     (`subscribe`).
 
     A program may also iterate over it, by `for message in consumer`; a message counts as consumed when one of the next
-    32 is requested. It belongs to the process that created it.
+    32 is requested. It belongs to the process that created it::
+
+        with LitePullConsumer("127.0.0.1:9876", "audit") as consumer:
+            consumer.subscribe("orders")
+            for message in consumer.poll(timeout_s=5):
+                print(message.body)
     """
 
     _what = "lite pull consumer"
@@ -325,7 +328,14 @@ class PushConsumer(OfOneProcess[PushConsumerCore, Delivery]):
     latest when the interpreter exits.
 
     Without a listener the program gets messages by `for message in consumer`, and settles each by its `ack()`, `nack()`
-    or `dead_letter()`.
+    or `dead_letter()`. With a listener::
+
+        def listen(message):
+            print(message.body)
+
+        consumer = PushConsumer("127.0.0.1:9876", "billing", listen)
+        consumer.subscribe("orders", "paid || sent")
+        consumer.run()  # until SIGINT or SIGTERM
     """
 
     _what = "push consumer"

@@ -208,7 +208,14 @@ class TransactionProducer(Producer):
     `check(message)` returns the TransactionState of a half message, which it finds by `msg_id`. Brokers ask for it if
     they do not know how a transaction has ended, also on behalf of other producers of the group. It is a function, a
     coroutine function, or returns a Deferred. If it fails, or takes longer than `options.check_timeout_s`, brokers ask
-    again. Brokers of `topics` can ask from the start on, others once the producer has sent to them.
+    again. Brokers of `topics` can ask from the start on, others once the producer has sent to them::
+
+        def check(half):
+            return TransactionState.COMMIT
+
+        async with TransactionProducer(reactor, "127.0.0.1:9876", "orders-app", check) as producer:
+            done = await producer.send_in_transaction(Message("orders", b"paid"), check)
+            print(done.state)
     """
 
     _core: TransactionCore
@@ -241,7 +248,14 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
     as RETRY, with a warning.
 
     Without a listener the program takes messages by `async for message in consumer`, and settles each by its `ack()`,
-    `nack()` or `dead_letter()`.
+    `nack()` or `dead_letter()`. With a listener::
+
+        def listen(message):
+            print(message.body)
+
+        consumer = PushConsumer(reactor, "127.0.0.1:9876", "billing", listen)
+        consumer.subscribe("orders", "paid || sent")
+        await consumer.run()  # until SIGINT or SIGTERM
     """
 
     def __init__(
@@ -282,7 +296,15 @@ class PushConsumer(Iterated[Delivery], Member, _Client):
 
 
 class PullConsumer(_Client):
-    """Reads queues at offsets that the caller keeps; `group` names the committed offsets."""
+    """Reads queues at offsets that the caller keeps.
+
+    `group` names the committed offsets::
+
+        async with PullConsumer(reactor, "127.0.0.1:9876", "audit") as consumer:
+            for queue in await consumer.queues("orders"):
+                result = await consumer.pull(queue, 0)
+                print([message.body for message in result.messages])
+    """
 
     def __init__(
         self,
@@ -317,7 +339,12 @@ class LitePullConsumer(Iterated[ReceivedMessage], Member, _Client):
     """Reads messages when the program polls, of queues that it names (`assign`) or that its group shares (`subscribe`).
 
     It may be iterated over as well, by `async for message in consumer`; a message counts as consumed when the next one
-    is asked for.
+    is asked for::
+
+        async with LitePullConsumer(reactor, "127.0.0.1:9876", "audit") as consumer:
+            await consumer.subscribe("orders")
+            for message in await consumer.poll(timeout_s=5):
+                print(message.body)
     """
 
     def __init__(

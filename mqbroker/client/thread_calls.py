@@ -23,7 +23,8 @@ import attrs
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.consume_service import ConsumeService, Listener, ListenerCall, SendBack
 from mqbroker.client.errors import NotHandled
-from mqbroker.client.messages import ReceivedMessage
+from mqbroker.client.loop_thread import wait_for
+from mqbroker.client.messages import RawPull, ReceivedMessage
 from mqbroker.client.process_queue import Portion
 from mqbroker.client.running_info import ConsumerStats, describe_frame
 from mqbroker.client.transactions import CHECKS_MAX
@@ -340,3 +341,19 @@ def _on_thread(name: str, function: Callable[[Any], Any], given: Any) -> tuple[t
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread, outcome
+
+
+class PullsInFlight:
+    """Pulls in flight: call `finish`, or `abandon` if you do not need the responses."""
+
+    def __init__(self, pulls: Future[list[RawPull | MQError]]) -> None:
+        self._pulls = pulls
+
+    def finish(self) -> list[RawPull | MQError]:
+        """Return the responses, or the error in place of one; waits up to `pull_timeout_s` after the pulls were
+        sent."""
+        return wait_for(self._pulls)
+
+    def abandon(self) -> None:
+        """Ignore the responses."""
+        self._pulls.cancel()

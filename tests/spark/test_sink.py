@@ -17,6 +17,7 @@ pytest.importorskip("pyarrow")
 
 import mqbroker.spark
 from mqbroker.client.send import queue_for_key
+from mqbroker.spark import api
 from mqbroker.spark.java import JavaMissing, find_java
 from mqbroker.wire.bodies import MessageQueue
 from tests.daemons.processes import PATIENCE_SECONDS
@@ -34,7 +35,11 @@ from tests.spark.test_spark import (  # noqa: F401 - fixtures
     stream,
 )
 
-pytestmark = [pytest.mark.spark, pytest.mark.daemons]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.daemons,
+    pytest.mark.skipif(not api.HAS_SOURCES, reason="PySpark 3.5 has no data sources in Python"),
+]
 
 QUEUES_OF_BROKER = range(QUEUES)
 

@@ -17,6 +17,7 @@ pytest.importorskip("pyarrow")
 
 from mqbroker.client import Message, ProducerOptions, SendFailed
 from mqbroker.client.blocking import Producer
+from mqbroker.spark import api
 from mqbroker.spark.java import JavaMissing, find_java
 from mqbroker.wire.bodies import MessageQueue
 from tests.daemons.processes import PATIENCE_SECONDS, Process, wait_for
@@ -198,7 +199,11 @@ def sentences_of(page: str) -> list[str]:
     return [" ".join(each.split()).removesuffix("...").strip() for each in found]
 
 
-def said_in(error: BaseException, lines: int = 5) -> str:
+#: PySpark 4.0 and 4.1 say in one more that an exception was thrown.
+FIRST_LINES = 5 if api.TELLS_START else 6
+
+
+def said_in(error: BaseException, lines: int = FIRST_LINES) -> str:
     """The sentence of an error that Spark has wrapped: behind the name of its class, in the first lines."""
     (line,) = [line for line in str(error).splitlines()[:lines] if line.startswith("mqbroker.")]
     return line.partition(": ")[2]

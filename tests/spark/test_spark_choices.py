@@ -14,6 +14,7 @@ from mqbroker.client import Message
 from mqbroker.client.blocking import Producer, PullConsumer
 from mqbroker.client.errors import TopicNotFound
 from mqbroker.client.options import ProducerOptions
+from mqbroker.spark import api
 from mqbroker.spark.listener import ProgressListener
 from mqbroker.wire.bodies import MessageQueue
 from tests.daemons.processes import PATIENCE_SECONDS, wait_for
@@ -21,7 +22,11 @@ from tests.spark.test_spark import QUEUES, Cluster, Row, publish, reader, rows_o
 from tests.spark.test_spark import cluster as cluster
 from tests.spark.test_spark import spark as spark
 
-pytestmark = [pytest.mark.spark, pytest.mark.daemons]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.daemons,
+    pytest.mark.skipif(not api.HAS_SOURCES, reason="PySpark 3.5 has no data sources in Python"),
+]
 
 
 def chosen(spark: Any, cluster: Cluster, /, **options: str) -> Any:
@@ -124,8 +129,8 @@ def test_sql_reads_and_writes_topics(spark: Any, cluster: Cluster) -> None:
     spark.sql(f"CREATE TEMPORARY VIEW sql_writes (body BINARY) USING rocketmq OPTIONS {options}")
     spark.sql("INSERT INTO sql_writes SELECT CAST('by SQL' AS BINARY)")
     assert reader(spark, cluster, "Sql").load().where("body = CAST('by SQL' AS BINARY)").count() == 1
-    # The view was planned before; made again, it has what is there now.
-    assert spark.table("sql_reads").count() == 10
+    # The view was planned before, but in 4.0; made again, it has what is there now.
+    assert spark.table("sql_reads").count() == (10 if api.HAS_ARROW_STREAMS else 11)
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW sql_reads USING rocketmq OPTIONS {options}")
     assert spark.table("sql_reads").count() == 11
 
@@ -185,6 +190,7 @@ def has_queues(consumer: PullConsumer, topic: str) -> bool:
         return False
 
 
+@pytest.mark.skipif(not api.HAS_ARROW_STREAMS, reason="PySpark 4.0 pushes nothing down")
 def test_pushed_filters_change_no_row_of_a_query(
     spark: Any, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

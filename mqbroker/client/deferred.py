@@ -213,7 +213,8 @@ class TransactionProducer(Producer):
         def check(half):
             return TransactionState.COMMIT
 
-        async with TransactionProducer(reactor, "127.0.0.1:9876", "orders-app", check) as producer:
+        producer = TransactionProducer(reactor, "127.0.0.1:9876", "orders-app", check)
+        async with producer:
             done = await producer.send_in_transaction(Message("orders", b"paid"), check)
             print(done.state)
     """

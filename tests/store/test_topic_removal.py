@@ -13,6 +13,7 @@ from twisted.logger import capturedLogs
 from twisted.python.failure import Failure
 
 from mqbroker.store import MessageStore
+from mqbroker.store.consumequeue_entry import ENTRY
 from mqbroker.store.consumequeues import Removed
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.wire.codes import SCHEDULE_TOPIC
@@ -529,6 +530,22 @@ def test_one_that_a_java_broker_made_again_is_as_that_made_it(make: Make, count:
     again.dispatch_now()
     assert again.max_offset("Old", 0) == count + 1
     assert (again.min_offset("Old", 1), again.max_offset("Old", 1)) == (3, 4)
+
+
+def test_one_that_is_garbled_goes_on_with_its_numbers(bench: Bench, make: Make) -> None:
+    store = filled(bench)
+    result(store.remove_topics(["Old"]))
+    [(of_another, _, size, _)] = store.append([message("Kept", body=b"after")])
+    turns(bench.clock, 3)
+    image = bench.image("image")
+    image.disk.boot = b"other boot"
+    queue = image.root / "consumequeue" / "Old" / "0" / f"{0:020d}"
+    queue.parent.mkdir(parents=True)
+    queue.write_bytes(ENTRY.pack(of_another, size, 0).ljust(2000, b"\0"))
+    again = image.open()
+    assert again.append([message("Old", body=b"new")])[0][1] == 3
+    again.dispatch_now()
+    assert (bodies(again), again.bounds("Old", 0)) == ([b"new"], (3, 4))
 
 
 def test_the_trash_of_a_process_that_ended_is_emptied(bench: Bench) -> None:

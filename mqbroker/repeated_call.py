@@ -14,7 +14,7 @@ log = Logger()
 
 
 class RepeatedCall(LoopingCall):
-    """A LoopingCall that goes on after a failure, where Twisted's ends for good, and may be started again at any time.
+    """A LoopingCall that goes on after a failure, where Twisted's ends for good, and may be restarted during a call.
 
     The first of several failures in a row is logged with its traceback, and the success that ends them.
     """

@@ -131,7 +131,7 @@ class _Entry:
 
 @attrs.define(eq=False)
 class _Asked:
-    """That name servers were asked for a topic's route at `at`: what they answered, and who waits for that."""
+    """The last request for a topic's route, made at `at`: the answer, and who waits for it."""
 
     at: float
     data: TopicRouteData | None = None
@@ -146,8 +146,8 @@ class _Asked:
 
 @attrs.define(eq=False)
 class SharedRoutes:
-    """Of the clients that share connections: the name server that has answered last, and when which route was asked
-    for last."""
+    """What the clients that share connections know together: the name server that answered last, and the last request
+    for each route."""
 
     answered_by: str = ""
     asked: dict[str, _Asked] = attrs.Factory(dict)

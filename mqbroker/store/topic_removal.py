@@ -73,8 +73,8 @@ class RemovedQueues:
         self.removing = removing
 
     def put(self, queue: ConsumeQueue, until: int, begins_at: int | None = None) -> None:
-        """Add a queue in its present state, as removed from the log below `until`; created again it begins at
-        `begins_at`, or goes on with its offsets."""
+        """Add a queue in its present state, whose messages are below `until` in the log. If it is created again, its
+        offsets begin at `begins_at`; if that is None, they continue."""
         key = queue.topic, queue.queue_id
         self.note(key, Removed(queue.next_offset if begins_at is None else begins_at, until))
 

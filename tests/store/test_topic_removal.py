@@ -53,6 +53,18 @@ def bodies(store: MessageStore, topic: str = "Old", queue_id: int = 0) -> list[b
     return found
 
 
+def ended(bench: Bench, store: MessageStore, ending: str) -> Bench:
+    """A copy of a store's directory after the store was "stopped", "killed", or had another end."""
+    if ending in ("stopped", "without queues"):
+        stop(store)
+    image = bench.image("again")
+    if ending == "machine stopped":
+        image.disk.boot = b"other boot"
+    if ending == "without queues":
+        image.disk.remove_tree(str(image.root / "consumequeue"))
+    return image
+
+
 def directories(bench: Bench, root: str = "consumequeue") -> list[str]:
     return sorted(str(path.relative_to(bench.root / root)) for path in (bench.root / root).glob("*/*"))
 
@@ -128,13 +140,7 @@ def test_what_was_removed_does_not_come_back(make: Make, ending: str, made_again
     if made_again == "before":
         store.append([message("Old", body=b"new")])
         turns(bench.clock, 3)
-    if ending in ("stopped", "without queues"):
-        stop(store)
-    image = bench.image("again")
-    if ending == "machine stopped":
-        image.disk.boot = b"other boot"
-    if ending == "without queues":
-        image.disk.remove_tree(str(image.root / "consumequeue"))
+    image = ended(bench, store, ending)
     with capturedLogs() as events:
         again = image.open()
     assert not [event for event in events if "messages are missing" in event["log_format"]]
@@ -518,13 +524,7 @@ def test_one_that_a_java_broker_made_again_is_as_that_made_it(make: Make, count:
     (bench.root / "removedQueues.json").write_bytes(note)
     again = bench.open()
     assert bodies(again) == new
-    image = bench.image("image")
-    if ending != "killed":
-        stop(again)
-        image = bench
-    if ending == "without queues":
-        bench.disk.remove_tree(str(bench.root / "consumequeue"))
-    again = image.open()
+    again = ended(bench, again, ending).open()
     assert bodies(again) == new
     assert again.append([message("Old"), message("Old", 1)])[0][1] == count
     again.dispatch_now()
@@ -617,11 +617,7 @@ def test_a_slave_removes_what_its_master_removed(bench: Bench, make: Make, endin
     assert result(slave.follow_removals(master.removed_queues())) == ["Old"]
     assert result(slave.follow_removals(master.removed_queues())) == []
     if ending != "none":
-        if ending != "killed":
-            stop(slave)
-        image = image.image("again")
-        if ending == "without queues":
-            image.disk.remove_tree(str(image.root / "consumequeue"))
+        image = ended(image, slave, ending)
         slave = image.open()
         slave.start()
     assert bodies(slave) == bodies(master) == ([b"new"] if made_again else [])
@@ -697,14 +693,7 @@ def test_topics_of_a_java_master_begin_at_0_again(bench: Bench, make: Make, coun
     assert [slave.append([message("Old", 0, body)])[0][1] for body in new] == list(range(count))
     turns(image.clock, 3)
     assert bodies(slave) == new
-    if ending in ("stopped", "without queues"):
-        stop(slave)
-    copy = image.image("again")
-    if ending == "machine stopped":
-        copy.disk.boot = b"other boot"
-    if ending == "without queues":
-        copy.disk.remove_tree(str(copy.root / "consumequeue"))
-    again = copy.open()
+    again = ended(image, slave, ending).open()
     assert bodies(again) == new
     assert again.bounds("Old", 0) == (0, count)
     assert again.append([message("Old")])[0][1] == count

@@ -224,7 +224,7 @@ MISTAKES = [
         ("tests/store/test_topic_removal.py::test_however_far_a_slave_has_come_they_begin_at_0_again",),
     ),
     Mutation(
-        "take a queue that a Java broker began anew for one that went on, if it has got more messages than before",
+        "assume that offsets continue in a queue that a Java broker created again with more messages",
         "store/topic_removal.py",
         "            if last_former < queue.first_offset or queue.entry_from_disk(last_former)[0] < note.until:\n",
         "            if True:\n",

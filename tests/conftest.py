@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Generator, Iterator
@@ -78,6 +79,18 @@ def _run_without_xdist(config: pytest.Config, tests: list[str]) -> subprocess.Co
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *tests]
     return subprocess.run(command, cwd=config.rootpath, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """On the disk MQBROKER_TESTS_DISK, if that is set, for tests of daemons and those marked `disk`: others may be in
+    memory."""
+    disk = os.environ.get("MQBROKER_TESTS_DISK")
+    if disk is None or not {"daemons", "disk"} & {mark.name for mark in request.node.iter_markers()}:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="test-", dir=disk, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -21,7 +21,9 @@ from tests.sources import ROOT
 PUSH_SECONDS = 12 * 3600
 ROTATION = 10
 #: About as many in all, those of changed files in rotation, too: a push that changes all would take an hour.
-PUSH_MAX = 40
+PUSH_MAX = 60
+#: But so many of changed files in any case.
+CHANGED_MIN = 12
 
 
 def git(*arguments: str) -> list[str]:
@@ -53,7 +55,7 @@ def choose(arguments: argparse.Namespace) -> list[Mutation]:
         changed, turn = changed_files(), int(git("rev-list", "--count", "HEAD")[0])
         of_changed = [mutation for mutation in chosen if mutation.file in changed]
         others = part_of((mutation for mutation in chosen if mutation.file not in changed), turn, ROTATION)
-        parts = math.ceil(len(of_changed) / max(1, PUSH_MAX - len(others))) or 1
+        parts = math.ceil(len(of_changed) / max(CHANGED_MIN, PUSH_MAX - len(others))) or 1
         mutations = part_of(of_changed, turn, parts) + others
         of_changed_files = "all" if parts == 1 else f"one in {parts}"
         print(

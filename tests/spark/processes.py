@@ -65,6 +65,7 @@ def wait_until_written(name_server: str, topic: str) -> None:
 
         queues = consumer.queues(topic)
         before, until = stored(), time.monotonic() + PATIENCE_SECONDS
-        # Without a pause: a task that is noticed late has ended.
+        # With a short pause: a task that is noticed late has ended.
         while stored() == before:
             assert time.monotonic() < until, f"no row is written to {topic}"
+            time.sleep(0.002)

@@ -14,7 +14,7 @@ import pytest
 from mqbroker.spark.bundle import main, write_bundle
 from mqbroker.spark.errors import NotOnExecutors
 from tests.spark.homes import home_of_spark
-from tests.spark.session import SHORT_LIVED
+from tests.spark.session import short_lived_jvm
 from tests.spark.test_spark import Cluster, cluster, publish  # noqa: F401 - a fixture
 
 PROGRAM = """
@@ -83,14 +83,14 @@ def test_a_bundle_is_all_that_executors_need(cluster: Cluster, tmp_path: Path, w
     } | {name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ}
     settings = {
         "spark.ui.enabled": "false",
-        **dict.fromkeys(("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"), SHORT_LIVED),
+        **dict.fromkeys(("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"), short_lived_jvm()),
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
     }
     done = subprocess.run(
         [
-            *(str(home / "bin" / "spark-submit"), "--master", "local-cluster[2,1,1024]"),
+            *(str(home / "bin" / "spark-submit"), "--master", "local-cluster[1,1,1024]"),
             *(("--py-files", str(bundle)) if way == "--py-files" else ()),
             *(part for item in settings.items() for part in ("--conf", "=".join(item))),
             *(str(program), cluster.name_server, topic),

@@ -329,6 +329,7 @@ def test_the_inline_worker_answers_at_once() -> None:
     assert [failure.value.args[0] for failure in failures] == [errno.EIO]
 
 
+@pytest.mark.disk
 def test_what_was_dropped_from_memory_is_seen_and_fetched(tmp_path: Path) -> None:
     path = tmp_path / "file"
     file = OsDisk().create_mapped(str(path), 1024 * 1024, keep_open=True)

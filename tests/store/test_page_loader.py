@@ -123,6 +123,7 @@ def test_what_is_read_here_and_there_is_not_fetched_ahead(tmp_path: Path) -> Non
 # The real disk
 
 
+@pytest.mark.disk
 def test_the_real_disk_fetches_what_was_dropped_from_memory(tmp_path: Path) -> None:
     disk = OsDisk()
     path = tmp_path / "file"

@@ -16,7 +16,6 @@ from typing import Any
 
 import attrs
 
-from tests.spark.homes import home_of_spark
 from tests.spark.session import session_environment, start_session
 
 BODY = "concat_ws(' ', queueId, queueOffset, CAST(body AS STRING)) AS body"
@@ -72,7 +71,6 @@ def keep_running(runs: dict[str, Callable[[], Any]], ended: Path) -> None:
 def main() -> None:
     name_server, source, target, folder, scratch, mode = sys.argv[1:]
     os.environ.update(session_environment(scratch))
-    os.environ["SPARK_HOME"] = str(home_of_spark(Path(scratch)))
     spark = start_session(scratch, "local-cluster[2,1,1024]")
     copies = Copies(spark, name_server, source, target, Path(folder))
     if mode == "once":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.class_archive import archive_options
+from tests.spark.homes import home_of_spark
 
 SOURCE = str(Path(__file__).parent.parent.parent)
 #: The JVM lives shortly: a fast start counts for more than fast code.
@@ -49,7 +50,11 @@ def _make_archive(option: str) -> None:
 
 
 def session_environment(scratch: object, options: str | None = None) -> dict[str, str]:
-    """What has to be in the environment: Python workers run this interpreter, and find the source uninstalled."""
+    """What has to be in the environment: Python workers run this interpreter, and find the source uninstalled.
+
+    `options` are of a JVM that writes the archive of classes, and finds these where PySpark is installed.
+    """
+    home = {"SPARK_HOME": str(home_of_spark(Path(str(scratch))))} if options is None else {}
     jvm = short_lived_jvm() if options is None else f"{SHORT_LIVED} {options}"
     jvm += f" -Djava.io.tmpdir={scratch} -Duser.home={scratch}"
     return {
@@ -57,6 +62,7 @@ def session_environment(scratch: object, options: str | None = None) -> dict[str
         "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{jvm}' pyspark-shell",
         "PYTHONPATH": os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")])),
         "SPARK_LOCAL_IP": "127.0.0.1",
+        **home,
     }
 
 

@@ -205,7 +205,9 @@ FIRST_LINES = 5 if api.TELLS_START else 6
 
 def said_in(error: BaseException, lines: int = FIRST_LINES) -> str:
     """The sentence of an error that Spark has wrapped: behind the name of its class, in the first lines."""
-    (line,) = [line for line in str(error).splitlines()[:lines] if line.startswith("mqbroker.")]
+    # Python underlines code of installed modules, but not of the archive which programs of users have: see homes.py.
+    shown = [line for line in str(error).splitlines() if not line.strip() or line.strip(" ^~")]
+    (line,) = [line for line in shown[:lines] if line.startswith("mqbroker.")]
     return line.partition(": ")[2]
 
 

@@ -22,7 +22,7 @@ PUSH_SECONDS = 12 * 3600
 ROTATION = 10
 #: About as many in all, those of changed files in rotation, too: a push that changes all would take an hour.
 PUSH_MAX = 60
-#: But so many of changed files in any case.
+#: At least so many are of changed files, if these have as many.
 CHANGED_MIN = 12
 
 

@@ -290,12 +290,14 @@ class World(Life):
                 found = self._read(lambda: self.store.queries.offset_by_time(topic, queue_id, wanted))
             else:
                 found = now(self.store).offset_by_time(topic, queue_id, wanted)
-            first = next(entry for entry in entries_live if entry.store_ms >= wanted)
-            # One before it may have been removed, or not: it is an answer where the queue still has it.
-            ok = self.store.min_offset(topic, queue_id) <= found < len(entries) and (
-                entries[found] is first
-                or (not entries[found].is_gone and entries[found].store_ms >= wanted and first in entries[found + 1 :])
-            )
+            queue = topic, queue_id
+            late = (n for n, entry in enumerate(entries) if entry.store_ms >= wanted and not entry.is_gone_from(queue))
+            first = next(late)
+            ok = found == first
+            if 0 <= found < first:
+                # It may have been removed, or not: it is an answer where the queue still has it.
+                low = max(self.store.min_offset(topic, queue_id), self.model.removed_below.get(queue, 0))
+                ok = found >= low and not entries[found].is_gone and entries[found].store_ms >= wanted
             require(ok, "offset by time", f"{topic} {queue_id} at {wanted}: {found}")
 
     def _do_stop(self, then_power: bool, seed: int) -> None:

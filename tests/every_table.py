@@ -23,7 +23,7 @@ from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.topic_repair import FILE as TOPICS_COPIED_FILE
-from mqbroker.broker.topic_repair import CopiedTopics
+from mqbroker.broker.topic_repair import CopiedTopics, MasterRun
 from mqbroker.broker.topic_table import TopicTable, system_topics
 from mqbroker.client.offset_stores import LocalOffsets
 from mqbroker.filter.bloom import BloomFilter
@@ -364,12 +364,14 @@ TABLES = {
     "copied topics": Kept(
         CopiedTopics,
         lambda root, clock: CopiedTopics(_file(root, TOPICS_COPIED_FILE)),
-        lambda table: table.end,
+        lambda table: (table.end, table.run),
         lambda table: None,  # each change does it
         [lambda table: table.copied(500)],
         [
             ("begin", lambda table: table.begin(100)),
             ("copied", lambda table: table.copied(900)),
+            ("synchronized", lambda table: table.synchronized(MasterRun("10.0.0.1:10911", "1"))),
+            ("synchronized", lambda table: table.synchronized(MasterRun("10.0.0.1:10911", "2"))),
             ("repaired", lambda table: table.repaired()),
         ],
         frozenset({"saved"}),

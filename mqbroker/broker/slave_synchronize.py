@@ -7,7 +7,8 @@ consumed.
 And unlike there, queues that the master has removed are removed, once the messages from before the removal are there:
 else the slave would serve them, and those of a topic of that name that is created again, as one queue. A master of our
 kind tells them, with the offsets at which they go on; of a Java master they are those of topics that its table had in
-the same run.
+the same run. Which run the tables on the disk are copies of is kept, so that a slave that was away removes what its
+master has removed meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mqbroker.broker.delay import DelayOffsets, DelayService
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.offset_table import Offsets, OffsetTable, decode_offsets
 from mqbroker.broker.requests.topic_requests import WITH_REMOVED_QUEUES
-from mqbroker.broker.topic_repair import CopiedTopics
+from mqbroker.broker.topic_repair import CopiedTopics, MasterRun
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import MQError, Refused
 from mqbroker.ha.divergence import log_bounds
@@ -62,8 +63,11 @@ class SlaveSynchronize:
     #: Topics that a Java master has no longer, and the end in the log of their messages.
     _gone: tuple[set[str], int] = attrs.field(init=False, factory=lambda: (set(), 0))
     _removing: Deferred[None] | None = attrs.field(init=False, default=None)
-    #: Offsets that were fetched, and the end in the log of the messages that they refer to.
-    _waiting: tuple[Offsets | None, DelayOffsets | None, int] | None = attrs.field(init=False, default=None)
+    #: Offsets that were fetched, the end in the log of the messages that they refer to, and the run whose topics and
+    #: groups were taken over; None if some were not.
+    _waiting: tuple[Offsets | None, DelayOffsets | None, int, MasterRun | None] | None = attrs.field(
+        init=False, default=None
+    )
     #: Of the running fetch: the tables that cannot be taken over, and why.
     _failures: list[str] = attrs.field(init=False, factory=list)
     #: The topics of the table fetched last, those that left it since all tables were fetched, and whether it was a Java
@@ -78,6 +82,15 @@ class SlaveSynchronize:
     _booted: str = attrs.field(init=False, default="")
     #: Of the tables fetched last, by request: a large one takes long to decode.
     _digests: dict[RequestCode, bytes] = attrs.field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        run = self._copied.run
+        if run is not None:
+            self._master, self._booted = run.address, run.booted
+            self._names = set(self._topics.names())
+            # Without the offsets themselves: higher ones may have been committed here.
+            by_group = self._offsets.topics_by_group().items()
+            self._before = {f"{topic}@{group}": {} for group, topics in by_group for topic in topics}
 
     async def fetch(self, address: str) -> int:
         """Fetch all tables of the master at `address`; returns where its log ends. Raises MQError.
@@ -116,7 +129,7 @@ class SlaveSynchronize:
             if self._booted:
                 self._left = set()
             self._booted = booted
-        self._waiting = offsets, delay, bounds.end
+        self._waiting = offsets, delay, bounds.end, None if self._failures else MasterRun(address, booted)
         if self._is_java and self._left:
             self._gone = self._gone[0] | self._left, bounds.end
         self._gone, self._left = (self._gone[0] - self._names, self._gone[1]), set()
@@ -131,7 +144,7 @@ class SlaveSynchronize:
         self._look_at_removals()
         if self._waiting is None or self._store.flushed < self._waiting[2]:
             return
-        (offsets, delay, _), self._waiting = self._waiting, None
+        (offsets, delay, _, run), self._waiting = self._waiting, None
         if offsets is not None:
             self._offsets.follow(offsets, self._before)
             self._before = offsets
@@ -139,6 +152,12 @@ class SlaveSynchronize:
         if delay is not None:
             self._delay.follow(delay)
             self._delay.persist()
+        if run is not None and run != self._copied.run:
+            Deferred.fromCoroutine(self._note(run))
+
+    async def _note(self, run: MasterRun) -> None:
+        if await self._topics.persist() and await self._offsets.persist():
+            self._copied.synchronized(run)
 
     def _follow_topics(self, master: TopicsForSlave) -> None:
         self._topics.follow(master)

@@ -33,45 +33,64 @@ _NEVER_CREATED = frozenset((TRANS_OP_HALF_TOPIC, AUTO_CREATE_TOPIC))
 FILE = "topicsCopied.json"
 
 
+@attrs.frozen
+class MasterRun:
+    """A master, and since when it runs, as it says itself."""
+
+    address: str
+    booted: str
+
+
 class CopiedTopics:
     """Up to where in its log a slave knows the topics of all messages: of those below, a topic or queue that it does
     not have was removed at the master. `end` is None of a broker that was no slave, or that has created since what it
-    lacked."""
+    lacked.
+
+    `run` is the run of the master from which all tables on the disk were copied; None if they come from several, or are
+    this broker's own.
+    """
 
     def __init__(self, file: JsonFile) -> None:
         """Load it. Raises StoreDamaged and OSError."""
         self._file = file
-        self.end: int | None = file.load(_read_end)
+        self.end: int | None
+        self.end, self.run = file.load(_read) or (None, None)
 
     def begin(self, log_end: int) -> None:
         """Called when a slave starts: a former master knows the topics of its own messages, except those truncated."""
-        self._set(log_end if self.end is None else min(self.end, log_end))
+        self._save(log_end if self.end is None else min(self.end, log_end), self.run)
 
     def copied(self, log_end: int) -> None:
         """The master's topics were copied after the log had come up to `log_end`."""
-        self._set(log_end)
+        self._save(log_end, self.run)
+
+    def synchronized(self, run: MasterRun) -> None:
+        """All tables on the disk are copies of those of `run`."""
+        self._save(self.end, run)
 
     def repaired(self) -> None:
         """Called when this broker is a master and has created the topics that it lacked."""
-        self._set(None)
+        self._save(None, None)
 
     def saved(self) -> Deferred[bool] | None:
         """Fires when the last change is written, or could not be; None if no write is in progress."""
         return self._file.saved()
 
-    def _set(self, end: int | None) -> None:
-        self._file.is_dirty |= end != self.end
-        self.end = end
-        self._file.save_changes(lambda: orjson.dumps({"end": self.end}))
+    def _save(self, end: int | None, run: MasterRun | None) -> None:
+        self._file.is_dirty |= (end, run) != (self.end, self.run)
+        self.end, self.run = end, run
+        self._file.save_changes(lambda: orjson.dumps({"end": self.end, "run": self.run and attrs.asdict(self.run)}))
 
 
-def _read_end(data: bytes) -> int | None:
+def _read(data: bytes) -> tuple[int | None, MasterRun | None]:
     """With a corrupt file no topic is known to be complete."""
     try:
-        end = orjson.loads(data)["end"]
-    except (ValueError, TypeError, KeyError):
-        return 0
-    return end if end is None or (type(end) is int and end >= 0) else 0
+        table = orjson.loads(data)
+        end, run = table["end"], table.get("run")
+        source = None if run is None else MasterRun(str(run["address"]), str(run["booted"]))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return 0, None
+    return (end, source) if end is None or (type(end) is int and end >= 0) else (0, None)
 
 
 @attrs.define(eq=False)

@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.python.failure import Failure
 
 from mqbroker.broker.slave_synchronize import SlaveSynchronize
+from mqbroker.broker.topic_repair import MasterRun
 from mqbroker.errors import MQError, Unreachable
 from mqbroker.wire.bodies import KVTable, SubscriptionGroupWrapper, TopicConfig, TopicsForSlave
 from mqbroker.wire.codes import RequestCode
@@ -52,11 +53,16 @@ class Table:
     def follow(self, *what: Any) -> None:
         self.followed.append(what)
 
-    def persist(self) -> None:
-        """It is written."""
+    def persist(self) -> Deferred[bool]:
+        return succeed(True)
 
     def copied(self, log_end: int) -> None:
         """Topics are there up to it."""
+
+    run: MasterRun | None = None
+
+    def synchronized(self, run: MasterRun) -> None:
+        self.run = run
 
 
 class Slave:

@@ -162,21 +162,31 @@ def test_groups_and_offsets_go(pair: Pair) -> None:
     assert slave.parts.offsets.snapshot() == master.parts.offsets.snapshot()
 
 
-def test_a_group_that_went_while_a_slave_was_away_goes_and_its_offsets_stay(pair: Pair) -> None:
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_group_that_went_while_a_slave_was_away_goes(pair: Pair, end: str, is_lost: bool) -> None:
+    """Its offsets, too, unless the master was started again: it may have lost them in a crash."""
     master, slave = both(pair)
     for group in ("CG", "Other"):
         master.parts.groups.put(SubscriptionGroupConfig(group))
         commit(master, "T", 1, group)
     pair.turn(12)
-    pair.stop("slave1")
+    for _ in range(2):  # and what a slave committed itself, once more
+        getattr(pair, end)("slave1")
+        assert b"T@CG" in (slave.root / "config" / "consumerOffset.json").read_bytes()
+        slave = pair.slave()
+    pair.turn(12)
+    getattr(pair, end)("slave1")
     header = h.DeleteSubscriptionGroupRequestHeader(group_name="CG", remove_offset=True)
     ask(master, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
-    assert b"T@CG" in (slave.root / "config" / "consumerOffset.json").read_bytes()
+    if is_lost:
+        pair.stop("master")
+        master = pair.master()
     slave = pair.slave()
     pair.turn(15)
     assert slave.parts.groups.get("CG") is None
-    # Whether the master has removed them or lost them in a crash is not known.
-    assert slave.parts.offsets.query("CG", "T", 0) == 1
+    assert slave.parts.offsets.query("CG", "T", 0) == (1 if is_lost else None)
+    assert slave.parts.offsets.query("Other", "T", 0) == 1
 
 
 def test_what_was_committed_at_a_slave_while_its_master_was_away_stays(pair: Pair) -> None:
@@ -224,6 +234,54 @@ def test_topics_that_a_java_master_lacks_after_a_start_keep_their_queues(
     pair.turn(15)
     assert slave.parts.topics.get("T") is None
     assert queues(slave) == ["0"]
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_topic_that_a_java_master_removed_while_a_slave_was_away_goes(
+    pair: Pair, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_java(monkeypatch)
+    master, slave = both(pair)
+    for body in (b"4", b"5"):  # and after a second absence
+        getattr(pair, end)("slave1")
+        delete(master, "T")
+        slave = pair.slave(slave_read_enable=True, offset_check_in_slave=True)
+        pair.turn(15)
+        assert (queues(slave), slave.parts.topics.get("T")) == ([], None)
+        assert served(slave, "Kept") == [b"k"]
+        send(master, "T", body)
+        pair.turn(12)
+        assert served(slave, "T") == served(master, "T") == [body]
+
+
+def test_what_a_java_master_lost_while_a_slave_was_away_stays(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it removed after a second start of the slave, which has the table of the new run."""
+    as_java(monkeypatch)
+    master, slave = both(pair)
+    pair.stop("slave1")
+    pair.kill("master")
+    for path in (master.root / "config").glob("topics.json*"):
+        path.unlink()
+    master = pair.master()
+    for _ in range(2):
+        slave = pair.slave()
+        pair.turn(15)
+        assert slave.parts.topics.get("T") is None
+        assert queues(slave) == ["0"]
+        pair.stop("slave1")
+
+
+def test_a_promoted_slave_that_is_a_slave_again_removes_nothing_of_its_own(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has as a master is no copy of the run that it was a slave of."""
+    as_java(monkeypatch)
+    _, slave = both(pair)
+    pair.stop("slave1")
+    assert b'"run":{' in (slave.root / "config" / "topicsCopied.json").read_bytes()
+    pair.start("promoted", BrokerRole.ASYNC_MASTER, root=slave.root)
+    pair.turn(1)
+    assert b'"run":null' in (slave.root / "config" / "topicsCopied.json").read_bytes()
 
 
 @pytest.fixture

@@ -27,6 +27,27 @@ MISTAKES = [
         ("tests/broker/service/test_slave_removals.py",),
     ),
     Mutation(
+        "forget at the start of a slave what it had of its master",
+        "broker/slave_synchronize.py",
+        "        if run is not None:\n            self._master",
+        "        if False:\n            self._master",
+        ("tests/broker/service/test_slave_removals.py",),
+    ),
+    Mutation(
+        "remove at a slave what its master lost while the slave was away",
+        "broker/slave_synchronize.py",
+        "            if self._booted:\n                self._left = set()\n            self._booted = booted",
+        "            self._booted = booted",
+        ("tests/broker/service/test_slave_removals.py",),
+    ),
+    Mutation(
+        "take what a former slave has as a master for a copy",
+        "broker/topic_repair.py",
+        "self._save(None, None)",
+        "self._save(None, self.run)",
+        ("tests/broker/service/test_slave_removals.py",),
+    ),
+    Mutation(
         "remove a queue that got a message while its removal was recorded",
         "store/topic_removal.py",
         "                if not is_meant(queue):  # it got messages since\n",

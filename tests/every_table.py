@@ -113,9 +113,9 @@ def _lmq_offsets(root: Path, clock: Clock) -> OffsetTable:
 
 def _delay(root: Path, clock: Clock) -> DelayService:
     store = cast(MessageStore, QuietStore())
-    return DelayService(
-        store, _file(root, "delayOffset.json"), clock, [1000] * 18, BrokerStats(store, _live(root), clock.seconds)
-    )
+    stats = BrokerStats(store, _live(root), clock.seconds)
+    file = _file(root, "delayOffset.json")
+    return DelayService(store, file, clock, [1000] * 18, stats, _topics(root, clock).readable_queue)
 
 
 def _filters(root: Path, clock: Clock) -> FilterTable:
@@ -307,7 +307,7 @@ TABLES = {
             ("follow", lambda table: table.follow(_topics_of_master(2))),
             ("mark_changed", lambda table: table.mark_changed()),
         ],
-        _VERSIONED | {"get", "is_system", "for_send", "internal", "when_announced"},
+        _VERSIONED | {"get", "is_system", "for_send", "internal", "readable_queue", "when_announced"},
     ),
     "groups": Kept(
         GroupTable,

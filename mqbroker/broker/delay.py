@@ -1,15 +1,17 @@
 """Delivery of delayed messages. Those of level n wait in queue n-1 of SCHEDULE_TOPIC_XXXX, in the order they are due.
 
 A message is due at the time that is the tags code of its queue entry: store time and delay as they were when it was
-stored. It is stored again in its real topic and queue, which its properties name. The next offset of each level is
-kept in config/delayOffset.json, written once a second and never ahead of the log's synced end, and a slave fetches it
-every 10 seconds. What was delivered since is found after a start by the copies in the log, which say what they are
-copies of; only copies by a Java broker do not, so that these are delivered again. Source: ScheduleMessageService of
-4.9.7, which polls ten times a second; here each level has one timer.
+stored. It is stored again in its real topic and queue, which its properties name, or in another queue of the topic if
+consumers do not read that one now. The next offset of each level is kept in config/delayOffset.json, written once a
+second and never ahead of the log's synced end, and a slave fetches it every 10 seconds. What was delivered since is
+found after a start by the copies in the log, which say what they are copies of; only copies by a Java broker do not, so
+that these are delivered again. Source: ScheduleMessageService of 4.9.7, which polls ten times a second; here each level
+has one timer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import takewhile
 
@@ -30,6 +32,7 @@ from mqbroker.broker.system_topics import (
     stored_again,
     without,
 )
+from mqbroker.broker.topic_table import halved
 from mqbroker.errors import MessageRefused, MultiDispatchRefused, StoreError
 from mqbroker.store.consumequeue_ext import is_address
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
@@ -64,11 +67,18 @@ class DelayService:
     """Delivers delayed messages when they are due. `delays_ms` are the delays of the levels, from level 1."""
 
     def __init__(
-        self, store: MessageStore, file: JsonFile, clock: IReactorTime, delays_ms: list[int], stats: BrokerStats
+        self,
+        store: MessageStore,
+        file: JsonFile,
+        clock: IReactorTime,
+        delays_ms: list[int],
+        stats: BrokerStats,
+        readable_queue: Callable[[str, int], int],
     ) -> None:
-        """Load the offsets. Raises StoreDamaged."""
+        """Load the offsets. Raises StoreDamaged. `readable_queue`: see TopicTable."""
         self._store = store
         self._stats = stats
+        self._readable_queue = readable_queue
         self._file = file
         self._clock = clock
         self._delays_ms = delays_ms
@@ -247,8 +257,10 @@ class DelayService:
                 topic, queue_id = real_target(record.properties)
             except NoRealTarget:
                 continue
-            if record.physical_offset in await copies.of_queue(topic.decode(), queue_id, since_ms):
-                copied.add(record.physical_offset)
+            for possible in halved(queue_id):
+                if record.physical_offset in await copies.of_queue(topic.decode(), possible, since_ms):
+                    copied.add(record.physical_offset)
+                    break
         return copied
 
     def _failed(self, failure: Failure, level: int) -> None:
@@ -311,7 +323,7 @@ class DelayService:
     def _deliver(self, records: list[RawRecord], level: int, copied: set[int]) -> int:
         """Store due messages in their real topics, except those that are there. Returns how many are done with: fewer
         where the store failed."""
-        messages = [None if record.physical_offset in copied else _real_message(record) for record in records]
+        messages = [None if record.physical_offset in copied else self._real_message(record) for record in records]
         try:
             if any(messages):
                 self._append([message for message in messages if message is not None], level)
@@ -375,17 +387,18 @@ class DelayService:
         self._is_refused = False
         return len(messages)
 
-
-def _real_message(record: RawRecord) -> NewMessage | None:
-    """The message for its real topic and queue; None, with a log line, if its properties do not name them."""
-    try:
-        topic, queue_id = real_target(record.properties)
-        properties = as_delivered(record.properties)
-        return stored_again(record, topic, queue_id, properties, prepared_offset=origin(record.physical_offset))
-    except NoRealTarget as error:
-        log.error("the delayed message at {n} is dropped: {why}", n=record.physical_offset, why=str(error))
-    except MemoryError:
-        raise
-    except Exception:
-        log.failure("the delayed message at {n} is dropped", n=record.physical_offset)
-    return None
+    def _real_message(self, record: RawRecord) -> NewMessage | None:
+        """The message for its real topic, and its real queue or one that consumers read instead; None, with a log line,
+        if its properties do not name them."""
+        try:
+            topic, queue_id = real_target(record.properties)
+            queue_id = self._readable_queue(topic.decode(), queue_id)
+            properties = as_delivered(record.properties)
+            return stored_again(record, topic, queue_id, properties, prepared_offset=origin(record.physical_offset))
+        except NoRealTarget as error:
+            log.error("the delayed message at {n} is dropped: {why}", n=record.physical_offset, why=str(error))
+        except MemoryError:
+            raise
+        except Exception:
+            log.failure("the delayed message at {n} is dropped", n=record.physical_offset)
+        return None

@@ -5,7 +5,7 @@ Source of the rules: TopicConfigManager of 4.9.7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import attrs
@@ -69,6 +69,15 @@ def describe_topic(topic: TopicConfig) -> str:
         f"writeQueueNums={topic.write_queue_nums}, perm={perm}, topicFilterType={topic.topic_filter_type}, "
         f"topicSysFlag={topic.topic_sys_flag}, order={str(topic.order).lower()}]"
     )
+
+
+def halved(queue_id: int) -> Iterator[int]:
+    """The queues of a topic in which a message for `queue_id` may be: that one, the one of half its number, and so on
+    down to 0."""
+    while queue_id > 0:
+        yield queue_id
+        queue_id //= 2
+    yield 0
 
 
 def _template(settings: BrokerSettings) -> TopicConfig:
@@ -207,6 +216,15 @@ class TopicTable(VersionedTable[TopicConfig]):
         if topic is not self._values.get(name):
             self.put(topic)
         return topic
+
+    def readable_queue(self, name: str, queue_id: int) -> int:
+        """The queue for a message that was to be stored in queue `queue_id` of a topic: another one, found by halving
+        the number, if the topic has fewer queues that consumers read now. `queue_id` if there is no topic."""
+        topic = self.get(name)
+        if topic is None:
+            return queue_id
+        queues = max(1, topic.read_queue_nums or topic.write_queue_nums)
+        return next(possible for possible in halved(queue_id) if possible < queues)
 
     async def when_announced(self) -> None:
         """Return when the name servers have all changes so far, or did not answer in time."""

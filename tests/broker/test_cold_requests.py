@@ -216,7 +216,7 @@ def test_other_requests_wait_for_the_disk_off_the_reactor(
 
 def delay_service(bench: Bench, root: Path) -> Any:
     file = JsonFile(str(root / "delayOffset.json"), InlineWorker(), OsDisk())
-    return DelayService(bench.store, file, bench.clock, [1000], bench.parts.stats)
+    return DelayService(bench.store, file, bench.clock, [1000], bench.parts.stats, bench.topics.readable_queue)
 
 
 def test_cold_delayed_messages_are_delivered(cold_bench: ColdBench, tmp_path: Path) -> None:
@@ -227,6 +227,7 @@ def test_cold_delayed_messages_are_delivered(cold_bench: ColdBench, tmp_path: Pa
         cold_bench.clock,
         [1000],
         cold_bench.parts.stats,
+        cold_bench.topics.readable_queue,
     )
     delay.start()
     cold_bench.clock.advance(0)
@@ -250,6 +251,7 @@ def test_a_delay_level_that_cannot_be_read_is_tried_again(cold_bench: ColdBench,
         cold_bench.clock,
         [1000],
         cold_bench.parts.stats,
+        cold_bench.topics.readable_queue,
     )
     delay.start()
     cold_bench.worker.at_once = True
@@ -270,6 +272,7 @@ def test_stopping_while_a_delay_level_is_read(cold_bench: ColdBench, tmp_path: P
         cold_bench.clock,
         [1000],
         cold_bench.parts.stats,
+        cold_bench.topics.readable_queue,
     )
     delay.start()
     cold_bench.clock.advance(0)

@@ -42,7 +42,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def service(bench: Bench, store: MessageStore, levels_ms: Sequence[int] = LEVELS_MS) -> DelayService:
     file = JsonFile(str(bench.root / "config" / "delayOffset.json"), InlineWorker(), OsDisk())
     stats = BrokerStats(store, live_settings(), bench.clock.seconds)
-    delay = DelayService(store, file, bench.clock, list(levels_ms), stats)
+    delay = DelayService(store, file, bench.clock, list(levels_ms), stats, lambda topic, queue_id: queue_id)
     store.on_dispatch.append(lambda topic, queue_id, *_: delay.arrived(topic, queue_id))
     return delay
 

@@ -257,3 +257,85 @@ def test_a_retry_topic_with_fewer_queues_than_its_group_is_extended_at_the_start
     bench.close()
     bench = make_bench()
     assert queues_of(bench, "%RETRY%CG") == (4, 4)
+
+
+def waiting_retries(bench: Bench, client: Client, count: int = 20) -> set[bytes]:
+    """Retries that wait for three queues of the retry topic."""
+    bench.groups.put(SubscriptionGroupConfig("CG", retry_queue_nums=3))
+    for number in range(count):
+        client.send(body=b"%d" % number)
+    for record in bench.records("T"):
+        assert send_back(client, record).code == 0
+    assert delayed_queues(bench) == set("012")
+    return {b"%d" % number for number in range(count)}
+
+
+def delivered(bench: Bench, topic: str, queues: int) -> list[set[bytes]]:
+    return [{record.body for record in bench.records(topic, queue_id)} for queue_id in range(queues)]
+
+
+@pytest.mark.parametrize("how", ["fewer queues", "made again", "no queues to read"])
+def test_waiting_retries_go_to_queues_that_the_topic_has_when_they_are_due(
+    bench: Bench, client: Client, how: str
+) -> None:
+    bodies = waiting_retries(bench, client)
+    bench.parts.delay.start()
+    bench.groups.put(SubscriptionGroupConfig("CG", retry_queue_nums=1))
+    if how == "made again":
+        bench.topics.remove("%RETRY%CG")
+    bench.topics.put(TopicConfig("%RETRY%CG", 0, 0) if how == "no queues to read" else TopicConfig("%RETRY%CG", 1, 1))
+    bench.turn(11)
+    assert delivered(bench, "%RETRY%CG", 3) == [bodies, set(), set()]
+    bench.parts.delay.stop()
+
+
+def test_retries_of_a_topic_that_is_gone_go_to_the_queues_that_they_were_for(bench: Bench, client: Client) -> None:
+    """As in Java: the start of the broker, and not a delivery, makes topics."""
+    bodies = waiting_retries(bench, client)
+    bench.parts.delay.start()
+    bench.topics.remove("%RETRY%CG")
+    bench.turn(11)
+    found = delivered(bench, "%RETRY%CG", 3)
+    assert set().union(*found) == bodies
+    assert all(found)
+    assert bench.topics.get("%RETRY%CG") is None
+    bench.parts.delay.stop()
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "queues"),
+    [(8, 8, range(8)), (4, 4, [0, 1, 2, 3, 2, 2, 3, 3]), (8, 4, range(8)), (0, 8, range(8))],
+)
+def test_delayed_messages_go_to_queues_that_consumers_read(
+    bench: Bench, client: Client, read: int, write: int, queues: Any
+) -> None:
+    """Java stores them in queues that nobody reads. A topic that is not read at all now keeps them where they were."""
+    bench.topics.put(TopicConfig("T", 8, 8))
+    for queue_id in range(8):
+        client.send(queue_id=queue_id, body=b"%d" % queue_id, properties="DELAY\x011")
+    bench.parts.delay.start()
+    bench.topics.put(TopicConfig("T", read, write))
+    bench.turn(2)
+    found = delivered(bench, "T", 8)
+    assert [next(n for n in range(8) if b"%d" % body in found[n]) for body in range(8)] == list(queues)
+    bench.parts.delay.stop()
+
+
+@pytest.mark.parametrize("queues", [1, 2, 3])
+def test_a_retry_in_another_queue_is_found_after_a_kill_and_not_delivered_again(
+    make_bench: Callable[..., Bench], queues: int
+) -> None:
+    bench = make_bench()
+    bodies = waiting_retries(bench, bench.client())
+    bench.parts.delay.start()
+    bench.topics.put(TopicConfig("%RETRY%CG", 1, 1))
+    bench.turn(11)
+    assert delivered(bench, "%RETRY%CG", 1) == [bodies]
+    bench.close()  # without its offsets, as after a kill
+    bench = make_bench()
+    bench.topics.put(TopicConfig("%RETRY%CG", queues, queues))
+    bench.parts.delay.start()
+    bench.turn(11)
+    assert len(bench.records("%RETRY%CG", 0)) == len(bodies)
+    assert delivered(bench, "%RETRY%CG", 3) == [bodies, set(), set()]
+    bench.parts.delay.stop()

@@ -135,6 +135,27 @@ MISTAKES = [
         ("tests/broker/test_send_back.py",),
     ),
     Mutation(
+        "deliver waiting messages to queues that the topic does not have any more",
+        "broker/delay.py",
+        "            queue_id = self._readable_queue(topic.decode(), queue_id)\n",
+        "",
+        ("tests/broker/test_send_back.py",),
+    ),
+    Mutation(
+        "deliver waiting messages to other queues although consumers still read theirs",
+        "broker/topic_table.py",
+        "        queues = max(1, topic.read_queue_nums or topic.write_queue_nums)\n",
+        "        queues = max(1, topic.write_queue_nums)\n",
+        ("tests/broker/test_send_back.py",),
+    ),
+    Mutation(
+        "look for the copies of delayed messages only in the queues that these were for",
+        "broker/delay.py",
+        "            for possible in halved(queue_id):\n",
+        "            for possible in (queue_id,):\n",
+        ("tests/broker/test_send_back.py",),
+    ),
+    Mutation(
         "refuse a start for a file of members that cannot be read",
         "broker/members_file.py",
         "        except (StoreDamaged, OSError) as error:\n",

@@ -169,7 +169,10 @@ FAMILIES = (
         "A slave does not follow its master, or a file or table that it needs for that cannot be read or written.",
         "See ``mq ha status``, which shows each broker and its reason. :doc:`/explanation/replication` explains what "
         "happens when logs differ.",
-        {},
+        {
+            "topics with 0 queues": "A producer named 0 queues when a Java broker created the topic, or an "
+            "administrator set it so. Give the topic queues, or delete it.",
+        },
     ),
     Family(
         "Brokers that elect their master",

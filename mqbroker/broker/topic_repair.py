@@ -15,7 +15,7 @@ from twisted.logger import Logger
 
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.offset_table import OffsetTable
-from mqbroker.broker.topic_table import TopicTable
+from mqbroker.broker.topic_table import TopicTable, how_to_add_queues
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
 from mqbroker.store.jsonfile import JsonFile
@@ -31,6 +31,8 @@ _NEVER_CREATED = frozenset((TRANS_OP_HALF_TOPIC, AUTO_CREATE_TOPIC))
 
 
 FILE = "topicsCopied.json"
+#: Topics that one line of the log names.
+NAMES_MAX = 20
 
 
 @attrs.frozen
@@ -106,8 +108,9 @@ class TopicRepair:
 
     def start(self) -> None:
         """Create the lost topics, and extend the retry topics that have too few queues for their group, or for messages
-        that are not consumed; and from now on those of groups that change."""
+        that are not consumed; and from now on those of groups that change. Topics without queues are reported."""
         self._serve_stranded()
+        self._report_topics_without_queues()
         for name in self._groups.names():
             self.group_changed(name)
         self._groups.on_change.append(self.group_changed)
@@ -122,6 +125,21 @@ class TopicRepair:
         group, topic = self._groups.get(name), RETRY_PREFIX + name
         if group is not None and self._topics.get(topic) is not None:
             self._topics.create_internal(topic, group.retry_queue_nums)
+
+    def _report_topics_without_queues(self) -> None:
+        """Log which topics nothing can be sent to or read from: a send with defaultTopicQueueNums=0 creates such at a
+        Java broker."""
+        names = sorted(
+            name
+            for name, topic in self._topics.snapshot().topic_config_table.items()
+            if topic.read_queue_nums <= 0 and topic.write_queue_nums <= 0
+        )
+        if names:
+            more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+            log.warn(
+                "topics with 0 queues, which refuse all sends: {names}{more}; {hint}, or delete these topics",
+                names=", ".join(names[:NAMES_MAX]), more=more, hint=how_to_add_queues("TOPIC"),
+            )  # fmt: skip
 
     def _serve_stranded(self) -> None:
         last: dict[str, int] = {}

@@ -80,6 +80,11 @@ def halved(queue_id: int) -> Iterator[int]:
     yield 0
 
 
+def how_to_add_queues(name: str) -> str:
+    """What to do about a topic without write queues."""
+    return f"set them with `mqadmin updateTopic -t {name} -r 8 -w 8`"
+
+
 def _template(settings: BrokerSettings) -> TopicConfig:
     """The template of topics that are created when a message is first sent to them."""
     queues = settings.default_topic_queue_nums

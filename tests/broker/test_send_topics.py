@@ -9,7 +9,7 @@ import pytest
 
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.bodies import TopicConfig
-from mqbroker.wire.codes import Perm, ResponseCode
+from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
 from mqbroker.wire.names import check_topic
 from tests.broker.bench import BODY_MAX, HOST, START, Bench, Client
 from tests.broker.sending import BATCH, V1, V2, one, put_topic
@@ -234,6 +234,27 @@ def test_queues_that_are_only_read_take_sends_too(client: Client) -> None:
     """As in Java: a topic that is made smaller is first closed for its producers, who go on for a while."""
     put_topic(client, "T", read_queue_nums=4, write_queue_nums=2)
     assert [one(client.send(queue_id=3)).code for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("read_queues", [0, 2])
+@pytest.mark.parametrize("code", [V1, V2, BATCH, RequestCode.SEND_REPLY_MESSAGE_V2])
+def test_a_topic_without_write_queues_has_none_to_choose_for_a_send(
+    bench: Bench, client: Client, read_queues: int, code: int
+) -> None:
+    put_topic(client, "T", read_queue_nums=read_queues, write_queue_nums=0)
+    end = bench.store.max_offset("T", 0), bench.store.raw_log.end
+    kinds = ("", "DELAY\x013") if code == BATCH else ("", "DELAY\x013", "TRAN_MSG\x01true", "REPLY_TO_CLIENT\x01c")
+    body = encode_batch([BatchEntry(0, b"x", b"")]) if code == BATCH else b"x"
+    for properties in kinds * 2:
+        answer = one(client.send(queue_id=-1, code=code, body=body, properties=properties))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert answer.remark.startswith("request queueId[-1] is illegal, TopicConfig [topicName=T, ")
+        assert answer.remark.endswith("it has no write queues, set them with `mqadmin updateTopic -t T -r 8 -w 8`")
+    assert (bench.store.max_offset("T", 0), bench.store.raw_log.end) == end
+    # Those that are only read still take the messages of producers that choose a queue.
+    assert one(client.send(queue_id=0)).code == (0 if read_queues else ResponseCode.SYSTEM_ERROR)
+    put_topic(client, "T", read_queue_nums=2, write_queue_nums=1)
+    assert one(client.send(queue_id=-1)).code == 0
 
 
 def test_a_negative_queue_id_is_any_queue(bench: Bench, client: Client) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import attrs
 import pytest
 
-from mqbroker.broker.topic_repair import CopiedTopics, TopicRepair
+from mqbroker.broker.topic_repair import NAMES_MAX, CopiedTopics, TopicRepair
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
-from mqbroker.wire.bodies import SubscriptionGroupConfig
+from mqbroker.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from tests.broker.bench import Bench
 from tests.remoting.logs import Logged
 from tests.store.harness import message
@@ -79,3 +79,25 @@ def test_a_lost_topic_that_cannot_be_created_is_named_and_the_others_are_created
     (line,) = [line for line in logged.lines if "cannot be created" in line]
     assert line.startswith("Other has 2 messages, but was not among the topics of the former master")
     assert "topicsMax" in line
+
+
+def test_topics_without_queues_are_reported_at_the_start(make_bench: Callable[..., Bench], logged: Logged) -> None:
+    bench = make_bench("empty")
+    for name, queues in [("Read", (1, 0)), ("Written", (0, 1)), ("B", (0, 0)), ("A", (0, -1))]:
+        bench.topics.put(TopicConfig(name, *queues))
+    repair(bench)
+    (line,) = [line for line in logged.lines if "0 queues" in line]
+    assert line == (
+        "topics with 0 queues, which refuse all sends: A, B; set them with `mqadmin updateTopic -t TOPIC -r 8 -w 8`, "
+        "or delete these topics"
+    )
+    for number in range(NAMES_MAX):
+        bench.topics.put(TopicConfig(f"C{number:02}", 0, 0))
+    repair(bench)
+    assert "A, B, C00," in logged.lines[-1]
+    assert "C17 and 2 more; set" in logged.lines[-1]
+
+
+def test_no_topic_without_queues_is_no_line(make_bench: Callable[..., Bench], logged: Logged) -> None:
+    repair(make_bench("full"))
+    assert not [line for line in logged.lines if "0 queues" in line]

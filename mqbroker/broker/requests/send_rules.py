@@ -23,7 +23,7 @@ from mqbroker.broker.system_topics import (
     refuse_timers,
     waits,
 )
-from mqbroker.broker.topic_table import TopicTable, describe_topic
+from mqbroker.broker.topic_table import TopicTable, describe_topic, how_to_add_queues
 from mqbroker.errors import LmqQueuesExceeded, MessageRefused, MultiDispatchRefused, Refused
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.wire.batch import BadBatch, decode_batch
@@ -267,15 +267,17 @@ class SendRules:
         if not topic.perm & Perm.WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
         queues = max(topic.write_queue_nums, topic.read_queue_nums)
-        if header.queue_id >= queues:
+        # As in Java a topic of 0 write queues takes sends to the queues that are only read, but has none to choose.
+        if header.queue_id >= queues or (header.queue_id < 0 and topic.write_queue_nums <= 0):
+            hint = "" if topic.write_queue_nums > 0 else f": it has no write queues, {how_to_add_queues(name)}"
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
                 f"request queueId[{header.queue_id}] is illegal, {describe_topic(topic)} "
-                f"Producer: {connection.remote_addr}",
+                f"Producer: {connection.remote_addr}{hint}",
             )
         if not new:
             self._take_plainly(topic)
-        queue_id = header.queue_id if header.queue_id >= 0 else self._rng.randrange(max(1, topic.write_queue_nums))
+        queue_id = header.queue_id if header.queue_id >= 0 else self._rng.randrange(topic.write_queue_nums)
         return name, queue_id, _topic_flags(topic)
 
     def _take_plainly(self, topic: TopicConfig) -> None:

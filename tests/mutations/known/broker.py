@@ -121,6 +121,13 @@ MISTAKES = [
         ("tests/broker/test_send_topics.py",),
     ),
     Mutation(
+        "choose a queue for a send to a topic that has no write queues",
+        "broker/requests/send_rules.py",
+        "or (header.queue_id < 0 and topic.write_queue_nums <= 0)",
+        "or (header.queue_id < 0 and queues <= 0)",
+        ("tests/broker/test_send_topics.py",),
+    ),
+    Mutation(
         "send back to as many queues as the group has",
         "broker/requests/send_back.py",
         "self.rng.randrange(topic.read_queue_nums)",

@@ -14,7 +14,14 @@ from mqbroker.client.net import Net
 from mqbroker.client.offset_stores import OffsetStore
 from mqbroker.client.options import MemberOptions, milliseconds
 from mqbroker.client.process_queue import ProcessQueue, PulledBatch
-from mqbroker.client.queue_requests import Offsets, pull_from, pull_request, read_messages, read_pull_answer
+from mqbroker.client.queue_requests import (
+    Offsets,
+    PulledMessages,
+    pull_from,
+    pull_request,
+    read_messages,
+    read_pull_answer,
+)
 from mqbroker.client.routes import Routes
 from mqbroker.errors import MQError, Refused, Unreachable
 from mqbroker.wire.admin_bodies import ProcessQueueInfo
@@ -250,7 +257,7 @@ class AssignedQueue:
             if not self._is_stopped():
                 self._took_s = self._net.steady() - self._asked_at
                 asked = held.next_offset
-                self._add_pulled(held, pulled)
+                self._add_pulled(held, pulled, self._read(held, pulled))
                 if pulled.status is PullStatus.NO_NEW_MESSAGE:
                     if self._took_s < min(_HELD_S, self._options.suspend_s):
                         await self._net.sleep(_NOT_HELD_PAUSE_S)
@@ -268,13 +275,22 @@ class AssignedQueue:
         self._took_s, self._pulled_at, self._asked_at = now - self._asked_at, self._net.now(), now
         return True
 
-    def take(self, pulled: RawPull) -> None:
-        """Take what a pull has found. Raises BadRecord and UnexpectedResponse."""
-        if self._process_queue is not None and not self._stopped:
-            self._add_pulled(self._process_queue, pulled)
+    def take(self, pulled: RawPull) -> bool:
+        """Take what a pull has found, if that is read whole. Raises BadRecord and UnexpectedResponse."""
+        held = self._process_queue
+        if held is None or self._stopped:
+            return True
+        found = self._read(held, pulled)
+        if found.next_offset != pulled.next_offset:
+            return False
+        self._add_pulled(held, pulled, found)
+        return True
 
-    def _add_pulled(self, held: ProcessQueue, pulled: RawPull) -> None:
-        messages, unreadable = read_messages(pulled, self.queue, self.subscription, held.next_offset)
+    def _read(self, held: ProcessQueue, pulled: RawPull) -> PulledMessages:
+        return read_messages(pulled, self.queue, self.subscription, held.next_offset)
+
+    def _add_pulled(self, held: ProcessQueue, pulled: RawPull, found: PulledMessages) -> None:
+        messages, unreadable, next_offset = found
         self._no_failure()
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
             log.warning(
@@ -287,7 +303,7 @@ class AssignedQueue:
             )
         if self.filters is not None:
             messages = self.filters.accepted(messages)
-        batch = held.add(messages, pulled.next_offset, unreadable)
+        batch = held.add(messages, next_offset, unreadable)
         self._broker_id = pulled.broker_id
         self._answered = True
         if pulled.status is PullStatus.FOUND:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from enum import IntEnum
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self, cast
 
 import attrs
 
@@ -16,7 +16,7 @@ from mqbroker.client.names import check_topic, is_text
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, REPLY_TOPIC_POSTFIX, RETRY_PREFIX, Prop, ResponseCode, SysFlag
-from mqbroker.wire.compression import UnreadableBody, decompress_body
+from mqbroker.wire.compression import BODY_BYTES_MAX, ZLIB_RATIO_MAX, UnreadableBody, decompress_body
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.names import is_lmq
 from mqbroker.wire.record import Host, Record, decode_host, decode_record
@@ -41,6 +41,9 @@ def _check_topic(topic: str) -> None:
     except BadArgument as error:
         raise BadMessage(str(error)) from None
 
+
+#: Bodies of one response are decompressed up to this: more would keep the event loop, and fill the memory.
+INFLATED_BYTES_MAX = 16 * 1024 * 1024
 
 #: Of a message that has one after it.
 _OFFSET_MAX = 2**63 - 2
@@ -312,18 +315,17 @@ class ReceivedMessage(_Undecoded):
             return object.__getattribute__(self, name)
 
     @classmethod
-    def read(
-        cls, records: bytes, broker_name: str, queue: MessageQueue | None = None, offset: int = 0
-    ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-        """The messages of consecutive records, as in a pull response; and those of them whose bodies are unreadable.
+    def read(cls, records: bytes, broker_name: str, queue: MessageQueue | None = None, offset: int = 0) -> ReadMessages:
+        """The messages of consecutive records, as in a pull response.
 
-        With `queue`, their offsets in it must ascend from `offset` on. Raises BadRecord at the first bad record,
+        With `queue`, their offsets in it must ascend from `offset` on, and it ends where their bodies decompress to
+        more than INFLATED_BYTES_MAX: the rest is to be pulled again. Raises BadRecord at the first bad record,
         UnexpectedResponse at the first message that is not of the queue, or out of order.
         """
         found: list[ReceivedMessage] = []
         unreadable: list[ReceivedMessage] = []
         topic, queue_id = (None, 0) if queue is None else (queue.topic.encode(), queue.queue_id)
-        at = 0
+        at = inflated = 0
         while True:
             if compiled is not None:
                 plain, at = compiled.take_messages(records, at, cls, broker_name, topic, queue_id, offset)
@@ -331,15 +333,21 @@ class ReceivedMessage(_Undecoded):
                     found += plain
                     offset = plain[-1].queue_offset + 1
             if at >= len(records):
-                return found, unreadable
+                return ReadMessages(found, unreadable, None)
             record = decode_record(records, at)
+            is_compressed = record.sys_flag & SysFlag.COMPRESSED
             if queue is not None:
                 _check_asked(record, queue, offset)
+                if is_compressed and inflated >= INFLATED_BYTES_MAX:
+                    return ReadMessages(found, unreadable, record.queue_offset)
                 offset = min(record.queue_offset, _OFFSET_MAX) + 1
             message = cls.of_record(record, broker_name)
             found.append(message)
             if message.body_error is not None:
                 unreadable.append(message)
+                inflated += min(len(record.body) * ZLIB_RATIO_MAX, BODY_BYTES_MAX)
+            elif is_compressed:
+                inflated += len(message.body)
             at += record.store_size
 
     @classmethod
@@ -377,6 +385,15 @@ class ReceivedMessage(_Undecoded):
             store_size=record.store_size,
             body_error=body_error,
         )
+
+
+class ReadMessages(NamedTuple):
+    """The messages of a response, those of them whose bodies are unreadable, and the offset at which it was left."""
+
+    found: list[ReceivedMessage]
+    unreadable: list[ReceivedMessage]
+    #: Of the first message that was not read; None if all were.
+    left_at: int | None
 
 
 def _check_asked(record: Record, queue: MessageQueue, offset: int) -> None:

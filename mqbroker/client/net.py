@@ -95,8 +95,8 @@ class Puller(Protocol):
     def goes_on(self, pulled: RawPull) -> bool:
         """Whether the next pull may follow one that has found messages, before they are taken."""
 
-    def take(self, pulled: RawPull) -> None:
-        """Take the messages of a pull."""
+    def take(self, pulled: RawPull) -> bool:
+        """Take the messages of a pull; False, and none of them, if the next pull starts elsewhere than it says."""
 
 
 class Net(Protocol):

@@ -67,7 +67,8 @@ class PullConsumerCore:
         tags: str = ALL,
         suspend_s: float | timedelta = 0,
     ) -> PullResult:
-        """Read up to `max_count` messages (a 4.9 broker returns 32 at most) from `offset` on.
+        """Read up to `max_count` messages (a 4.9 broker returns 32 at most, and of compressed ones no more than
+        decompress to some 16 MiB) from `offset` on.
 
         With `suspend_s` the broker waits that long if there is no message. Raises Refused, Unreachable,
         RequestTimedOut, BadRecord on a corrupt response, or UnexpectedResponse on one with other messages. A message
@@ -76,9 +77,10 @@ class PullConsumerCore:
         queue = queue_within(self._namespace, queue)
         subscription = subscribe_to(queue.topic, tags, 0)
         raw = await self._reads.raw(queue, offset, max_count, subscription, milliseconds("suspend_s", suspend_s, 0))
-        found = self._filters.accepted(read_messages(raw, queue, subscription, offset)[0])
-        messages = tuple(bare_message(self._namespace, message) for message in found)
-        return PullResult(raw.status, raw.next_offset, raw.min_offset, raw.max_offset, messages)
+        found = read_messages(raw, queue, subscription, offset)
+        accepted = self._filters.accepted(found.messages)
+        messages = tuple(bare_message(self._namespace, message) for message in accepted)
+        return PullResult(raw.status, found.next_offset, raw.min_offset, raw.max_offset, messages)
 
     async def message_by_time(self, queue: MessageQueue, time: datetime | int) -> ReceivedMessage | None:
         """The first message of a queue that was stored at `time` or later, exact on all brokers; None if no such

@@ -1,8 +1,8 @@
 """Pulls of a queue on an event loop, one after the other as long as they find messages: the next one leaves as soon
 as the response has arrived, before its messages are decoded, and without a coroutine, so that the broker has work.
 
-What ends a run - nothing found, another broker to pull from, no more room, an error - is left to the general path
-(`client/assigned_queues.py`), which also begins the next one.
+What ends a run - nothing found, another broker to pull from, no more room, more than is decompressed at once, an error
+- is left to the general path (`client/assigned_queues.py`), which also begins the next one.
 """
 
 from __future__ import annotations
@@ -67,13 +67,12 @@ class PullRun:
     def _answered(self, result: RemotingCommand | MQError) -> None:
         if self._ended.done():  # it was cancelled, or its messages could not be taken
             return
-        pulled = None if isinstance(result, MQError) else self._found(result)
-        if pulled is None:
+        if isinstance(result, MQError) or (pulled := self._found(result)) is None:
             complete(self._ended, result)
             return
         self._asked = pulled.next_offset
         self._opaque = self._post(partial(self._encode, pulled.next_offset))
-        self._connection.after_write(partial(self._take, pulled))
+        self._connection.after_write(partial(self._take, pulled, result))
 
     def _found(self, answer: RemotingCommand) -> RawPull | None:
         """The messages found, if the run continues."""
@@ -85,11 +84,12 @@ class PullRun:
             return None
         return pulled if pulled.next_offset > self._asked and self._puller.goes_on(pulled) else None
 
-    def _take(self, pulled: RawPull) -> None:
+    def _take(self, pulled: RawPull, answer: RemotingCommand) -> None:
         if self._ended.done():
             return
         try:
-            self._puller.take(pulled)
+            if not self._puller.take(pulled):
+                self._ended.set_result(answer)
         except Exception as error:
             self._ended.set_exception(error)
 

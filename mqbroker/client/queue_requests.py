@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mqbroker.client.errors import UnexpectedResponse
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
@@ -105,28 +105,35 @@ def read_pull_answer(answer: RemotingCommand) -> RawPull:
     )
 
 
-def read_messages(
-    pulled: RawPull, queue: MessageQueue, subscription: SubscriptionData, offset: int
-) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-    """The messages of a response to a pull from `offset` that match the subscription; and those of them whose bodies
-    are unreadable. Raises BadRecord, and UnexpectedResponse if they are not what was asked for."""
+class PulledMessages(NamedTuple):
+    """The messages of a pull that match the subscription, those of them whose bodies are unreadable, and where the next
+    pull starts: before that of the response where their bodies decompress to too much for one turn."""
+
+    messages: list[ReceivedMessage]
+    unreadable: list[ReceivedMessage]
+    next_offset: int
+
+
+def read_messages(pulled: RawPull, queue: MessageQueue, subscription: SubscriptionData, offset: int) -> PulledMessages:
+    """The messages of a response to a pull from `offset` on. Raises BadRecord, and UnexpectedResponse if they are not
+    what was asked for."""
     if pulled.next_offset < 0:
         raise UnexpectedResponse(queue, f"the broker named {pulled.next_offset} as the next offset")
     if pulled.status != PullStatus.FOUND:
-        return [], []
+        return PulledMessages([], [], pulled.next_offset)
     if pulled.next_offset <= offset:
         why = f"the broker found messages from {offset} on, and named {pulled.next_offset} as the next offset"
         raise UnexpectedResponse(queue, why)
     # A light queue has the messages of other topics, with their offsets there.
     asked = None if queue.topic.startswith(LMQ_PREFIX) else queue
-    messages, unreadable = ReceivedMessage.read(pulled.body, queue.broker_name, asked, offset)
+    messages, unreadable, left_at = ReceivedMessage.read(pulled.body, queue.broker_name, asked, offset)
     if asked is not None and messages and messages[-1].queue_offset >= pulled.next_offset:
         why = f"the broker sent offset {messages[-1].queue_offset}, and named {pulled.next_offset} as the next one"
         raise UnexpectedResponse(queue, why)
     if subscription.tags_set:  # without tags all match, and none is looked into
         messages = [message for message in messages if matches(subscription, message.tags)]
         unreadable = [message for message in unreadable if matches(subscription, message.tags)]
-    return messages, unreadable
+    return PulledMessages(messages, unreadable, pulled.next_offset if left_at is None else left_at)
 
 
 H = TypeVar("H", bound=Header)
@@ -343,7 +350,9 @@ class Reads:
 
     async def messages(self, queue: MessageQueue, offset: int, max_count: int) -> list[ReceivedMessage]:
         subscription = subscribe_to(queue.topic, ALL, 0)
-        return read_messages(await self.raw(queue, offset, max_count, subscription), queue, subscription, offset)[0]
+        return read_messages(
+            await self.raw(queue, offset, max_count, subscription), queue, subscription, offset
+        ).messages
 
     async def message_by_time(self, queue: MessageQueue, time: datetime | int) -> ReceivedMessage | None:
         """The first message of a queue that was stored at `time` or later, exact on all brokers; None if no such

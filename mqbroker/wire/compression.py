@@ -16,6 +16,8 @@ from mqbroker.wire.codes import SysFlag
 
 #: Maximum decompressed body: no producer may send a larger one.
 BODY_BYTES_MAX = 64 * 1024 * 1024
+#: zlib makes at most so many bytes of one.
+ZLIB_RATIO_MAX = 1032
 
 
 class UnreadableBody(MQError):

@@ -239,5 +239,5 @@ def test_any_time_of_a_message_is_printed(timestamp: int) -> None:
     record = encode_record(
         Record("T", 0, 7, 0, 0, 0, 0, timestamp, host, timestamp, host, 0, 0, b"x", zlib.crc32(b"x"), {})
     )
-    [message], _ = ReceivedMessage.read(record, "a")
+    [message], *_ = ReceivedMessage.read(record, "a")
     assert " a/0@7" in terminal_line(message).replace("\x1b[2m", " ")

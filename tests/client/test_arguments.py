@@ -204,7 +204,7 @@ def test_a_received_message_is_forwarded_without_what_the_system_added() -> None
     properties = {
         "TAGS": "t", "KEYS": "k1 k2", "UNIQ_KEY": "0A", "CLUSTER": "c", "WAIT": "true", "DELAY": "3", "mine": "yes",
     }  # fmt: skip
-    (received,), _ = ReceivedMessage.read(_encoded(a_record(body=b"x", properties=properties, flag=7)), "a")
+    (received,), *_ = ReceivedMessage.read(_encoded(a_record(body=b"x", properties=properties, flag=7)), "a")
     assert received.user_properties == {"mine": "yes"}
     message = Message.from_received(received, topic="U")
     assert message == Message("U", b"x", tags="t", keys=("k1", "k2"), properties={"mine": "yes"}, flag=7)
@@ -213,12 +213,12 @@ def test_a_received_message_is_forwarded_without_what_the_system_added() -> None
 
 @pytest.mark.parametrize("keys", ["a  b", " a b", "a b ", "a\tb", "a\u3000b"])
 def test_keys_of_other_producers_are_forwarded(keys: str) -> None:
-    (received,), _ = ReceivedMessage.read(_encoded(a_record(body=b"x", properties={"KEYS": keys})), "a")
+    (received,), *_ = ReceivedMessage.read(_encoded(a_record(body=b"x", properties={"KEYS": keys})), "a")
     assert Message.from_received(received).keys == ("a", "b")
 
 
 def test_a_body_that_cannot_be_decompressed_is_neither_forwarded_nor_read() -> None:
-    (received,), _ = ReceivedMessage.read(_encoded(a_record(body=b"no zlib", properties={}, sys_flag=1)), "a")
+    (received,), *_ = ReceivedMessage.read(_encoded(a_record(body=b"no zlib", properties={}, sys_flag=1)), "a")
     assert received.body_error is not None
     with pytest.raises(BadMessage, match=f"message {received.msg_id}: the body cannot be decompressed: "):
         Message.from_received(received)

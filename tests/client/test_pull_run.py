@@ -94,14 +94,18 @@ class Puller:
     events: list[Any]
     wants: bool = True
     error: Exception | None = None
+    is_left: bool = False
 
     def goes_on(self, pulled: RawPull) -> bool:
         return self.wants
 
-    def take(self, pulled: RawPull) -> None:
+    def take(self, pulled: RawPull) -> bool:
+        if self.is_left:
+            return False
         self.events.append(("taken", pulled.next_offset))
         if self.error is not None:
             raise self.error
+        return True
 
 
 def run(test: Callable[[Wire, Puller, asyncio.Task[RemotingCommand]], Coroutine[Any, Any, None]]) -> Wire:
@@ -347,3 +351,22 @@ def test_each_message_comes_once_and_in_order(server: Loopback, expression: str)
         pulls = server.faults.asked(RequestCode.PULL_MESSAGE)
         offsets = {int(pull.ext_fields["queueOffset"]) for pull in pulls if pull.ext_fields["topic"] == "T"}
         assert offsets == {*range(0, 100, 8), 100}
+
+
+def test_what_is_not_taken_whole_is_left_and_the_next_ones_are_ignored() -> None:
+    async def test(wire: Wire, puller: Puller, task: asyncio.Task[RemotingCommand]) -> None:
+        wire.answer(found(1, b"a"))
+        wire.write()
+        puller.is_left = True
+        left = found(9, b"b", b"c")
+        wire.answer(left)
+        wire.write()
+        wire.answer(found(10, b"d"))
+        wire.write()
+        assert await task is left
+
+    wire = run(test)
+    assert [event for event in wire.events if event != "written"] == [
+        ("asked", 0), ("asked", 1), ("taken", 1), ("asked", 9),
+    ]  # fmt: skip
+    assert not wire.pending

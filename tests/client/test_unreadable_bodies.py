@@ -12,7 +12,10 @@ import pytest
 from mqbroker.client import ConsumeFrom, MemoryOffsets, Message, MessageModel, PushOptions, messages
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.compression import ZLIB_RATIO_MAX, UnreadableBody, decompress_body
+from mqbroker.wire.record import encode_record
 from tests.client.member import A, Member, Q
+from tests.client.records import a_record
 from tests.client.test_lite_pull import Polling
 from tests.client.world import World
 
@@ -160,3 +163,84 @@ def test_each_api_delivers_the_messages_around_it(face: Any, cluster: Any) -> No
         found = puller.pull(Q, 0).messages
     assert [message.body for message in found] == [b"before", GARBAGE, b"after"]
     assert [bool(message.body_error) for message in found] == [False, True, False]
+
+
+@pytest.mark.usefixtures("_decoder")
+@pytest.mark.parametrize("sizes", [[600] * 9, [5000] * 3, [1, 5000, 1, 1, 999, 1, 1], [1000] * 4, [0] * 9])
+def test_bodies_are_decompressed_up_to_a_bound_for_each_pull(
+    one_queue: World, name_server: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All messages come once and in order; what is left of a response is pulled again."""
+    monkeypatch.setattr(messages, "INFLATED_BYTES_MAX", 1000)
+    decompressed = list[list[int]]()
+    wanted = list[bytes]()
+
+    def note_read(records: bytes, *args: Any) -> Any:
+        decompressed.append([])
+        return read(records, *args)
+
+    def note_body(body: bytes, sys_flag: int) -> bytes:
+        whole = decompress_body(body, sys_flag)
+        decompressed[-1].append(len(whole))
+        return whole
+
+    read = messages.ReceivedMessage.read
+    monkeypatch.setattr(messages.ReceivedMessage, "read", note_read)
+    monkeypatch.setattr(messages, "decompress_body", note_body)
+    for number, size in enumerate(sizes):
+        wanted += [b"%d" % number + bytes(size), b"plain %d" % number]
+        one_queue.cluster.store(Q, zlib.compress(wanted[-2]), sys_flag=1)
+        one_queue.cluster.store(Q, wanted[-1])
+    member = Member(one_queue, name_server).start()
+    one_queue.clock.pump([1.0] * 3)
+    assert member.bodies == wanted
+    assert member.core.positions("T") == {Q: len(wanted)}
+    for run in decompressed:
+        assert sum(run[:-1]) < 1000, "each but the last was below the bound"
+    polling = Polling(one_queue, name_server).start()
+    found = list[bytes]()
+    while more := one_queue.result(polling.core.poll(0, 99)):
+        found += [message.body for message in more]
+    assert found == wanted
+
+
+def test_those_that_cannot_be_decompressed_count_as_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[int]()
+
+    def refuse(body: bytes, sys_flag: int) -> bytes:
+        tried.append(len(body))
+        raise UnreadableBody("it is too large")
+
+    monkeypatch.setattr(messages, "decompress_body", refuse)
+    bomb = bytes(messages.INFLATED_BYTES_MAX // ZLIB_RATIO_MAX // 2 + 1)
+    records = b"".join(
+        encode_record(a_record(topic="T", queue_id=0, queue_offset=at, body=bomb, sys_flag=1)) for at in range(5)
+    )
+    found, unreadable, left_at = messages.ReceivedMessage.read(records, "a", Q, 0)
+    assert (len(found), len(unreadable), left_at, len(tried)) == (2, 2, 2, 2)
+    # A light queue's messages have no offsets of it.
+    found, unreadable, left_at = messages.ReceivedMessage.read(records, "a", None, 0)
+    assert (len(found), left_at) == (5, None)
+
+
+def test_each_api_gets_all_of_more_than_one_turn(face: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "INFLATED_BYTES_MAX", 1000)
+    wanted = [b"first", *(b"%d" % number + bytes(600) for number in range(40))]
+    with face.make("Producer", "pg") as sender:
+        sender.send(Message("T", wanted[0]), queue=Q)
+    for body in wanted[1:]:
+        cluster.store(Q, zlib.compress(body), sys_flag=1)
+    got: SimpleQueue[bytes] = SimpleQueue()
+    options = PushOptions(consume_from=ConsumeFrom.FIRST, takeover_pause_s=0.0)
+    consumer = face.make("PushConsumer", "g", lambda message: got.put(message.body), options=options)
+    consumer.subscribe("T")
+    with consumer:
+        assert sorted(face.get(got) for _ in wanted) == sorted(wanted)
+    with face.make("PullConsumer", "cg") as puller:
+        at, found = 0, list[bytes]()
+        while at < len(wanted):
+            pulled = puller.pull(Q, at)
+            assert 0 < len(pulled.messages) <= 3
+            found += [message.body for message in pulled.messages]
+            at = pulled.next_offset
+    assert found == wanted

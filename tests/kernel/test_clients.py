@@ -98,7 +98,7 @@ def a_record(rng: Random) -> bytes:
     return packed + body + bytes((len(topic),)) + topic + len(properties).to_bytes(2, "big") + properties
 
 
-Read = tuple[list[ReceivedMessage], list[ReceivedMessage]]
+Read = tuple[list[ReceivedMessage], list[ReceivedMessage], int | None]
 
 
 def read(data: bytes, queue: MessageQueue | None = None, offset: int = 0) -> Read | str:
@@ -160,7 +160,7 @@ def test_a_plain_message_is_decoded_when_it_is_looked_at(monkeypatch: pytest.Mon
     (expected,) = [ReceivedMessage.of_record(each, "broker") for each in decode_records(record)]
     monkeypatch.setattr(messages, "decode_record", None)
     for look in (lambda m: m.tags == "t", lambda m: m == expected, lambda m: pickle.loads(pickle.dumps(m)) == expected):
-        (message,), _ = ReceivedMessage.read(record, "broker")
+        (message,), *_ = ReceivedMessage.read(record, "broker")
         assert look(message)
     for each in (message, expected):
         with pytest.raises(AttributeError):

@@ -68,4 +68,32 @@ MISTAKES = [
         "if body else (body, 0)",
         ("tests/wire/test_compression.py::test_a_body_is_compressed_only_if_that_makes_it_smaller",),
     ),
+    Mutation(
+        "decompress all bodies of a pull at once",
+        "client/messages.py",
+        "if is_compressed and inflated >= INFLATED_BYTES_MAX:",
+        "if False:",
+        ("tests/client/test_unreadable_bodies.py",),
+    ),
+    Mutation(
+        "count bodies that cannot be decompressed for nothing",
+        "client/messages.py",
+        "inflated += min(len(record.body) * ZLIB_RATIO_MAX, BODY_BYTES_MAX)",
+        "inflated += 0",
+        ("tests/client/test_unreadable_bodies.py",),
+    ),
+    Mutation(
+        "go on with pulls in a row behind messages that were left",
+        "client/assigned_queues.py",
+        "        if found.next_offset != pulled.next_offset:\n            return False\n",
+        "",
+        ("tests/client/test_unreadable_bodies.py",),
+    ),
+    Mutation(
+        "name a response's next offset where some of it was left",
+        "client/queue_requests.py",
+        "pulled.next_offset if left_at is None else left_at",
+        "pulled.next_offset",
+        ("tests/client/test_unreadable_bodies.py",),
+    ),
 ]

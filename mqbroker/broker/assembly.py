@@ -72,7 +72,7 @@ from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.tags_codes import parse_delay_levels
-from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.codes import TRANS_HALF_TOPIC, RequestCode
 from mqbroker.wire.names import join_address
 from mqbroker.wire.record import decode_host
 
@@ -169,7 +169,8 @@ class Assembly:
             live,
             clock,
             choose=self._choose_producer,
-            make_topic=lambda name: self.topics.create_internal(name, 1),
+            # A shard checks its own half messages; each needs the topic of those that are given up when one is.
+            make_topic=lambda name: self.topics.create_internal(name, 1, has_message=name != TRANS_HALF_TOPIC),
         )
         self._serve_messages(table, clock, rng, store_host)
         self._serve_others(table, clock, store_host, save_settings)

@@ -1,4 +1,5 @@
-"""Topics that sends create on one shard of a broker are created on all, so that consumers know every queue.
+"""Topics that one shard of a broker creates for their first message are created on all, so that consumers know every
+queue: those of sends, and the retry, dead letter and given-up transaction topics that the broker itself stores into.
 
 Independent of how the shards communicate.
 """

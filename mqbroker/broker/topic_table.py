@@ -114,7 +114,7 @@ class TopicTable(VersionedTable[TopicConfig]):
         self.announcers: list[Callable[[], Deferred[None]]] = []
         #: Called with each topic that became ordered, or is no longer; `on_change` is not: name servers know.
         self.on_order: list[Callable[[str], None]] = []
-        #: Called with each topic that a send created.
+        #: Called with each topic that was created for its first message.
         self.on_created: list[Callable[[TopicConfig], None]] = []
         self._values = {topic.topic_name: topic for topic in system_topics(live.current)}
         #: Names that no user may create or delete: those of every broker, and this broker's own.
@@ -160,7 +160,7 @@ class TopicTable(VersionedTable[TopicConfig]):
         self._changed(topic.topic_name)
 
     def create(self, topic: TopicConfig) -> None:
-        """Create a topic because of a send. Raises Refused if there are too many."""
+        """Create a topic for its first message, on all shards. Raises Refused if there are too many."""
         self.put(topic)
         for callback in self.on_created:
             callback(topic)
@@ -215,10 +215,14 @@ class TopicTable(VersionedTable[TopicConfig]):
             return topic
         return attrs.evolve(topic, read_queue_nums=queues, write_queue_nums=max(queues, topic.write_queue_nums))
 
-    def create_internal(self, name: str, queues: int, sys_flag: int = 0) -> TopicConfig:
-        """`internal`, created or extended."""
+    def create_internal(self, name: str, queues: int, sys_flag: int = 0, *, has_message: bool = False) -> TopicConfig:
+        """`internal`, created or extended. With `has_message` a new one is created on all shards, as by `create`:
+        one that got no such message would not create it. Extensions follow each shard's own groups."""
+        known = self._values.get(name)
         topic = self.internal(name, queues, sys_flag)
-        if topic is not self._values.get(name):
+        if known is None and has_message:
+            self.create(topic)
+        elif topic is not known:
             self.put(topic)
         return topic
 

@@ -46,8 +46,8 @@ class ShardOptions(BrokerConsoleOptions):
 class SupervisorFront(Front):
     """The supervisor, as a shard sees it: two pipes. When the one from it is closed, the shard stops.
 
-    Each line on either pipe is a JSON object. One with `topic` is a topic that a send created on a shard; the
-    supervisor passes it on to the other shards.
+    Each line on either pipe is a JSON object. One with `topic` is a topic that a shard created for its first message;
+    the supervisor passes it on to the other shards.
     """
 
     def __init__(self) -> None:

@@ -140,7 +140,7 @@ class SendBackRequests:
         topic = self.topics.internal(name, queues, flag)
         if not topic.perm & Perm.WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
-        self.topics.create_internal(name, queues, flag)
+        self.topics.create_internal(name, queues, flag, has_message=True)
         return self.rng.randrange(topic.read_queue_nums)
 
     def _append(self, record: Record, target: tuple[str, int], properties: bytes) -> None:

@@ -6,6 +6,20 @@ _SUPERVISOR = "tests/daemons/test_supervisor.py"
 
 MISTAKES = [
     Mutation(
+        "create dead letter and retry topics of messages that are sent back on one shard alone",
+        "broker/requests/send_back.py",
+        ", has_message=True",
+        "",
+        ("tests/broker/test_sibling_topics.py",),
+    ),
+    Mutation(
+        "tell other shards of an extended retry topic",
+        "broker/topic_table.py",
+        "if known is None and has_message:",
+        "if topic is not known and has_message:",
+        ("tests/broker/test_sibling_topics.py",),
+    ),
+    Mutation(
         "forget to tell a shard that was away of the topics that others created",
         "daemons/supervisor.py",
         "        self._tell_topics(shard)\n        if self._is_up:\n",

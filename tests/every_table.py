@@ -16,11 +16,13 @@ from twisted.internet.task import Clock
 from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.access.acl_yaml import AccountChange
 from mqbroker.broker.broker_stats import BrokerStats
+from mqbroker.broker.client_registry import CLIENT_EXPIRY_SECONDS, ConsumerRegistry
 from mqbroker.broker.delay import DelayOffsets, DelayService
 from mqbroker.broker.filter_table import FilterTable
 from mqbroker.broker.group_table import _SYSTEM_GROUPS as SYSTEM_GROUPS
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.broker.members_file import MembersFile
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.topic_repair import FILE as TOPICS_COPIED_FILE
 from mqbroker.broker.topic_repair import CopiedTopics, MasterRun
@@ -38,6 +40,7 @@ from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.topic_removal import RemovedQueues
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import (
+    ConsumerData,
     DataVersion,
     MessageQueue,
     SubscriptionData,
@@ -47,7 +50,7 @@ from mqbroker.wire.bodies import (
     TopicConfigSerializeWrapper,
 )
 from tests.access.acl import write_acl
-from tests.broker.bench import START, make_settings
+from tests.broker.bench import START, FakeConnection, make_settings
 
 #: A change of a table: its method, and what calls it.
 Change = tuple[str, Callable[[Any], object]]
@@ -66,6 +69,8 @@ class Kept:
     changes: list[Change]
     #: Public methods that leave the table as it is.
     readers: frozenset[str]
+    #: The class that writes the file, where it is another.
+    writer: type | None = None
 
 
 class QuietStore:
@@ -160,6 +165,34 @@ def _kv(root: Path, clock: Clock) -> Versions:
 def _epochs(root: Path, clock: Clock) -> Versions:
     path = root / "epochs.json"
     return Versions(path, EpochHistory.from_json(path.read_bytes()) if path.exists() else EpochHistory())
+
+
+class Members:
+    """The members of a broker's groups, with their file and the connections they come by."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self.clock = clock
+        self.consumers = ConsumerRegistry(clock, _live(root), lambda group: None)
+        self.file = MembersFile(_file(root, "consumerMembers.json"), self.consumers, clock.seconds, clock.seconds)
+        self.connections = {client_id: FakeConnection(client_id) for client_id in "abcd"}
+
+
+def _join(client_id: str, group: str, *subscriptions: SubscriptionData, **fields: Any) -> Callable[[Members], object]:
+    data = ConsumerData(group, subscription_data_set=list(subscriptions), **fields)
+    return lambda owner: owner.consumers.register(owner.connections[client_id], client_id, 0, 407, data, True)
+
+
+def _members_content(owner: Members) -> Any:
+    consumers = owner.consumers
+    return list(consumers.members()), consumers._subscriptions, consumers._text_bytes
+
+
+def _later(seconds: float, change: Callable[[Members], object]) -> Callable[[Members], object]:
+    def changed(owner: Members) -> None:
+        owner.clock.advance(seconds)
+        change(owner)
+
+    return changed
 
 
 def _done(asking: Coroutine[Any, Any, Any]) -> None:
@@ -412,6 +445,40 @@ TABLES = {
             ("clean", lambda table: (table._now.__self__.advance(20), table.clean())),
         ],
         frozenset(("get", "of_topic", "bit_maps_of", "persist", "snapshot")),
+    ),
+    "members": Kept(
+        ConsumerRegistry,
+        Members,
+        _members_content,
+        # Which writes it only if the change was noticed.
+        lambda owner: owner.file.look(),
+        [
+            _join("a", "CG", SubscriptionData("T", "A", sub_version=1), SubscriptionData("U", sub_version=1)),
+            _join("b", "CG", SubscriptionData("T", "A", sub_version=1), SubscriptionData("U", sub_version=1)),
+            _join("c", "Single", message_model="BROADCASTING", consume_from_where="CONSUME_FROM_TIMESTAMP"),
+        ],
+        [
+            ("register", _join("d", "New", _sql("T", "a > 5"))),
+            ("register", _join("d", "CG", SubscriptionData("T", "A", sub_version=1))),
+            (
+                "register",
+                _join("a", "CG", SubscriptionData("T", "A || B", frozenset("AB"), frozenset((65, 66)), sub_version=2)),
+            ),
+            ("register", _join("c", "Single", message_model="CLUSTERING")),
+            ("register", _join("c", "Single", consume_type="CONSUME_ACTIVELY", message_model="BROADCASTING")),
+            ("unregister", lambda owner: owner.consumers.unregister(owner.connections["b"], "CG")),
+            ("unregister", lambda owner: owner.consumers.unregister(owner.connections["c"], "Single")),
+            ("connection_closed", lambda owner: owner.consumers.connection_closed(owner.connections["a"])),
+            ("expire", _later(CLIENT_EXPIRY_SECONDS, lambda owner: owner.consumers.expire())),
+        ],
+        frozenset(
+            (
+                *("group", "known", "members", "find", "names", "groups_subscribed", "has_left", "freeze", "stop"),
+                # Of members that the file has, and those who come or stay away, see tests/broker/test_members_file.py.
+                *("expect", "expect_no_more", "leave_before_joining"),
+            )
+        ),
+        MembersFile,
     ),
     "KV configuration": Kept(
         KvConfig,

@@ -7,7 +7,7 @@ work is not delayed; a group that changes meanwhile is queued again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -178,11 +178,11 @@ class ConsumerRegistry:
     def expect(self, data: ConsumerData, client_ids: Iterable[str]) -> None:
         """Count these clients as members until they come, or until `expect_no_more`."""
         group = ConsumerGroup(data.consume_type, data.message_model, data.consume_from_where)
-        _update_subscriptions(group, data.subscription_data_set)
+        group.subscriptions = _newest({}, data.subscription_data_set)
         group.expected = dict.fromkeys(client_ids)
         if group.expected:
             self._groups[data.group_name] = group
-            group.text_bytes = sum(map(_text_bytes, data.subscription_data_set))
+            group.text_bytes = sum(map(_text_bytes, group.subscriptions.values()))
             self._subscriptions += len(group.subscriptions)
             self._text_bytes += group.text_bytes
 
@@ -238,12 +238,15 @@ class ConsumerRegistry:
         Raises Refused if there are too many clients or subscriptions.
         """
         group = self._groups.get(data.group_name)
-        text_bytes = sum(map(_text_bytes, data.subscription_data_set))
-        self._check_room(group, connection, len(data.subscription_data_set), text_bytes)
+        # Those that are kept because they are newer count, not what the heartbeat has of these topics.
+        subscriptions = _newest({} if group is None else group.subscriptions, data.subscription_data_set)
+        text_bytes = sum(map(_text_bytes, subscriptions.values()))
+        self._check_room(group, connection, len(subscriptions), text_bytes)
         if group is None:
             group = ConsumerGroup(data.consume_type, data.message_model, data.consume_from_where)
             self._groups[data.group_name] = group
         before = group.message_model, group.subscriptions
+        kept = group.consume_type, group.consume_from_where
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
@@ -256,14 +259,16 @@ class ConsumerRegistry:
             self._count += 1
             self._joined.setdefault(connection, set()).add(data.group_name)
             log.info("consumer {client} joins {group}", client=client_id, group=data.group_name)
-        self._subscriptions -= len(group.subscriptions)
-        changed |= _update_subscriptions(group, data.subscription_data_set)
-        self._subscriptions += len(group.subscriptions)
+        changed |= subscriptions.keys() != group.subscriptions.keys()
+        self._subscriptions += len(subscriptions) - len(group.subscriptions)
+        group.subscriptions = subscriptions
         self._text_bytes += text_bytes - group.text_bytes
         group.text_bytes = text_bytes
         if before != (group.message_model, group.subscriptions):
             self.is_changed = True
             self._tell_changed()
+        elif kept != (group.consume_type, group.consume_from_where):
+            self.is_changed = True
         if changed and notify:
             self._notify(data.group_name)
 
@@ -346,16 +351,16 @@ def _text_bytes(subscription: SubscriptionData) -> int:
     )
 
 
-def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[SubscriptionData]) -> bool:
-    """Set the group's subscriptions from a heartbeat, keeping newer ones; True if a topic was added or removed."""
+def _newest(
+    known: Mapping[str, SubscriptionData], subscriptions: Iterable[SubscriptionData]
+) -> dict[str, SubscriptionData]:
+    """The subscriptions of a heartbeat by topic; known ones in place of those that are not newer."""
     by_topic = {subscription.topic: subscription for subscription in subscriptions}
-    changed = by_topic.keys() != group.subscriptions.keys()
     for topic, subscription in by_topic.items():
-        known = group.subscriptions.get(topic)
-        if known is not None and known.sub_version >= subscription.sub_version:
-            by_topic[topic] = known
-    group.subscriptions = by_topic
-    return changed
+        former = known.get(topic)
+        if former is not None and former.sub_version >= subscription.sub_version:
+            by_topic[topic] = former
+    return by_topic
 
 
 @attrs.define

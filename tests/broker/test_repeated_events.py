@@ -314,6 +314,28 @@ def leave(registry: ConsumerRegistry | ProducerRegistry, clock: Clock, way: str,
 WAYS = ["unregistered", "closed", "expired"]
 
 
+def test_subscriptions_that_are_kept_because_they_are_newer_count(
+    clock: Clock, logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version of the far future and a small heartbeat later would hide what a group keeps in memory."""
+    monkeypatch.setattr(client_registry, "SUBSCRIPTION_BYTES_MAX", 1000)
+    registry = ConsumerRegistry(clock, live_settings(), lambda group: None)
+    one, two = connections(2)
+    for _ in ROUNDS:
+        beat(registry, one, "client0", SubscriptionData("T", "x" * 900, sub_version=2**63 - 1))
+        for _ in range(2):
+            beat(registry, one, "client0", SubscriptionData("T", "y", sub_version=1))
+            for connection, group in ((one, "CG"), (two, "Other")):
+                with pytest.raises(Refused, match="bytes, 1000 at most"):
+                    beat(
+                        registry, connection, "client1", SubscriptionData("T"), SubscriptionData("U", "z" * 200),
+                        group=group,
+                    )  # fmt: skip
+        registry.unregister(one, "CG")
+        beat(registry, two, "client1", SubscriptionData("U", "z" * 1000), group="Other")
+        registry.unregister(two, "Other")
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_consumers_that_come_back_are_told_counted_and_logged_each_time(
     clock: Clock, logged: Logged, way: str, monkeypatch: pytest.MonkeyPatch

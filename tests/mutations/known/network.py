@@ -264,7 +264,8 @@ MISTAKES = [
         "client/pull_run.py",
         "        self._opaque = self._post(partial(self._encode, pulled.next_offset))\n"
         "        self._connection.after_write(partial(self._take, pulled, result))\n",
-        "        self._take(pulled, result)\n        self._opaque = self._post(partial(self._encode, pulled.next_offset))\n",
+        "        self._take(pulled, result)\n"
+        "        self._opaque = self._post(partial(self._encode, pulled.next_offset))\n",
         ("tests/client/test_pull_run.py",),
     ),
     Mutation(

@@ -30,6 +30,20 @@ MISTAKES = [
         _BROKER,
     ),
     Mutation(
+        "count the subscriptions of a heartbeat in place of the newer ones that are kept",
+        "broker/client_registry.py",
+        "sum(map(_text_bytes, subscriptions.values()))",
+        "sum(map(_text_bytes, data.subscription_data_set))",
+        _BROKER,
+    ),
+    Mutation(
+        "keep the members' file as it is where a group consumes from elsewhere",
+        "broker/client_registry.py",
+        "        elif kept != (group.consume_type, group.consume_from_where):\n            self.is_changed = True\n",
+        "",
+        ("tests/test_every_table.py",),
+    ),
+    Mutation(
         "count the subscriptions of groups that are gone",
         "broker/client_registry.py",
         "            self._subscriptions -= len(group.subscriptions)\n            self._text_bytes",

@@ -17,9 +17,9 @@ from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import decline as decline
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.errors import MQError, Refused
-from mqbroker.wire.admin_bodies import GetConsumerStatusBody, ResetOffsetBody, ResetOffsetBodyForC
+from mqbroker.wire.admin_bodies import GetConsumerStatusBody, ResetOffsetBody, ResetOffsetBodyForC, read_offsets
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX, BadBody
+from mqbroker.wire.body import BadBody
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
@@ -161,7 +161,7 @@ class MemberRequests:
 def _offsets(body: bytes) -> dict[MessageQueue, int]:
     """The table of a reset, in either of its forms. Raises BadBody, or Refused on an invalid offset."""
     try:
-        offsets = ResetOffsetBody.from_json(body, ANSWERED_DIALECT_BYTES_MAX).offset_table
+        offsets = read_offsets(body, ResetOffsetBody)
     except BadBody as bad:
         # mqadmin can request the form of C++ clients, whatever the consumers are.
         try:

@@ -363,7 +363,10 @@ class Routes:
         request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
         try:
             answer = await self._net.invoke((await self._servers())[0], request, self._timeout_ms)
-            return answer.code == ResponseCode.SUCCESS and not ClusterInfo.from_json(answer.body).broker_addr_table
+            return (
+                answer.code == ResponseCode.SUCCESS
+                and not ClusterInfo.from_json(answer.body, ANSWERED_DIALECT_BYTES_MAX).broker_addr_table
+            )
         except MQError:
             return False
 

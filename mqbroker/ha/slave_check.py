@@ -22,6 +22,7 @@ from mqbroker.ha.link import NEVER_HAD, BadPeer
 from mqbroker.ha.link_secret import Last
 from mqbroker.remoting.client import RemotingClient, succeeded
 from mqbroker.wire.bodies import ClusterInfo
+from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.names import is_ip, split_address
@@ -209,7 +210,7 @@ async def registered_slaves(
         request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
         try:
             answer = succeeded(await client.invoke_sync(address, request, TIMEOUT_MS))
-            known = ClusterInfo.from_json(answer.body).broker_addr_table.get(broker_name)
+            known = ClusterInfo.from_json(answer.body, ANSWERED_DIALECT_BYTES_MAX).broker_addr_table.get(broker_name)
         except MQError as error:
             why = f"the name server at {address} does not say where its broker can be asked: {error}"
             continue

@@ -30,6 +30,9 @@ FRAME_BYTES_MAX = 16 * 1024 * 1024
 HEADER_BYTES_MAX = 256 * 1024
 #: Bytes of such a response for each byte of the batch: ids have 57 in IPv6, messages 22 or more.
 _ANSWER_TO_BATCH = 3
+#: Of a header above HEADER_BYTES_MAX, at most: it takes as long to parse as it has values, and that of such a response
+#: has two dozen, and no list.
+_LONG_HEADER_QUOTES_MAX, _LONG_HEADER_OBJECTS_MAX = 256, 4
 
 JSON = 0
 ROCKETMQ = 1
@@ -104,7 +107,10 @@ class FrameDecoder:
                 self._wanted = stop - at
                 break
             body_at = at + 8 + header_length
-            frames.append((word >> 24, data[at + 8 : body_at], data[body_at:stop]))
+            header = data[at + 8 : body_at]
+            if header_length > HEADER_BYTES_MAX:
+                _check_long_header(word >> 24, header)
+            frames.append((word >> 24, header, data[body_at:stop]))
             at = stop
         else:
             self._wanted = 8
@@ -119,6 +125,13 @@ class FrameDecoder:
             length = int.from_bytes(self._pending[:4], "big")
             if not 4 <= length <= self._frame_bytes_max:
                 raise BadFrame(f"frame length {length} is not between 4 and {self._frame_bytes_max}")
+
+
+def _check_long_header(serialize_type: int, header: bytes) -> None:
+    """Raises BadFrame."""
+    is_flat = header.count(b"{") <= _LONG_HEADER_OBJECTS_MAX and b"[" not in header
+    if serialize_type != JSON or not is_flat or header.count(b'"') > _LONG_HEADER_QUOTES_MAX:
+        raise BadFrame(f"a header of {len(header)} bytes is not that of a response to a batch")
 
 
 def encode_frame(

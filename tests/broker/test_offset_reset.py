@@ -177,6 +177,17 @@ def test_consumers_tell_where_they_are(bench: Bench, client: Client, admin: Clie
 
 
 @pytest.mark.usefixtures("three_messages")
+def test_a_consumer_of_many_queues_tells_where_it_is(client: Client, admin: Client) -> None:
+    join(client)
+    pushed(client)
+    offsets = {MessageQueue("order-events", "a", number): number for number in range(10_000)}
+    assert status(admin) is None
+    told(client, GetConsumerStatusBody(offsets).to_json())
+    (answer,) = admin.heard()
+    assert GetConsumerStatusBody.from_json(answer.body, None).consumer_table == {"c1": offsets}
+
+
+@pytest.mark.usefixtures("three_messages")
 def test_one_consumer_is_asked_by_its_id(bench: Bench, client: Client, admin: Client) -> None:
     other = bench.client(OTHER)
     join(client)

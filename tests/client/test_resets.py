@@ -176,3 +176,11 @@ def test_a_reset_in_the_form_for_clients_in_c_is_read_too(one_queue: World, name
     body = ResetOffsetBodyForC([MessageQueueForC("T", "a", 0, 2)]).to_json()
     assert ask(member, reset_to({}, body=body)).code == ResponseCode.SUCCESS
     assert member.bodies == [b"0", b"1", b"2", b"2"]
+
+
+def test_a_reset_of_as_many_queues_as_a_topic_may_have_is_read(one_queue: World, name_server: str) -> None:
+    fill(one_queue, 3)
+    member = Member(one_queue, name_server).start()
+    others = {MessageQueue("T", "a" * 60, number): 0 for number in range(1, 20_000)}
+    assert ask(member, reset_to({Q: 2, **others})).code == ResponseCode.SUCCESS
+    assert member.bodies == [b"0", b"1", b"2", b"2"]

@@ -247,6 +247,8 @@ def test_the_first_name_server_that_answers_says_which_slaves_there_are() -> Non
     body = ClusterInfo(known).to_json()
     assert registered(Unreachable("gone"), body, Unreachable("not asked")) == [A, FAR]
     assert registered(ClusterInfo({}).to_json()) == []
+    many = {f"broker-{number}": BrokerData(f"broker-{number}", "C", {0: "10.0.0.1:1", 1: B}) for number in range(2_000)}
+    assert registered(ClusterInfo(known | many).to_json()) == [A, FAR]
 
 
 @pytest.mark.parametrize("said", [Unreachable("gone"), b"", b"[]", b'{"brokerAddrTable": 7}', b"\xff"])

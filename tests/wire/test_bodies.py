@@ -15,14 +15,18 @@ from mqbroker.wire import admin_bodies, bodies, fastjson
 from mqbroker.wire import body as body_module
 from mqbroker.wire.admin_bodies import (
     ConsumeStats,
+    GetConsumerStatusBody,
     GroupList,
     ProducerTableInfo,
     QueryConsumeQueueResponseBody,
+    ResetOffsetBody,
     TopicOffset,
     TopicStatsTable,
+    read_offsets,
     topic_bounds,
 )
 from mqbroker.wire.bodies import (
+    QUEUES_MAX,
     BrokerData,
     CheckClientRequestBody,
     ClusterInfo,
@@ -206,6 +210,39 @@ def any_of(cls: type[Any]) -> st.SearchStrategy:
 @given(st.sampled_from(list(CLASSES.values())).flatmap(any_of))
 def test_any_body_survives(body: Body) -> None:
     assert type(body).from_json(body.to_json()) == body
+
+
+_KINDS = (ResetOffsetBody, "offset_table"), (GetConsumerStatusBody, "message_queue_table")
+#: As Java's consumers write them, and as nobody does.
+_FORMS = (
+    (b',"consumerTable":{}}', b"}"),
+    (b'{"messageQ', b'{"consumerTable":{},"messageQ'),
+    (b"}:", b"} :"),
+)
+
+
+@given(st.sampled_from(_KINDS), strategy_for(dict[MessageQueue, int]), numbers(0, len(_FORMS)))
+def test_offsets_by_queue_are_those_of_the_whole_body(
+    of: tuple[Any, str], offsets: dict[MessageQueue, int], forms: int
+) -> None:
+    kind, field = of
+    data = kind(**{field: offsets}).to_json()
+    for old, new in _FORMS[:forms]:
+        data = data.replace(old, new)
+    assert read_offsets(data, kind) == getattr(kind.from_json(data), field)
+
+
+@pytest.mark.parametrize(("kind", "field"), _KINDS)
+def test_offsets_of_as_many_queues_as_a_topic_may_have_are_read(kind: Any, field: str) -> None:
+    offsets = {MessageQueue("t" * 127, "broker", number): number for number in range(QUEUES_MAX)}
+    data = kind(**{field: offsets}).to_json()
+    assert read_offsets(data, kind) == offsets
+    offsets[MessageQueue("u", "broker", 0)] = 0
+    with pytest.raises(BadBody, match=f"{kind.__name__}: offsets of more than {QUEUES_MAX} queues"):
+        read_offsets(kind(**{field: offsets}).to_json(), kind)
+    for broken in (data[:-1], data + b"}", data.replace(b'"t', b'"\xff', 1), data.replace(b'"queueId":7,', b"", 1)):
+        with pytest.raises(BadBody):
+            read_offsets(broken, kind)
 
 
 def test_what_is_of_scalars_alone_is_written_as_all_else(monkeypatch: pytest.MonkeyPatch) -> None:

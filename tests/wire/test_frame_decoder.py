@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies._internal.core import DataObject
 
 from mqbroker.errors import BadFrame
+from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import (
     FRAME_BYTES_MAX,
     HEADER_BYTES_MAX,
@@ -16,6 +17,7 @@ from mqbroker.wire.command import (
     ROCKETMQ,
     Frame,
     FrameDecoder,
+    RemotingCommand,
     encode_frame,
 )
 from tests.numbers import numbers
@@ -178,6 +180,30 @@ def test_a_header_above_the_bound_is_refused_before_it_is_buffered(serialize_typ
         decoder.feed(longer[:cut])
         with pytest.raises(BadFrame, match=f"header length {HEADER_BYTES_MAX + 1} is above {HEADER_BYTES_MAX}"):
             decoder.feed(longer[cut:])
+
+
+@pytest.mark.parametrize(
+    ("serialize_type", "header"),
+    [
+        (JSON, b'{"code":0,"x":[' + b"[]," * 200_000 + b"[]]}"),
+        (JSON, b'{"code":0,"x":[' + b"1," * 200_000 + b"1]}"),
+        (JSON, b'{"code":0,"x":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001),
+        (JSON, b'{"code":0,"extFields":{' + b",".join(b'"%d":"1"' % i for i in range(50_000)) + b"}}"),
+        (ROCKETMQ, bytes(500_000)),
+    ],
+    ids=["lists", "numbers", "objects", "fields", "binary"],
+)
+def test_a_long_header_is_that_of_a_response_to_a_batch(serialize_type: int, header: bytes) -> None:
+    """A decoder that expects one takes no other that takes long to parse, now or later."""
+    decoder = FrameDecoder()
+    decoder.expect_answer(RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, body=bytes(4 << 20)))
+    ids = b'{"code":0,"extFields":{"msgId":"' + b",".join([b"0123456789ABCDEF" * 2] * 30_000) + b'"},"flag":1}'
+    for _ in range(2):
+        assert decoder.feed(encode_frame(JSON, ids, header_bytes_max=len(ids))) == [(JSON, ids, b"")]
+    whole = encode_frame(serialize_type, header, b"body", header_bytes_max=len(header))
+    assert decoder.feed(whole[:-1]) == []
+    with pytest.raises(BadFrame, match=f"a header of {len(header)} bytes is not that of a response to a batch"):
+        decoder.feed(whole[-1:])
 
 
 def test_a_header_that_peers_refuse_is_not_sent() -> None:

@@ -29,6 +29,7 @@ from mqbroker.wire.admin_bodies import (
     QueryCorrectionOffsetBody,
     ResetOffsetBody,
     ResetOffsetBodyForC,
+    read_offsets,
 )
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import V3_0_7_SNAPSHOT, LanguageCode, RequestCode, ResponseCode, old_version_name
@@ -242,7 +243,7 @@ class OffsetAdminRequests:
         try:
             answer = await self.calls.call(connection, command, STATUS_TIMEOUT_MS)
             if answer.code == ResponseCode.SUCCESS and answer.body:
-                told[client.client_id] = GetConsumerStatusBody.from_json(answer.body).message_queue_table
+                told[client.client_id] = read_offsets(answer.body, GetConsumerStatusBody)
         except MQError as error:
             log.warn("{client} did not return its offsets: {why}", client=client.client_id, why=str(error))
 

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: A period may end so much early, as clocks round.
 _EARLY_S = 0.01
+#: Subscriptions of one request, but for those of one group: they make some 2.5 MB at most.
+SUBSCRIPTIONS_MAX = 10_000
 #: For so long no send is followed by a heartbeat to a broker that has failed to take one.
 _PAUSE_S = 5.0
 
@@ -250,14 +252,29 @@ class Heartbeats:
     async def _send_now(self, addr: str) -> MQError | None:
         shared: SharedHeartbeats = self.net.heartbeats
         self._forget_gone()
-        request = self.request()
+        first, *others = self.requests()
         shared.sent[addr] = _Sent(self.net.steady(), shared.next_number)
-        (answer,) = await self.net.invoke_many([(addr, request)], self._timeout_ms)
+        (answer,) = await self.net.invoke_many([(addr, first)], self._timeout_ms)
+        for request in others:
+            if isinstance(answer, MQError) or answer.code != ResponseCode.SUCCESS:
+                break
+            (answer,) = await self.net.invoke_many([(addr, request)], self._timeout_ms)
         return self.answered(addr, answer)
 
-    def request(self) -> RemotingCommand:
-        """A heartbeat."""
-        return RemotingCommand.request(RequestCode.HEART_BEAT, body=self._data().to_json())
+    def requests(self) -> list[RemotingCommand]:
+        """A heartbeat: one request, or several where one could be longer than brokers read. What is not in it stays as
+        the one before has left it."""
+        whole = self._data()
+        parts: list[list[ConsumerData]] = [[]]
+        count = 0
+        for consumer in whole.consumer_data_set:
+            count += len(consumer.subscription_data_set)
+            if count > SUBSCRIPTIONS_MAX and parts[-1]:
+                parts.append([])
+                count = len(consumer.subscription_data_set)
+            parts[-1].append(consumer)
+        bodies = [attrs.evolve(whole, consumer_data_set=part) for part in parts]
+        return [RemotingCommand.request(RequestCode.HEART_BEAT, body=body.to_json()) for body in bodies]
 
     def answered(self, addr: str, answer: RemotingCommand | MQError) -> MQError | None:
         """Note the result of a heartbeat; returns the error, which is logged, if it failed."""

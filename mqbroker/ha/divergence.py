@@ -67,6 +67,8 @@ async def log_bounds(client: RemotingClient, address: str, timeout_ms: int = TIM
     table = KVTable.from_json(succeeded(answer).body).table
     try:
         begin, end = int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
+        if max(abs(begin), abs(end)) >= 2**64:
+            raise ValueError
         return LogBounds(begin, end, table.get("bootTimestamp", ""))
     except (KeyError, ValueError):
         raise MQError(f"the broker at {address} does not say where its commit log begins and ends") from None

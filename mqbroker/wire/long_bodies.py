@@ -15,8 +15,9 @@ from mqbroker.wire.bodies import ConsumerData, HeartbeatData, LockBatchRequestBo
 from mqbroker.wire.body import DIALECT_BYTES_MAX, BadBody, Body
 from mqbroker.wire.registration import Steps
 
-#: A client may subscribe to 10,000 topics in one group, and consume all queues of some topics: 450 bytes each.
-LONG_BODY_BYTES_MAX: Final = 4_718_592
+#: A client may have 20,000 subscriptions, of 256 bytes each with its topic, in 1,000 groups, and consume all queues of
+#: some topics: 450 bytes each.
+LONG_BODY_BYTES_MAX: Final = 6 * 1024 * 1024
 #: Objects and lists of one body: each subscription has three, each queue one.
 CONTAINERS_MAX: Final = 65_536 + 4096
 #: Values of all kinds: a subscription has seven, and its tags.

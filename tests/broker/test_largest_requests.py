@@ -22,11 +22,12 @@ from mqbroker.wire.bodies import (
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.fastjson import loads
-from mqbroker.wire.long_bodies import CONTAINERS_MAX, LONG_BODY_BYTES_MAX
+from mqbroker.wire.long_bodies import CONTAINERS_MAX, LONG_BODY_BYTES_MAX, read_heartbeat
 from mqbroker.wire.names import TOPIC_LENGTH_MAX
 from mqbroker.wire.requests import REQUESTS
 from tests.access.acl import ADMIN, ALICE, write_acl
 from tests.broker.bench import Bench, Client
+from tests.commands import finish
 
 BEAT, LOCK, UNLOCK = RequestCode.HEART_BEAT, RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ
 NAMED = "t" * (TOPIC_LENGTH_MAX - 5)
@@ -145,6 +146,17 @@ def test_long_requests_have_a_bound_together(
 
 
 def test_each_limit_of_a_body_is_that_of_its_parts() -> None:
-    assert len(heartbeat(SUBSCRIPTIONS_MAX)) < LONG_BODY_BYTES_MAX
+    groups = [ProducerData("P" * 255 + str(n)) for n in range(1000)]
+    for subscriptions in ([10_000, 10_000], [20] * 1000):
+        consumers = [
+            ConsumerData(
+                f"{'G' * 116}{n:04}",
+                subscription_data_set=[SubscriptionData(f"{NAMED}{i:05}", sub_version=1 << 40) for i in range(count)],
+            )
+            for n, count in enumerate(subscriptions)
+        ]
+        body = HeartbeatData("c" * 100, groups, consumers).to_json()
+        assert len(body) < LONG_BODY_BYTES_MAX
+        assert len(finish(read_heartbeat(body)).consumer_data_set) == len(subscriptions)
     assert 3 * SUBSCRIPTIONS_MAX < CONTAINERS_MAX
     assert len(lock(10_000, "T" * TOPIC_LENGTH_MAX, "b" * client_requests.BROKER_NAME_LENGTH_MAX)) < LONG_BODY_BYTES_MAX

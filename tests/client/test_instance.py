@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mqbroker.broker.requests.client_requests import GROUPS_OF_CLIENT_MAX
-from mqbroker.client import ConsumeFrom, Message, MessageQueue, ProducerOptions, PushOptions, instance
+from mqbroker.client import ConsumeFrom, Message, MessageQueue, ProducerOptions, PushOptions, heartbeats, instance
 from mqbroker.client.aio import Producer
 from mqbroker.errors import ConnectionClosed
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -82,6 +82,28 @@ def test_one_heartbeat_is_sent_in_a_period(world: Any) -> None:
     for producer in producers:
         producer.close()
     world.cluster.settle()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_heartbeat_of_many_subscriptions_is_several(
+    face: Any, cluster: Loopback, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """Each within what a broker reads, and all groups in them."""
+    cluster.add_topic("T", queues=1)
+    consumers = consumers_of(face, [f"c{n}" for n in range(5)])
+    monkeypatch.setattr(heartbeats, "SUBSCRIPTIONS_MAX", 4)  # each has one, and that of its retries
+    if refused:
+        cluster.faults.refuse[cluster.broker_addr, BEAT] = (ResponseCode.SYSTEM_ERROR, "no")
+    before = len(cluster.faults.asked(BEAT))
+    with face.make("Producer", "p") as producer:
+        producer.send(Message("T", b"x"))
+    beats = [groups(beat) for beat in cluster.faults.asked(BEAT)[before:]]
+    wanted = [({"p"}, {"c0", "c1"}), ({"p"}, {"c2", "c3"}), ({"p"}, {"c4"})]
+    assert beats == (wanted[:1] * len(beats) if refused else wanted)
+    assert beats
+    cluster.faults.refuse.clear()
+    for consumer in consumers:
+        consumer.close()
 
 
 def test_two_members_of_a_group_have_two_client_ids_and_connections(face: Any, cluster: Loopback) -> None:

@@ -110,7 +110,7 @@ def test_a_master_that_does_not_answer_proves_nothing() -> None:
         compare(Log(1006, (1000, b"record")), Master(Unreachable("nobody there")))
 
 
-@pytest.mark.parametrize("bounds", [("x", "5"), ("", ""), ("0x1", "5")])
+@pytest.mark.parametrize("bounds", [("x", "5"), ("", ""), ("0x1", "5"), ("0", "9" * 20), ("-" + "9" * 4000, "5")])
 def test_bounds_that_are_no_numbers(bounds: tuple[str, str]) -> None:
     with pytest.raises(MQError, match="does not say where its commit log begins and ends"):
         run_now(log_bounds(cast(Any, Master(b"", bounds)), "10.0.0.1:10911"))

@@ -46,7 +46,7 @@ def _in_classes(tree: ast.Module) -> Iterator[str]:
             ast.unparse(each).startswith("attrs.frozen") for each in kind.decorator_list
         )
         for node in ast.walk(kind):
-            if isinstance(node, ast.Assign) and _is_empty(node.value, ()):
+            if isinstance(node, ast.Assign) and (_is_empty(node.value, ()) or _is_filled(node.value)):
                 target = ast.unparse(node.targets[0])
             elif isinstance(node, ast.AnnAssign) and _has_texts(node):
                 target = ast.unparse(node.target)
@@ -55,7 +55,11 @@ def _in_classes(tree: ast.Module) -> Iterator[str]:
             value = "" if node.value is None else ast.unparse(node.value)
             if target.startswith("self.") and not isinstance(node.value, ast.Name):
                 yield f"{kind.name}.{target.removeprefix('self.')}"
-            elif node in kind.body and "factory=" in value and ("init=False" in value or not is_value):
+            elif (
+                node in kind.body
+                and ("factory=" in value or "Factory(" in value)
+                and ("init=False" in value or not is_value)
+            ):
                 yield f"{kind.name}.{target}"
 
 
@@ -84,6 +88,11 @@ def _key(inside: str) -> str:
         if letter == "," and not depth:
             return inside[:at]
     return inside
+
+
+def _is_filled(value: ast.expr) -> bool:
+    """Whether a table is made of another one."""
+    return isinstance(value, ast.DictComp | ast.SetComp)
 
 
 def _is_empty(value: ast.expr | None, made: tuple[str, ...] = ("dict", "set")) -> bool:

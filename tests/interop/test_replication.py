@@ -221,6 +221,11 @@ def test_our_slave_removes_the_topics_that_its_master_removed(fleet: Fleet, topi
     fleet.restart(slave)
     with closing(Line(slave.addr)) as copy:
         assert [record.body for record in copy.read(topic, 0)] == [b"4", b"5"]
+    slave.process.kill()
+    with closing(Line(master.addr)) as line:
+        line.ask_well([request(RequestCode.DELETE_TOPIC_IN_BROKER, topic=topic)])
+    fleet.restart(slave)
+    eventually("the slave has removed what was removed meanwhile", lambda: not directory.exists(), patience_s=40)
 
 
 def shown(master: Broker, prefix: str) -> list[str]:

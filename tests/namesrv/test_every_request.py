@@ -26,6 +26,7 @@ from mqbroker.wire.command import RemotingCommand, encode_command, encode_frame
 from mqbroker.wire.registration import body_crc32, encode_registration
 from tests.commands import decode_frame
 from tests.namesrv.conftest import Peer, System
+from tests.remoting.logs import log_kept
 
 BROKER: dict[str, Any] = {
     "brokerName": "broker-a",
@@ -284,6 +285,29 @@ def test_write_permission(peer: Peer) -> None:
     added = peer.ask(RequestCode.ADD_WRITE_PERM_OF_BROKER, brokerName="broker-a")
     assert added.ext_fields == {"addTopicCount": "2"}
     assert json.loads(route(peer, "T").body)["queueDatas"][0]["perm"] == 6
+
+
+def test_the_log_says_how_long_write_permission_is_wiped(system: System) -> None:
+    body = encode_registration(body_of("T", *TOPICS_OF_EVERY_BROKER), compressed=False)
+    fields = {**BROKER, "bodyCrc32": str(body_crc32(body)), "compressed": "false"}
+
+    def register_at(opaque: int) -> list[str]:
+        """What is logged of it, up to a colon."""
+        peers.pop().close()
+        peers.append(system.connect())
+        with log_kept() as logged:
+            peers[0].send(encode_command(RemotingCommand(RequestCode.REGISTER_BROKER, fields, body, opaque=opaque)))
+        return [line.partition(":")[0] for line in logged.lines if "restart" in line]
+
+    peers = [system.connect()]
+    assert register_at(20) == []
+    for opaque in (21, 2):  # after the first start, and after the second
+        with log_kept() as logged:
+            peers[0].ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, brokerName="broker-a")
+        assert logged.lines[-1].endswith("until addWritePerm or until its restart")
+        assert register_at(opaque) == ["broker broker-a registered again without a restart"]
+        assert register_at(1) == ["broker broker-a was restarted"]
+        assert register_at(1) == []
 
 
 def test_permissions_beside_many_queues_are_changed_in_turns_one_request_after_another(

@@ -1,7 +1,7 @@
 """Mistakes on trial: each is made in a copy of the sources, whose tests run in processes forked from this one.
 
-What fails with a mistake must fail a second time, and pass without the mistake. A fork has the libraries, but nothing
-of the project, so that it loads the copy's modules at once.
+A test that fails with a mistake must fail a second time, and pass without the mistake. A fork has the libraries, but
+nothing of the project, so that it loads the copy's modules at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 import time
 import traceback
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,8 +29,10 @@ from tests.sources import ROOT, copy_sources
 
 #: A mistake may also make the tests hang.
 TIMEOUT_S = 300
-#: A mistake is noticed when a test fails as often as this; once might be chance.
+#: A mistake is noticed when one test fails as often as this; once might be chance.
 FAILURES = 2
+#: Runs of a trial in which no test fails so often: they fail by chance.
+RUNS_MAX = 8
 
 #: What tests import, apart from the project: a fork has it at once. No reactor, no thread, no plugin of pytest.
 LIBRARIES = (
@@ -134,12 +137,15 @@ class Run:
 
 @attrs.define
 class Trial:
-    """One mistake on trial: its tests must fail FAILURES times. `failed`: the test that did, where it is known."""
+    """One mistake on trial: one of its tests must fail FAILURES times, or all of them hang or die so often.
+
+    `failures`: how often each has failed. `failed`: the one that did last, where it is known, and is to fail again."""
 
     mutation: Mutation
     copy: Path
     started: float = attrs.field(factory=time.monotonic)
-    failures: int = 0
+    failures: Counter[str] = attrs.field(factory=Counter)
+    runs: int = 0
     failed: str = ""
     run: Run | None = None
 
@@ -159,7 +165,7 @@ class Trial:
 
     def step(self) -> bool | None:
         """Whether the mistake was noticed; None while that is not known."""
-        is_again = bool(self.failures and self.failed)
+        is_again = bool(self.failed)
         if self.run is None:
             tests = (self.failed,) if is_again else self.mutation.tests
             self.run = Run.start(tests, self.copy, with_compiled=self.mutation.with_compiled)
@@ -167,20 +173,23 @@ class Trial:
         if outcome is None:
             return None
         self.run = None
-        if outcome.passed and is_again:  # by itself
+        self.runs += 1
+        is_noticed = False
+        if outcome.passed:
             self.failed = ""
-            return None
-        if not outcome.passed:
-            self.failures += 1
+        else:
             self.failed = outcome.failed
-            if self.failures < FAILURES:
-                return None
-        word = "SURVIVED" if outcome.passed else "noticed"
-        often = f" (failed {self.failures} of {FAILURES} times)" if outcome.passed and self.failures else ""
+            self.failures[outcome.why_not] += 1
+            is_noticed = self.failures[outcome.why_not] >= FAILURES
+        if not is_noticed and self.runs < RUNS_MAX and (is_again or not outcome.passed):
+            return None
+        word, why = ("noticed", outcome.why_not) if is_noticed else ("SURVIVED", "")
+        if self.failures and not is_noticed:
+            why = f"(failed once and not again: {', '.join(self.failures)})"
         seconds = time.monotonic() - self.started
-        print(f"{word:8} {seconds:4.0f} s  {self.mutation.name}  {outcome.why_not}{often}", flush=True)
+        print(f"{word:8} {seconds:4.0f} s  {self.mutation.name}  {why}", flush=True)
         shutil.rmtree(self.copy, ignore_errors=True)
-        return not outcome.passed
+        return is_noticed
 
 
 def build_module(copy: Path) -> None:

@@ -2,8 +2,8 @@
 
 ``python -m tests.mutations.by_chance [--count N] [--seed N] FILE...``. The mistakes are those of cosmic-ray's
 operators. Tests are those of the mirrored folder that name the module, without the compiled module; where there are
-none, those that import from its package, or the whole folder. A survivor is a test that is missing, or a change that
-makes no difference.
+none, those that import from its package, or the whole folder; some need the part `spark`. A survivor is a test that is
+missing, or a change that makes no difference.
 """
 
 from __future__ import annotations
@@ -96,12 +96,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="which of them")
     parser.add_argument("file", nargs="+", type=Path, help="mqbroker/...")
     arguments = parser.parse_args()
+    files = [path.resolve() for path in arguments.file]
+    for file in files:
+        if file.suffix == ".pxi":
+            parser.error(
+                f"{file.name}: mistakes by chance are made in Python alone. Write some of the compiled module by hand, "
+                "in tests/mutations/known/kernel.py"
+            )
+        if file.suffix != ".py" or not file.is_file() or SOURCE not in file.parents:
+            parser.error(f"{file}: not a Python file of {SOURCE}")
     import cosmic_ray.ast
     import cosmic_ray.mutating
     import cosmic_ray.plugins
 
-    files = [path.resolve().relative_to(SOURCE) for path in arguments.file]
-    found = [mistake for file in files for mistake in mistakes_in(file, cosmic_ray)]
+    found = [mistake for file in files for mistake in mistakes_in(file.relative_to(SOURCE), cosmic_ray)]
     chosen = random.Random(arguments.seed).sample(found, min(arguments.count, len(found)))
     survived = survivors(chosen)
     print(f"{len(chosen) - len(survived)} of {len(chosen)} mistakes noticed, of {len(found)} that could be made")

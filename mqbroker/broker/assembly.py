@@ -163,15 +163,8 @@ class Assembly:
             self.rights = guard = Guard(acl.content.accounts())
             acl.on_change.append(guard.set_accounts)
             table.protect(guard)
-        self.checks = TransactionChecks(
-            store,
-            self.half_queue,
-            live,
-            clock,
-            choose=self._choose_producer,
-            # A shard checks its own half messages; each needs the topic of those that are given up when one is.
-            make_topic=lambda name: self.topics.create_internal(name, 1, has_message=name != TRANS_HALF_TOPIC),
-        )
+        choose, make_topic = self._choose_producer, self._make_topic_of_checks
+        self.checks = TransactionChecks(store, self.half_queue, live, clock, choose=choose, make_topic=make_topic)
         self._serve_messages(table, clock, rng, store_host)
         self._serve_others(table, clock, store_host, save_settings)
         if replication.follower is not None:
@@ -291,6 +284,11 @@ class Assembly:
             *("maxTransferBytesOnMessageInMemory", "maxTransferCountOnMessageInMemory"),
             *("maxTransferBytesOnMessageInDisk", "maxTransferCountOnMessageInDisk"),
         )
+
+    def _make_topic_of_checks(self, name: str) -> None:
+        """Create the topic of half messages, which each shard has for itself, or of those that were given up, which
+        all shards need when one does."""
+        self.topics.create_internal(name, 1, has_message=name != TRANS_HALF_TOPIC)
 
     def _choose_producer(self, group: str, topics: Sequence[str]) -> IConnection | None:
         """Return a producer of the group that may write to `topics`, to check a half message with."""

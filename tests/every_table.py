@@ -119,8 +119,8 @@ def _lmq_offsets(root: Path, clock: Clock) -> OffsetTable:
 def _delay(root: Path, clock: Clock) -> DelayService:
     store = cast(MessageStore, QuietStore())
     stats = BrokerStats(store, _live(root), clock.seconds)
-    file = _file(root, "delayOffset.json")
-    return DelayService(store, file, clock, [1000] * 18, stats, _topics(root, clock).readable_queue)
+    files = _file(root, "delayOffset.json"), _file(root, "delayDelivered.json")
+    return DelayService(store, files, clock, [1000] * 18, stats, _topics(root, clock).readable_queue)
 
 
 def _filters(root: Path, clock: Clock) -> FilterTable:
@@ -412,7 +412,7 @@ TABLES = {
     "delays": Kept(
         DelayService,
         _delay,
-        lambda table: (table.snapshot(), table._kept),
+        lambda table: (table.snapshot(), table._kept, table._delivered, table._kept_delivered),
         lambda table: table.persist(),
         [lambda table: table.follow(DelayOffsets({1: 1, 3: 30}))],
         [

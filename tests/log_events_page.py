@@ -124,10 +124,11 @@ FAMILIES = (
     ),
     Family(
         "Delayed messages",
-        r"broker/delay\.py",
+        r"broker/delay(_cursors)?\.py",
         "Delayed messages cannot be read or stored now, or one of them is invalid.",
         "Repair the disk: the messages are delivered when it works again. A message that is dropped was invalid or "
         "corrupt.",
+        {"delay level {delay} has more": "None is lost: those that are late come when the ones before them are due."},
     ),
     Family(
         "Transactions",

@@ -38,6 +38,7 @@ NO_TABLES = {
     "broker/assembly.py": "makes the tables of its files",
     "broker/broker_group.py": "has the epochs written, see epochs; its failures are in tests/ha",
     "namesrv/namesrv_service.py": "has the KV configuration written",
+    "broker/delay_cursors.py": "a content of delays",
     "broker/versioned_table.py": "of topics and of groups",
     "broker/own_store.py": "a mark",
     "store/log_scrub.py": "checksums, which are made again where they are lost, see tests/store/test_log_scrub.py",

@@ -150,9 +150,8 @@ class Assembly:
         if settings.store.broker_role is BrokerRole.SYNC_MASTER:
             self.acknowledgements = self._make_acknowledgements(replication)
         delays_ms = parse_delay_levels(settings.store.message_delay_level)
-        self.delay = DelayService(
-            store, open_file("delayOffset.json"), clock, delays_ms, self.stats, self.topics.readable_queue
-        )
+        files = open_file("delayOffset.json"), open_file("delayDelivered.json")
+        self.delay = DelayService(store, files, clock, delays_ms, self.stats, self.topics.readable_queue)
         self.half_queue = HalfQueue(store, self.offsets, clock, store_host, self.stats)
         store.on_dispatch.append(self._arrived)
         store.is_awaited_by(*self.held.waiting)

@@ -1,4 +1,4 @@
-"""Delivery of delayed messages. Those of level n wait in queue n-1 of SCHEDULE_TOPIC_XXXX, in the order they are due.
+"""Delivery of delayed messages. Those of level n wait in queue n-1 of SCHEDULE_TOPIC_XXXX.
 
 A message is due at the time that is the tags code of its queue entry: store time and delay as they were when it was
 stored. It is stored again in its real topic and queue, which its properties name, or in another queue of the topic if
@@ -6,7 +6,7 @@ consumers do not read that one now. The next offset of each level is kept in con
 second and never ahead of the log's synced end, and a slave fetches it every 10 seconds. What was delivered since is
 found after a start by the copies in the log, which say what they are copies of; only copies by a Java broker do not, so
 that these are delivered again. Source: ScheduleMessageService of 4.9.7, which polls ten times a second; here each level
-has one timer.
+has one timer, or more if its queue has parts that become due independently: see `delay_cursors`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from functools import partial
 from itertools import takewhile
 
 import attrs
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.broker.broker_stats import BrokerStats
-from mqbroker.broker.stored_copies import SKEW_MS, StoredCopies, origin
+from mqbroker.broker.delay_cursors import Cursor, Delivered, Level, decode_delivered, encode_delivered
+from mqbroker.broker.former_deliveries import FormerDeliveries
+from mqbroker.broker.stored_copies import origin
 from mqbroker.broker.system_topics import (
     NoRealTarget,
     as_delivered,
@@ -32,9 +34,7 @@ from mqbroker.broker.system_topics import (
     stored_again,
     without,
 )
-from mqbroker.broker.topic_table import halved
 from mqbroker.errors import MessageRefused, MultiDispatchRefused, StoreError
-from mqbroker.store.consumequeue_ext import is_address
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
@@ -46,12 +46,12 @@ log = Logger()
 
 #: Messages of a level stored in one turn, at most.
 TURN_MESSAGES_MAX = 32
+#: Due times of a level that are compared in one turn.
+TURN_COMPARED_MAX = 2048
 #: Delay before a level is retried after the store failed.
 RETRY_SECONDS = 1.0
 #: So often a message is tried that the store neither takes nor refuses.
 TRIES_MAX = 10
-#: No message waits longer: an entry that says so is damaged.
-DELAY_MS_MAX = 400 * 86_400_000
 #: A timer's longest wait, because the clock may be set.
 SECONDS_MAX = 3600.0
 
@@ -69,41 +69,35 @@ class DelayService:
     def __init__(
         self,
         store: MessageStore,
-        file: JsonFile,
+        files: tuple[JsonFile, JsonFile],
         clock: IReactorTime,
         delays_ms: list[int],
         stats: BrokerStats,
         readable_queue: Callable[[str, int], int],
     ) -> None:
-        """Load the offsets. Raises StoreDamaged. `readable_queue`: see TopicTable."""
+        """Load the offsets. Raises StoreDamaged. `files`: delayOffset.json, and delayDelivered.json. `readable_queue`:
+        see TopicTable."""
         self._store = store
         self._stats = stats
         self._readable_queue = readable_queue
-        self._file = file
+        self._file, self._delivered_file = files
         self._clock = clock
         self._delays_ms = delays_ms
-        loaded = file.load(partial(DelayOffsets.from_json, dialect_bytes_max=None))
+        loaded = self._file.load(partial(DelayOffsets.from_json, dialect_bytes_max=None))
+        #: By level: the offset of the first message that is not delivered; and what is delivered after that.
         self._offsets: dict[int, int] = dict(loaded.offset_table) if loaded is not None else {}
-        self._timers: dict[int, IDelayedCall] = {}
-        #: Levels whose next messages are being read from the disk.
-        self._reading: set[int] = set()
+        self._delivered: Delivered = self._delivered_file.load(decode_delivered) or {}
+        self._levels: dict[int, Level] = {}
         self._running = False
-        #: The offsets to write to the file; and the next ones, with the log offset that must be synced first.
+        #: Both as they are to be in the files; and the next ones, with the log offset that must be synced first.
         self._kept = dict(self._offsets)
-        self._candidate: tuple[dict[int, int], int] | None = None
+        self._kept_delivered = dict(self._delivered)
+        self._candidate: tuple[dict[int, int], Delivered, int] | None = None
         self._moved = False
         #: The log offset at which the message delivered last ends.
         self._log_end = 0
-        #: By level: (queue offset, time in ms): messages below it with a store time in the future are due by then.
-        self._ahead: dict[int, tuple[int, float]] = {}
         self._is_refused = False
-        #: By level: the message that the store failed for last, and how often.
-        self._tries: dict[int, tuple[int, int]] = {}
-        #: What former runs or a former master may have delivered after the offsets were written is due by that time.
-        self._copies: StoredCopies | None = None
-        self._copied_until_ms = 0.0
-        #: The levels that have such messages.
-        self._unchecked = set[int]()
+        self._former: FormerDeliveries | None = None
 
     def start(self) -> None:
         self._store.dispatch_now()  # before: what arrives sets the timers of levels that run
@@ -114,12 +108,13 @@ class DelayService:
             for topic, queue_id in self._store.queues_by_name
             if topic == SCHEDULE_TOPIC and schedule_level(queue_id) > levels
         )
-        self._copies = StoredCopies(self._store, self._clock, self._store.log_end)
-        self._copied_until_ms = self._clock.seconds() * 1000 + SKEW_MS
-        for level in (*range(1, levels + 1), *former):
-            if self._count_waiting(level) > 0:
-                self._unchecked.add(level)
-            self._schedule(level, 0)
+        self._former = FormerDeliveries(self._store, self._clock, self._levels)
+        for number in (*range(1, levels + 1), *former):
+            level = self._level(number)
+            for cursor in level.cursors:
+                self._schedule(level, cursor, 0)
+            if self._count_waiting(number) > 0:
+                self._compare_soon(level)
         waiting = {level: count for level in former if (count := self._count_waiting(level)) > 0}
         if waiting:
             log.warn(
@@ -135,9 +130,9 @@ class DelayService:
     def stop(self) -> Deferred[bool]:
         """Stop delivering; fires when the delivered messages and the offsets are on the disk."""
         self._running = False
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        for level in self._levels.values():
+            level.cancel()
+        self._levels.clear()
         durable = self._store.durable(self._log_end)
         # Messages that cannot be synced are delivered again after the next start.
         durable.addErrback(
@@ -153,9 +148,10 @@ class DelayService:
         return DelayOffsets(dict(self._offsets if self._log_end <= self._store.replicated() else self._kept))
 
     def follow(self, master: DelayOffsets) -> None:
-        """Replace the offsets by those of the master, which delivers."""
-        if self._offsets != master.offset_table:
+        """Replace the offsets by those of the master, which delivers. What it delivers after them is not known."""
+        if self._delivered or self._offsets != master.offset_table:
             self._offsets = dict(master.offset_table)
+            self._delivered = {}
             self._moved = True
 
     def progress(self) -> dict[int, tuple[int, int]]:
@@ -173,108 +169,146 @@ class DelayService:
         self._keep_candidate()
         if self._candidate is None and self._moved:
             self._moved = False
-            self._candidate = dict(self._offsets), self._log_end
+            self._candidate = dict(self._offsets), dict(self._delivered), self._log_end
             self._keep_candidate()
-        return self._file.save_changes(lambda: DelayOffsets(self._kept).to_json())
+        written = [
+            self._file.save_changes(lambda: DelayOffsets(self._kept).to_json()),
+            self._delivered_file.save_changes(lambda: encode_delivered(self._kept_delivered)),
+        ]
+        return gatherResults(written).addCallback(all)
 
     def _keep_candidate(self) -> None:
-        if self._candidate is not None and self._candidate[1] <= self._store.settled:
-            self._kept, _ = self._candidate
+        if self._candidate is not None and self._candidate[2] <= self._store.settled:
+            offsets, delivered, _ = self._candidate
             self._candidate = None
-            self._file.is_dirty = True
+            self._file.is_dirty |= offsets != self._kept
+            self._delivered_file.is_dirty |= delivered != self._kept_delivered
+            self._kept, self._kept_delivered = offsets, delivered
 
     def arrived(self, topic: str, queue_id: int) -> None:
-        """Called when a queue has new messages; schedules its level if that is idle."""
-        level = schedule_level(queue_id)
-        if topic == SCHEDULE_TOPIC and self._running and level not in self._timers and level not in self._reading:
-            self._schedule(level, 0)
+        """Called when a queue has new messages; schedules the last cursor of its level if that is idle."""
+        if topic != SCHEDULE_TOPIC or not self._running:
+            return
+        level = self._level(schedule_level(queue_id))
+        last = level.cursors[-1]
+        if last.timer is None and not last.is_reading:
+            self._schedule(level, last, 0)
+        self._compare_soon(level)
 
-    def _schedule(self, level: int, seconds: float) -> None:
-        self._timers[level] = self._clock.callLater(min(seconds, SECONDS_MAX), self._turn, level)
+    def _level(self, number: int) -> Level:
+        level = self._levels.get(number)
+        if level is None:
+            first_new = self._store.next_offset(SCHEDULE_TOPIC, schedule_queue(number))
+            offset, delivered = self._offsets.get(number, 0), self._delivered.get(number, ())
+            level = self._levels[number] = Level.starting_at(number, offset, delivered, first_new)
+        return level
 
-    def _turn(self, level: int) -> None:
-        """Deliver the due messages of one level, and set its timer for the next."""
-        del self._timers[level]
-        self._reading.add(level)
-        Deferred.fromCoroutine(self._deliver_level(level)).addErrback(self._failed, level)
+    def _compare_soon(self, level: Level, seconds: float = 0) -> None:
+        if not level.is_compared and level.timer is None and not level.is_comparing:
+            level.timer = self._clock.callLater(seconds, self._compare, level)
 
-    async def _deliver_level(self, level: int) -> None:
-        """Raises StoreError where the level cannot be read."""
-        queue_id, offset = schedule_queue(level), self._offsets.get(level, 0)
+    def _compare(self, level: Level) -> None:
+        """Look for messages that become due before others that are before them, and give them cursors of their own."""
+        level.timer = None
+        level.is_comparing = True
+        Deferred.fromCoroutine(self._compare_some(level)).addErrback(self._not_compared, level)
+
+    async def _compare_some(self, level: Level) -> None:
+        queue_id = schedule_queue(level.number)
+        level.compared = max(level.compared, level.cursors[0].offset, self._store.min_offset(SCHEDULE_TOPIC, queue_id))
+        codes = await self._store.queries.tags_codes(SCHEDULE_TOPIC, queue_id, level.compared, TURN_COMPARED_MAX)
+        level.is_comparing = False
+        if not self._running:
+            return
+        for cursor in level.compare(codes, self._clock.seconds() * 1000):
+            self._schedule(level, cursor, 0)
+        if codes:
+            self._compare_soon(level)
+
+    def _not_compared(self, failure: Failure, level: Level) -> None:
+        level.is_comparing = False
+        if self._running:
+            self._log_failure(failure, level)
+            self._compare_soon(level, RETRY_SECONDS)
+
+    async def _read(self, level: Level, cursor: Cursor) -> tuple[GetMessageResult, list[RawRecord], dict[int, int]]:
+        """The next messages of a cursor, and the tags codes of their entries by queue offset. Raises StoreError."""
+        queue_id, offset = schedule_queue(level.number), cursor.offset
         found = self._store.get(SCHEDULE_TOPIC, queue_id, offset, TURN_MESSAGES_MAX)
         if isinstance(found, Deferred):
             found = await found
-        records, codes = [], list[int]()
-        if found.status is GetMessageStatus.FOUND:
-            records = self._decode(level, offset, found)
-            count = records[-1].queue_offset + 1 - offset if records else 0
-            codes = await self._store.queries.tags_codes(SCHEDULE_TOPIC, queue_id, offset, count)
-        now_ms = self._clock.seconds() * 1000
-        codes_of = dict(enumerate(codes, offset))
+        records = self._decode(level, offset, found) if found.status is GetMessageStatus.FOUND else []
+        count = records[-1].queue_offset + 1 - offset if records else 0
+        codes = await self._store.queries.tags_codes(SCHEDULE_TOPIC, queue_id, offset, count)
+        return found, records, dict(enumerate(codes, offset))
+
+    def _schedule(self, level: Level, cursor: Cursor, seconds: float) -> None:
+        cursor.timer = self._clock.callLater(min(seconds, SECONDS_MAX), self._turn, level, cursor)
+
+    def _turn(self, level: Level, cursor: Cursor) -> None:
+        """Deliver the due messages of one cursor, and set its timer for the next."""
+        cursor.timer = None
+        cursor.is_reading = True
+        Deferred.fromCoroutine(self._deliver_next(level, cursor)).addErrback(self._failed, level, cursor)
+
+    async def _deliver_next(self, level: Level, cursor: Cursor) -> None:
+        """Raises StoreError where the level cannot be read."""
+        found, records, codes = await self._read(level, cursor)
+        now_ms, number = self._clock.seconds() * 1000, level.number
+        delay_ms = self._delays_ms[number - 1] if number <= len(self._delays_ms) else 0
+        queue_end = partial(self._store.max_offset, SCHEDULE_TOPIC, schedule_queue(number))
 
         def due_ms(record: RawRecord) -> float:
-            return self._due_ms(record, codes_of.get(record.queue_offset), level, now_ms)
+            return cursor.due_ms(record, codes.get(record.queue_offset), delay_ms, now_ms, queue_end)
 
         due = list(takewhile(lambda record: due_ms(record) <= now_ms, records))
-        copied = await self._copied(due, level, due_ms(due[0])) if due else set[int]()
-        self._reading.discard(level)
+        copied = set[int]()
+        if due and self._former is not None:
+            copied = await self._former.among(due, level, cursor, min(map(due_ms, due)))
+        cursor.is_reading = False
         if not self._running:
             return
         if found.status is not GetMessageStatus.FOUND:
-            self._correct(level, offset, found.next_offset)
+            self._correct(level, cursor, found.next_offset)
             return
+        read_to = records[-1].queue_offset + 1 if records else cursor.offset + 1
+        if cursor.end is not None:  # perhaps only since they were read
+            read_to = min(read_to, cursor.end)
+            records = [record for record in records if record.queue_offset < read_to]
+            due = due[: len(records)]
         if copied:
-            log.info("delay level {delay}: {n} messages had been delivered before", delay=level, n=len(copied))
-        delivered = self._deliver(due, level, copied)
+            log.info("delay level {delay}: {n} messages had been delivered before", delay=level.number, n=len(copied))
+        delivered = self._deliver(due, level, cursor, copied)
         if delivered < len(due):
             if delivered:
-                self._move(level, due[delivered].queue_offset)
-            self._schedule(level, RETRY_SECONDS)
+                self._move(level, cursor, due[delivered].queue_offset)
+            self._schedule(level, cursor, RETRY_SECONDS)
             return
         # By queue offset and not by count, since damaged messages were skipped.
         if len(due) < len(records):
             if due:
-                self._move(level, records[len(due)].queue_offset)
-            self._schedule(level, max(0.0, due_ms(records[len(due)]) - now_ms) / 1000)
+                self._move(level, cursor, records[len(due)].queue_offset)
+            self._schedule(level, cursor, max(0.0, due_ms(records[len(due)]) - now_ms) / 1000)
         else:
-            self._move(level, records[-1].queue_offset + 1 if records else offset + 1)
-            self._schedule(level, 0)
+            self._move(level, cursor, read_to)
+            if read_to != cursor.end:
+                self._schedule(level, cursor, 0)
 
-    async def _copied(self, records: list[RawRecord], level: int, since_ms: float) -> set[int]:
-        """The physical offsets of those records that were delivered before the start, since `since_ms`. Raises
-        StoreError."""
-        copies = self._copies
-        if copies is None or level not in self._unchecked:
-            return set()
-        if records[0].physical_offset >= copies.end or since_ms > self._copied_until_ms:
-            self._unchecked.remove(level)
-            if not self._unchecked:
-                self._copies = None
-            return set()
-        copied = set[int]()
-        for record in records:
-            try:
-                topic, queue_id = real_target(record.properties)
-            except NoRealTarget:
-                continue
-            for possible in halved(queue_id):
-                if record.physical_offset in await copies.of_queue(topic.decode(), possible, since_ms):
-                    copied.add(record.physical_offset)
-                    break
-        return copied
-
-    def _failed(self, failure: Failure, level: int) -> None:
-        self._reading.discard(level)
+    def _failed(self, failure: Failure, level: Level, cursor: Cursor) -> None:
+        cursor.is_reading = False
         if not self._running:
             return
-        if failure.check(StoreError):  # type: ignore[no-untyped-call]
-            log.error("delay level {delay} cannot be read: {why}", delay=level, why=failure.getErrorMessage())
-        else:
-            log.failure("delay level {delay} waits {s} s", failure, delay=level, s=RETRY_SECONDS)
-        if level not in self._timers:
-            self._schedule(level, RETRY_SECONDS)
+        self._log_failure(failure, level)
+        if cursor.timer is None:
+            self._schedule(level, cursor, RETRY_SECONDS)
 
-    def _decode(self, level: int, offset: int, found: GetMessageResult) -> list[RawRecord]:
+    def _log_failure(self, failure: Failure, level: Level) -> None:
+        if failure.check(StoreError):  # type: ignore[no-untyped-call]
+            log.error("delay level {delay} cannot be read: {why}", delay=level.number, why=failure.getErrorMessage())
+        else:
+            log.failure("delay level {delay} waits {s} s", failure, delay=level.number, s=RETRY_SECONDS)
+
+    def _decode(self, level: Level, offset: int, found: GetMessageResult) -> list[RawRecord]:
         """Decode the messages found, up to the first damaged one. Returns none, and logs it, if that is the first."""
         data = memoryview(b"".join(found.pieces))
         records: list[RawRecord] = []
@@ -286,41 +320,36 @@ class DelayService:
         except BadRecord as error:
             if not records:
                 log.error(
-                    "delay level {delay} skips a damaged message at {n}: {why}", delay=level, n=offset, why=str(error)
-                )
+                    "delay level {delay} skips a damaged message at {n}: {why}",
+                    delay=level.number, n=offset, why=str(error),
+                )  # fmt: skip
         return records
 
-    def _due_ms(self, record: RawRecord, code: int | None, level: int, now_ms: float) -> float:
-        """When a message is due, in ms since the epoch: at the time that is its tags code, whatever the delay of its
-        level is now. A code that can be none, such as the address of a unit that is lost, counts as missing.
+    def _correct(self, level: Level, cursor: Cursor, next_offset: int) -> None:
+        """Handle a read that found nothing: wait for messages, or continue where the queue's messages are."""
+        if next_offset == cursor.offset:
+            if cursor.end is not None:
+                self._schedule(level, cursor, RETRY_SECONDS)
+            return
+        log.warn(
+            "delay level {delay} continues at {next} instead of {n}",
+            delay=level.number, next=next_offset, n=cursor.offset,
+        )  # fmt: skip
+        level.compared = min(level.compared, next_offset)
+        self._move(level, cursor, next_offset)
+        if cursor in level.cursors:
+            self._schedule(level, cursor, 0)
+        self._compare_soon(level)
 
-        A message with a store time in the future (the clock was set back) waits no longer than its delay from when
-        that was detected, and so do the messages that were behind it then.
-        """
-        stored_ms = record.store_timestamp
-        if code is None or is_address(code) or code - stored_ms > DELAY_MS_MAX:
-            code = stored_ms + (self._delays_ms[level - 1] if level <= len(self._delays_ms) else 0)
-        if stored_ms <= now_ms:
-            return code
-        delay_ms = max(0, code - stored_ms)
-        end, due_ms = self._ahead.get(level, (0, 0.0))
-        if record.queue_offset >= end or due_ms > now_ms + delay_ms:
-            end, due_ms = self._store.max_offset(SCHEDULE_TOPIC, schedule_queue(level)), now_ms + delay_ms
-            self._ahead[level] = end, due_ms
-        return min(code, due_ms)
-
-    def _correct(self, level: int, offset: int, next_offset: int) -> None:
-        """Handle a read that found nothing at `offset`: wait there, or continue where the queue's messages are."""
-        if next_offset != offset:
-            log.warn("delay level {delay} continues at {next} instead of {n}", delay=level, next=next_offset, n=offset)
-            self._move(level, next_offset)
-            self._schedule(level, 0)
-
-    def _move(self, level: int, offset: int) -> None:
-        self._offsets[level] = offset
+    def _move(self, level: Level, cursor: Cursor, offset: int) -> None:
+        level.move(cursor, offset)
+        self._offsets[level.number] = level.cursors[0].offset
+        self._delivered.pop(level.number, None)
+        if delivered := level.delivered:
+            self._delivered[level.number] = delivered
         self._moved = True
 
-    def _deliver(self, records: list[RawRecord], level: int, copied: set[int]) -> int:
+    def _deliver(self, records: list[RawRecord], level: Level, cursor: Cursor, copied: set[int]) -> int:
         """Store due messages in their real topics, except those that are there. Returns how many are done with: fewer
         where the store failed."""
         messages = [None if record.physical_offset in copied else self._real_message(record) for record in records]
@@ -331,13 +360,13 @@ class DelayService:
             if not isinstance(error, MessageRefused):
                 self._note_failure(error)
                 return 0
-            return self._deliver_each(records, messages, level)
+            return self._deliver_each(records, messages, level, cursor)
         except MemoryError as error:
             self._note_failure(error)
             return 0
         except Exception:
             log.failure("delayed messages are delivered one by one")
-            return self._deliver_each(records, messages, level)
+            return self._deliver_each(records, messages, level, cursor)
         self._is_refused = False
         return len(records)
 
@@ -346,12 +375,14 @@ class DelayService:
             log.warn("delivery of delayed messages is suspended: {why}", why=str(error) or type(error).__name__)
         self._is_refused = True
 
-    def _append(self, messages: list[NewMessage], level: int) -> None:
+    def _append(self, messages: list[NewMessage], level: Level) -> None:
         appended = self._store.append(messages)
         self._log_end = appended[-1][0] + appended[-1][2]
-        self._stats.delivered(schedule_queue(level), len(appended), sum(size for _, _, size, _ in appended))
+        self._stats.delivered(schedule_queue(level.number), len(appended), sum(size for _, _, size, _ in appended))
 
-    def _deliver_each(self, records: list[RawRecord], messages: list[NewMessage | None], level: int) -> int:
+    def _deliver_each(
+        self, records: list[RawRecord], messages: list[NewMessage | None], level: Level, cursor: Cursor
+    ) -> int:
         """As `_deliver`, one by one, since one of them cannot be stored.
 
         A message refused for its multi-dispatch queues is stored without them; other refused messages are dropped, and
@@ -377,9 +408,9 @@ class DelayService:
                 self._note_failure(error)
                 return count
             except Exception:
-                place, tries = self._tries.get(level, (-1, 0))
+                place, tries = cursor.tries
                 tries = tries + 1 if place == record.physical_offset else 1
-                self._tries[level] = record.physical_offset, tries
+                cursor.tries = record.physical_offset, tries
                 line = "the delayed message at {n} of the log cannot be delivered to {topic}: try {tries} of {max}"
                 log.failure(line, n=record.physical_offset, topic=topic, tries=tries, max=TRIES_MAX)
                 if tries < TRIES_MAX:

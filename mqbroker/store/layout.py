@@ -58,7 +58,13 @@ _ROCKSDB = re.compile(r"CURRENT|MANIFEST-\d+|\d+\.sst")
 
 #: Tables in `config` that refer to messages by their offsets.
 #: Tables that refer to the log.
-_OFFSET_FILES = ("consumerOffset.json", "lmqConsumerOffset.json", "delayOffset.json", "epochs.json")
+_OFFSET_FILES = (
+    "consumerOffset.json",
+    "lmqConsumerOffset.json",
+    "delayOffset.json",
+    "delayDelivered.json",
+    "epochs.json",
+)
 
 
 @attrs.frozen

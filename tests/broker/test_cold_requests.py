@@ -11,9 +11,6 @@ from mqbroker.broker.delay import DelayService
 from mqbroker.broker.requests import pull_message
 from mqbroker.broker.transactions.half_message import put_back
 from mqbroker.store import page_loader
-from mqbroker.store.jsonfile import JsonFile
-from mqbroker.store.os_disk import OsDisk
-from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import BrokerStatsItem, SubscriptionGroupConfig
 from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
@@ -28,7 +25,7 @@ from mqbroker.wire.headers import (
 from mqbroker.wire.headers.coding import Header
 from mqbroker.wire.record import decode_records
 from tests.broker.bench import Bench, Client, pull_header
-from tests.broker.test_delay import delayed_message
+from tests.broker.test_delay import delay_files, delayed_message
 from tests.broker.transacting import COMMIT, HALF, Transactor, end_command
 from tests.broker.transacting import bodies as transacted
 from tests.fakes import FaultyDisk, SteppedWorker
@@ -215,20 +212,13 @@ def test_other_requests_wait_for_the_disk_off_the_reactor(
 
 
 def delay_service(bench: Bench, root: Path) -> Any:
-    file = JsonFile(str(root / "delayOffset.json"), InlineWorker(), OsDisk())
-    return DelayService(bench.store, file, bench.clock, [1000], bench.parts.stats, bench.topics.readable_queue)
+    files = delay_files(root)
+    return DelayService(bench.store, files, bench.clock, [1000], bench.parts.stats, bench.topics.readable_queue)
 
 
 def test_cold_delayed_messages_are_delivered(cold_bench: ColdBench, tmp_path: Path) -> None:
     cold_bench.clock.advance(5)
-    delay = DelayService(
-        cold_bench.store,
-        JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker(), OsDisk()),
-        cold_bench.clock,
-        [1000],
-        cold_bench.parts.stats,
-        cold_bench.topics.readable_queue,
-    )
+    delay = delay_service(cold_bench, tmp_path)
     delay.start()
     cold_bench.clock.advance(0)
     delay.arrived("SCHEDULE_TOPIC_XXXX", 0)  # more comes while it reads
@@ -245,14 +235,7 @@ def test_a_delay_level_that_cannot_be_read_is_tried_again(cold_bench: ColdBench,
     cold_bench.clock.advance(5)
     path = f"{cold_bench.settings.store.store_path_root_dir}/consumequeue/SCHEDULE_TOPIC_XXXX/0/{0:020d}"
     cold_bench.disk.faults.unreadable.add((path, 0))
-    delay = DelayService(
-        cold_bench.store,
-        JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker(), OsDisk()),
-        cold_bench.clock,
-        [1000],
-        cold_bench.parts.stats,
-        cold_bench.topics.readable_queue,
-    )
+    delay = delay_service(cold_bench, tmp_path)
     delay.start()
     cold_bench.worker.at_once = True
     cold_bench.clock.advance(0)
@@ -266,14 +249,7 @@ def test_a_delay_level_that_cannot_be_read_is_tried_again(cold_bench: ColdBench,
 
 def test_stopping_while_a_delay_level_is_read(cold_bench: ColdBench, tmp_path: Path) -> None:
     cold_bench.clock.advance(5)
-    delay = DelayService(
-        cold_bench.store,
-        JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker(), OsDisk()),
-        cold_bench.clock,
-        [1000],
-        cold_bench.parts.stats,
-        cold_bench.topics.readable_queue,
-    )
+    delay = delay_service(cold_bench, tmp_path)
     delay.start()
     cold_bench.clock.advance(0)
     delay.stop()

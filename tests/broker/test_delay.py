@@ -39,10 +39,17 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench.close()
 
 
+def delay_files(folder: Path) -> tuple[JsonFile, JsonFile]:
+    def file(name: str) -> JsonFile:
+        return JsonFile(str(folder / name), InlineWorker(), OsDisk())
+
+    return file("delayOffset.json"), file("delayDelivered.json")
+
+
 def service(bench: Bench, store: MessageStore, levels_ms: Sequence[int] = LEVELS_MS) -> DelayService:
-    file = JsonFile(str(bench.root / "config" / "delayOffset.json"), InlineWorker(), OsDisk())
+    files = delay_files(bench.root / "config")
     stats = BrokerStats(store, live_settings(), bench.clock.seconds)
-    delay = DelayService(store, file, bench.clock, list(levels_ms), stats, lambda topic, queue_id: queue_id)
+    delay = DelayService(store, files, bench.clock, list(levels_ms), stats, lambda topic, queue_id: queue_id)
     store.on_dispatch.append(lambda topic, queue_id, *_: delay.arrived(topic, queue_id))
     return delay
 

@@ -23,7 +23,13 @@ def filled(bench: Bench) -> StorePaths:
     stop(store)
     config = bench.root / "config"
     config.mkdir()
-    for name in ("consumerOffset.json", "consumerOffset.json.bak", "delayOffset.json", "topics.json"):
+    for name in (
+        "consumerOffset.json",
+        "consumerOffset.json.bak",
+        "delayOffset.json",
+        "delayDelivered.json",
+        "topics.json",
+    ):
         (config / name).write_text("{}")
     return StorePaths(str(bench.root), str(bench.root / "commitlog"))
 
@@ -41,6 +47,7 @@ def test_nothing_is_left_but_topics_and_groups(bench: Bench) -> None:
     assert {os.path.relpath(path, bench.root) for path in moved} >= {
         "commitlog" + SUFFIX, "consumequeue" + SUFFIX, "index" + SUFFIX, "checkpoint" + SUFFIX,
         "config/consumerOffset.json" + SUFFIX, "config/delayOffset.json" + SUFFIX,
+        "config/delayDelivered.json" + SUFFIX,
     }  # fmt: skip
     assert all(Path(path).exists() for path in moved)
     assert [path.name for path in (bench.root / "config").iterdir() if not path.name.endswith(SUFFIX)] == [

@@ -157,7 +157,7 @@ MISTAKES = [
     ),
     Mutation(
         "look for the copies of delayed messages only in the queues that these were for",
-        "broker/delay.py",
+        "broker/former_deliveries.py",
         "            for possible in halved(queue_id):\n",
         "            for possible in (queue_id,):\n",
         ("tests/broker/test_send_back.py",),

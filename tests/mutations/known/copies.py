@@ -32,9 +32,9 @@ MISTAKES = [
     ),
     Mutation(
         "look for copies only for what is due at the start",
-        "broker/delay.py",
-        "since_ms > self._copied_until_ms",
-        "since_ms > self._copied_until_ms - SKEW_MS",
+        "broker/former_deliveries.py",
+        "since_ms > self._until_ms",
+        "since_ms > self._until_ms - SKEW_MS",
         (_DELAY,),
     ),
     Mutation(

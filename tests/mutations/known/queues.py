@@ -2,6 +2,8 @@
 
 from tests.mutations.mutation import Mutation
 
+_CURSORS = "tests/broker/test_delay_cursors.py"
+
 MISTAKES = [
     Mutation(
         "write the offsets of delayed messages whose copies are not on the disk",
@@ -19,16 +21,16 @@ MISTAKES = [
     ),
     Mutation(
         "deliver delayed messages by the present delay of their level",
-        "broker/delay.py",
+        "broker/delay_cursors.py",
         "        if code is None or is_address(code) or code - stored_ms > DELAY_MS_MAX:\n",
-        "        if level <= len(self._delays_ms):\n",
+        "        if delay_ms:\n",
         ("tests/broker/test_delay.py",),
     ),
     Mutation(
         "forget levels that messageDelayLevel has no more",
         "broker/delay.py",
-        "        for level in (*range(1, levels + 1), *former):\n",
-        "        for level in range(1, levels + 1):\n",
+        "        for number in (*range(1, levels + 1), *former):\n",
+        "        for number in range(1, levels + 1):\n",
         ("tests/broker/test_delay.py",),
     ),
     Mutation(
@@ -37,6 +39,69 @@ MISTAKES = [
         "                if tries < TRIES_MAX:\n",
         "                if tries:\n",
         ("tests/broker/test_delay.py",),
+    ),
+    Mutation(
+        "have new messages of a level wait for those of a former, longer delay",
+        "broker/delay_cursors.py",
+        "        return self.compared > self.first_new\n",
+        "        return self.compared >= self.first_new\n",
+        (_CURSORS,),
+    ),
+    Mutation(
+        "split a level where the clock was set back by some ms",
+        "broker/delay_cursors.py",
+        "TOLERANCE_MS = 1000\n",
+        "TOLERANCE_MS = 500\n",
+        (_CURSORS,),
+    ),
+    Mutation(
+        "make a cursor for each damaged entry",
+        "broker/delay_cursors.py",
+        "            elif len(self.cursors) < CURSORS_MAX:\n",
+        "            elif self.cursors:\n",
+        (_CURSORS,),
+    ),
+    Mutation(
+        "deliver with two cursors what one of them read before the level was split",
+        "broker/delay.py",
+        "            due = due[: len(records)]\n",
+        "",
+        (_CURSORS,),
+    ),
+    Mutation(
+        "write the offset of a level's last part",
+        "broker/delay.py",
+        "        self._offsets[level.number] = level.cursors[0].offset\n",
+        "        self._offsets[level.number] = level.cursors[-1].offset\n",
+        (_CURSORS,),
+    ),
+    Mutation(
+        "believe of a queue that it was delivered further than it is long",
+        "broker/delay_cursors.py",
+        " or any(end > first_new for _, end in delivered)",
+        "",
+        (_CURSORS,),
+    ),
+    Mutation(
+        "keep what a former master has delivered beside the offsets of the present one",
+        "broker/delay.py",
+        "            self._delivered = {}\n",
+        "",
+        (_CURSORS,),
+    ),
+    Mutation(
+        "write what is delivered after others before it is on the disk",
+        "broker/delay.py",
+        "            self._kept, self._kept_delivered = offsets, delivered\n",
+        "            self._kept, self._kept_delivered = offsets, self._delivered\n",
+        (_CURSORS,),
+    ),
+    Mutation(
+        "never compare due times again once they could not be read",
+        "broker/delay.py",
+        "            self._compare_soon(level, RETRY_SECONDS)\n",
+        "            pass\n",
+        (_CURSORS,),
     ),
     Mutation(
         "take the delays of 5.x clients for none",

@@ -11,15 +11,15 @@ MISTAKES = [
     Mutation(
         "write the offsets of delayed messages once only",
         "broker/delay.py",
-        "            self._candidate = None\n            self._file.is_dirty = True\n",
-        "            self._file.is_dirty = True\n",
+        "            self._candidate = None\n            self._file.is_dirty |= offsets != self._kept\n",
+        "            self._file.is_dirty |= offsets != self._kept\n",
         _BROKER,
     ),
     Mutation(
         "report only once that delayed messages wait for the store",
         "broker/delay.py",
-        "            return self._deliver_each(records, messages, level)\n        self._is_refused = False\n",
-        "            return self._deliver_each(records, messages, level)\n",
+        "            return self._deliver_each(records, messages, level, cursor)\n        self._is_refused = False\n",
+        "            return self._deliver_each(records, messages, level, cursor)\n",
         _BROKER,
     ),
     Mutation(

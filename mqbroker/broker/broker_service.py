@@ -726,15 +726,15 @@ class BrokerService(Service):
         before, self._before_next = self._before_next, None
         if settings is None:  # it was stopped for good meanwhile
             return
-        if before is not None:
-            before()
-        self.settings, self._assembly = settings, None
         try:
+            if before is not None:
+                before()
+            self.settings, self._assembly = settings, None
             await self.startService()
         except CancelledError:
             return  # it is stopped, perhaps to start once more
         except Exception as error:
-            log.critical("the broker cannot restart, and exits: {why}", why=str(error))
+            log.critical("the broker cannot restart, and exits: {why}", why=str(error) or type(error).__name__)
             self._reactor.stop()
         else:
             log.info("the broker is started with brokerRole={role}", role=self.settings.store.broker_role.value)

@@ -337,9 +337,7 @@ class ConsumeService(ABC):
             return
         is_dead = verdict.delay_level < 0
         for index, message in left if is_dead else order.failed(portion, left, verdict.result, verdict.pause_s):
-            try:
-                await self._send_back(message, -1)
-            except MQError as error:
+            if (error := await self._why_not_sent_back(message, -1)) is not None:
                 log.warning("%s was not accepted as a dead letter; its queue waits: %s", message.msg_id, error)
                 order.pause(portion, index)
                 return
@@ -349,9 +347,7 @@ class ConsumeService(ABC):
         """Send a message back that was not consumed, or let the listener have it again later."""
         if portion.owner.dropped:
             return
-        try:
-            await self._send_back(message, delay_level)
-        except MQError as error:
+        if (error := await self._why_not_sent_back(message, delay_level)) is not None:
             log.warning(
                 "%s was not accepted back; consuming it here again in %g s: %s",
                 message.msg_id,
@@ -366,9 +362,7 @@ class ConsumeService(ABC):
         """Send the messages of a batch back whose bodies could not be decompressed: no listener gets them."""
         for index in batch.unreadable:
             while (message := batch.messages[index]) is not None and not owner.dropped and not self.is_over:
-                try:
-                    await self._send_back(message, 0)
-                except MQError as error:
+                if (error := await self._why_not_sent_back(message, 0)) is not None:
                     log.info("%s was not accepted back; trying again: %s", message.msg_id, error)
                     await self._net.sleep(self._local_retry_s)
                 else:
@@ -387,6 +381,19 @@ class ConsumeService(ABC):
             self.fate,
             more,
         )
+
+    async def _why_not_sent_back(self, message: ReceivedMessage, delay_level: int) -> Exception | None:
+        """Send a message back; returns why it was not accepted, and None if it was. An unexpected error, which would
+        end the service, is logged and returned, too."""
+        try:
+            await self._send_back(message, delay_level)
+        except Exception as error:
+            if self._net.is_cancelled(error):
+                raise
+            if not isinstance(error, MQError):
+                log.exception("unexpected error in sending %s back", message.msg_id)
+            return error
+        return None
 
     async def _again(self, portion: Portion, index: int, message: ReceivedMessage) -> None:
         owner, batch = portion.owner, portion.batch

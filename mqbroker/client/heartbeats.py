@@ -11,7 +11,7 @@ import attrs
 
 from mqbroker.client.errors import is_about_account
 from mqbroker.client.identity import Identity
-from mqbroker.client.net import Lock, Net
+from mqbroker.client.net import Lock, Net, without_end
 from mqbroker.client.routes import Routes
 from mqbroker.errors import ConnectionClosed, MQError, Refused
 from mqbroker.wire.bodies import ConsumerData, HeartbeatData, ProducerData
@@ -128,12 +128,15 @@ class Heartbeats:
         """Send one to each broker to which no client with the same connections has sent one for a period, until this is
         cancelled."""
         self._join()
-        while True:
+
+        async def send_due() -> None:
             now = self.net.steady()
             sent_at = [self._sent_at(addr) for addr in self.addresses_in_use()]
             first = min((at for at in sent_at if at is not None), default=now)
             await self.net.sleep(max(_EARLY_S, first + self.heartbeat_s - now))
             await self._send([addr for addr in self.addresses_in_use() if self._has_ended(self._sent_at(addr))])
+
+        await without_end(self.net, _EARLY_S, send_due)
 
     async def send_first(self) -> None:
         """As `send_to_all`. Raises Refused if all brokers refuse the account."""

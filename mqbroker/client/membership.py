@@ -18,7 +18,7 @@ from mqbroker.client.errors import BadArgument, NoSubscription, TopicNotFound
 from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.identity import Identity
 from mqbroker.client.names import bare_queue
-from mqbroker.client.net import Net, checked
+from mqbroker.client.net import Net, checked, without_end
 from mqbroker.client.options import MemberOptions, MessageModel, milliseconds
 from mqbroker.client.peers import Peer
 from mqbroker.client.routes import Route, Routes, java_order, sorted_queues
@@ -126,11 +126,16 @@ class Membership:
     async def keep_balanced(self, settled: bool) -> None:
         """Balance at each change, and periodically, until this is cancelled."""
         pause_s = _UNSETTLED_PAUSE_S
-        while True:
+
+        async def balance_next() -> None:
+            nonlocal pause_s, settled
             if not await self.has_changed.wait(self._options.rebalance_s if settled else pause_s):
                 self._peer.compare()
             pause_s = _UNSETTLED_PAUSE_S if settled else min(pause_s * 2, self._options.rebalance_s)
+            settled = False  # unless it ends
             settled = await self.balance()
+
+        await without_end(self._net, _UNSETTLED_PAUSE_S, balance_next)
 
     async def balance(self) -> bool:
         """Assign and revoke queues; False if the share of some topic could not be computed, or may soon be larger."""
@@ -305,7 +310,9 @@ class LoopWatch:
         """Watch, until this is cancelled."""
         ticked_at = self._net.steady()
         self.away_at = ticked_at + self._away_s
-        while True:
+
+        async def tick() -> None:
+            nonlocal ticked_at
             await self._net.sleep(_TICK_S)
             now = self._net.steady()
             blocked_s = now - ticked_at - _TICK_S
@@ -323,3 +330,5 @@ class LoopWatch:
                 await self.ensure_member()
             ticked_at = now
             self.away_at = now + self._away_s
+
+        await without_end(self._net, _TICK_S, tick)

@@ -204,6 +204,19 @@ async def every(net: Net, seconds: float, what: Callable[[], Awaitable[None]]) -
             log.exception("unexpected error; trying again in %g s", seconds)
 
 
+async def without_end(net: Net, pause_s: float, step: Callable[[], Awaitable[None]]) -> None:
+    """Run `step` over and over, until this is cancelled. An unexpected error is logged, does not end it, and is
+    followed by a pause."""
+    while True:
+        try:
+            await step()
+        except Exception as error:
+            if net.is_cancelled(error):
+                raise
+            log.exception("unexpected error; trying again in %g s", pause_s)
+            await net.sleep(pause_s)
+
+
 class Ending:
     """The time in which a client is closed, whatever brokers and name servers do."""
 

@@ -230,7 +230,14 @@ class Order:
         queue = portion.owner.queue
         await self._net.sleep(pause_s)
         while self._locks is not None and not self._locks.holds(queue):
-            await self._locks.lock([queue])
+            try:
+                await self._locks.lock([queue])
+            except Exception as error:  # or the queue would stand still
+                if self._net.is_cancelled(error):
+                    raise
+                log.warning(
+                    "%s cannot be locked; trying again: %s", queue, error, exc_info=not isinstance(error, MQError)
+                )
             if not self._locks.holds(queue):
                 await self._net.sleep(LOCK_PAUSE_S)
         line.pause = line.pause_s = None

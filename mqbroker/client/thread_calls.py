@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: A call that takes longer than this, seconds, leaves the other messages that wait to further threads.
 _SLOW_S = 0.001
+#: Where the system has no thread left, another attempt is made after so long, seconds.
+_NO_THREAD_S = 1.0
 
 
 class FunctionEnded(Exception):
@@ -142,10 +144,14 @@ class ThreadConsumeService(ConsumeService):
             name = f"mq-listen_{self._threads}"
             try:
                 threading.Thread(target=self._work, name=name, daemon=True).start()
-            except RuntimeError as error:  # the interpreter ends
+            except RuntimeError as error:
                 del self._runs[worker]
-                log.debug("no thread for the listener: %s", error)
-                self._halt()
+                if "interpreter shutdown" in str(error):
+                    log.debug("no thread for the listener: %s", error)
+                    self._halt()
+                else:
+                    log.warning("no thread for the listener (trying again in %g s): %s", _NO_THREAD_S, error)
+                    self._aio.loop.call_later(_NO_THREAD_S, self._start_some)
                 return
             self._threads += 1
         self._begin.put(worker)
@@ -158,6 +164,8 @@ class ThreadConsumeService(ConsumeService):
             self._inside.add(me)
             try:
                 self._consume(worker)
+            except Exception:  # the thread goes on with the others
+                log.exception("unexpected error in a thread of the listener")
             finally:
                 self._inside.discard(me)
             self._tell(worker)

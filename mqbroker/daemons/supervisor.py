@@ -7,6 +7,7 @@ How a process is started is in shard_process.py; no store or port is opened here
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.error import ProcessTerminated
+from twisted.internet.error import ProcessExitedAlready, ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall, IProcessTransport, IReactorTime
 from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
@@ -70,7 +71,10 @@ class _Process(ProcessProtocol):
 
     def _take(self, fd: int, line: bytes) -> None:
         if fd == STATUS_FD:
-            self._on_status(json.loads(line))
+            try:
+                self._on_status(json.loads(line))
+            except Exception:  # the reactor would close the pipe
+                log.failure("a report of shard {shard} is ignored", shard=self._shard)
         else:
             relay_line(self._shard, line.decode(errors="backslashreplace"))
 
@@ -128,7 +132,8 @@ class ShardSupervisor(Service):
         """Have the shards that serve read the settings again; the others do when they start."""
         for shard in self._shards:
             if shard.process is not None and shard.status is not None:
-                shard.process.transport.signalProcess("HUP")
+                with contextlib.suppress(ProcessExitedAlready):  # it is started again
+                    shard.process.transport.signalProcess("HUP")
 
     def stopService(self) -> Deferred[None]:
         """Stop all shards. Fires when all have ended; those that take too long are killed."""
@@ -146,18 +151,21 @@ class ShardSupervisor(Service):
 
     def _begin(self, shard: _Shard) -> None:
         shard.start, shard.why_not = None, ""
-        shard.process = _Process(
+        process = shard.process = _Process(
             shard.number,
             lambda status: self._told(shard, status),
-            lambda reason: self._ended(shard, reason),
+            lambda reason: self._ended(shard, reason) if shard.process is process else None,
         )
         try:
-            transport = self._spawn(shard.process, shard.number)
-        except OSError as error:
+            transport = self._spawn(process, shard.number)
+        except Exception as error:
             shard.process = None
             if not self._is_up:
                 raise
-            self._plan(shard, f"no process can be started: {error.strerror}")
+            if not isinstance(error, OSError):
+                log.failure("unexpected error in starting the process of shard {shard}", shard=shard.number)
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            self._plan(shard, f"no process can be started: {why}")
             return
         log.info("shard {shard} runs as process {pid}", shard=shard.number, pid=transport.pid)
 
@@ -187,9 +195,12 @@ class ShardSupervisor(Service):
     def _tell_topics(self, shard: _Shard) -> None:
         if self._stopped is not None or shard.process is None or shard.status is None:
             return
-        untold, shard.untold = shard.untold, {}
-        for line in untold.values():
-            shard.process.transport.writeToChild(END_FD, json.dumps(line).encode() + b"\n")
+        for name, line in list(shard.untold.items()):
+            try:
+                shard.process.transport.writeToChild(END_FD, json.dumps(line).encode() + b"\n")
+            except KeyError:  # the pipe is closed, and the process about to end: the next one is told
+                return
+            del shard.untold[name]
 
     def _ended(self, shard: _Shard, reason: Failure) -> None:
         shard.process = None
@@ -229,7 +240,8 @@ class ShardSupervisor(Service):
         if shard.process is not None:
             what = "shard {shard} did not stop within {seconds:.0f} s and is killed"
             log.error(what, shard=shard.number, seconds=STOP_SECONDS_MAX)
-            shard.process.transport.signalProcess("KILL")
+            with contextlib.suppress(ProcessExitedAlready):
+                shard.process.transport.signalProcess("KILL")
 
     def _stopped_one(self, shard: _Shard, reason: Failure, how: str) -> None:
         if shard.kill is not None:

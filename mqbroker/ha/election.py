@@ -167,6 +167,8 @@ class GroupMember(Service):
         self._sleeping: Deferred[None] | None = None
         self._is_woken = False
         self._told = ""
+        #: Whether the broker could not be told of its role.
+        self._is_role_untold = False
         #: Called when etcd was read, whatever became of it.
         self._refreshed: list[Deferred[None]] = []
         self._renewal = RepeatedCall(self._renew, clock=clock)
@@ -325,6 +327,13 @@ class GroupMember(Service):
             except (EtcdError, GroupError, OSError) as error:
                 self._say(str(error))
                 sleep_s = RETRY_SECONDS if isinstance(error, EtcdError) else LOOK_SECONDS
+            except Exception as error:
+                if isinstance(error, CancelledError):
+                    raise
+                why = f"unexpected error (trying again): {str(error) or type(error).__name__}"
+                if why != self._told:
+                    log.failure("group {broker}: the state in etcd is not followed now", broker=self._settings.broker)
+                self._say(why)
             for done in refreshed:
                 done.callback(None)
             await self._sleep(sleep_s)
@@ -701,11 +710,11 @@ class GroupMember(Service):
             self.wake()
 
     def _set_role(self, role: Role) -> None:
-        if role == self.role:
+        if role == self.role and not self._is_role_untold:
             return
         before, self.role = self.role, role
         self._has_named = self._has_named and role.is_master
-        if before.who == role.who:
+        if before.who == role.who and not self._is_role_untold:
             return
         if role.is_master:
             log.info("this broker is elected master of epoch {n}", n=role.epoch)
@@ -714,7 +723,9 @@ class GroupMember(Service):
             log.info(
                 "broker {id} at {address} is master of epoch {n}", id=who.replica_id, address=who.address, n=role.epoch
             )
+        self._is_role_untold = True  # if that fails, it is told again
         self._on_role(role)
+        self._is_role_untold = False
 
     # --- the watch
 

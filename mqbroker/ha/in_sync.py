@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from mqbroker.ha.etcd import EtcdError
 from mqbroker.ha.master import SlaveConnection, Slaves
 from mqbroker.repeated_call import RepeatedCall
 
@@ -193,18 +194,21 @@ class InSyncSet:
         if is_master and wanted != self.members and self._proposing is None:
             self._possible |= wanted
             self._proposing = Deferred.fromCoroutine(self._change(wanted))
-            self._proposing.addErrback(self._not_changed)
+            self._proposing.addBoth(self._changed)  # which may have happened already
 
     async def _change(self, wanted: frozenset[int]) -> None:
-        try:
-            if await self._propose(wanted, self.committed):
-                self.stands(wanted)
-        finally:
-            self._proposing = None
+        if await self._propose(wanted, self.committed):
+            self.stands(wanted)
 
-    def _not_changed(self, failure: Failure) -> None:
-        """The outcome is unknown: those proposed count until etcd says otherwise."""
-        log.debug("the in-sync set may not have changed: {why}", why=failure.getErrorMessage())
+    def _changed(self, result: Failure | None) -> None:
+        self._proposing = None
+        if result is None:
+            return
+        # The outcome is unknown: those proposed count until etcd says otherwise.
+        if result.check(EtcdError, CancelledError):  # type: ignore[no-untyped-call]
+            log.debug("the in-sync set may not have changed: {why}", why=result.getErrorMessage())
+        else:
+            log.failure("the in-sync set may not have changed", result)
 
     def _wanted(self) -> frozenset[int]:
         """The members that follow closely, and those that caught up, with complete stores; at least as many as must be

@@ -684,15 +684,21 @@ class MasterService(Service):
         self._send()
 
     def _send(self) -> None:
-        for connection in list(self._slaves.links):
-            connection.send()
+        self._for_each_link(SlaveConnection.send)
 
     def _look(self) -> None:
         now = self._steady()
-        for connection in list(self._slaves.links):
-            connection.look(now)
+        self._for_each_link(lambda connection: connection.look(now))
         self._send()
         self.factory.lines.look()
+
+    def _for_each_link(self, act: Callable[[SlaveConnection], None]) -> None:
+        for connection in list(self._slaves.links):
+            try:
+                act(connection)
+            except Exception:  # the other slaves get the log
+                log.failure("unexpected error of the replication link to {peer}", peer=connection.peer)
+                connection.close("an unexpected error")
 
     def _report(self) -> None:
         for slave in self._slaves.states():

@@ -297,8 +297,10 @@ class MasterConnection(TwistedProtocol):
         if self._proof is not None:
             why = f"it ends the link rather than prove that it knows the secret (haSecretFile): its log says why; {why}"
         self._why = self._why or _Ended(why)
-        self._beginning.cancel()
-        self.ended.callback(self._why)
+        try:
+            self._beginning.cancel()
+        finally:  # or no other connection would be made
+            self.ended.callback(self._why)
 
 
 Compare = Callable[[MasterConnection], Awaitable[None]]
@@ -381,16 +383,24 @@ class SlaveService(Service):
             if not self.address:
                 await self._sleep(None)
                 continue
-            ended = await self._follow_once(self.address)
-            if not self.running:
-                return
-            self._say(ended)
-            retry_s = ended.retry_s
-            if retry_s is None and self.is_expected():
-                retry_s = EXPECTED_RETRY_SECONDS
-            elif retry_s is None:
-                retry_s = RETRY_SECONDS[min(self._attempts, len(RETRY_SECONDS) - 1)]
-                self._attempts += 1
+            try:
+                ended = await self._follow_once(self.address)
+                if not self.running:
+                    return
+                self._say(ended)
+                retry_s = ended.retry_s
+                if retry_s is None and self.is_expected():
+                    retry_s = EXPECTED_RETRY_SECONDS
+                elif retry_s is None:
+                    retry_s = RETRY_SECONDS[min(self._attempts, len(RETRY_SECONDS) - 1)]
+                    self._attempts += 1
+            except Exception as error:
+                retry_s = RETRY_SECONDS[-1]
+                self._why_not = f"unexpected error: {str(error) or type(error).__name__}"
+                log.failure("replication failed and is tried again in {s:g} s", s=retry_s)
+                if self._connection is not None:
+                    self._connection.close(self._why_not)
+                    self._connection = None
             await self._sleep(retry_s)
 
     async def _follow_once(self, address: str) -> _Ended:

@@ -106,20 +106,22 @@ class CooperativeTasks:
         if self._is_beginning:
             return
         self._is_beginning = True
-        while self._running.total() < TASKS_MAX:
-            address = next((each for each in self._waiting if self._running[each] < TASKS_OF_ADDRESS_MAX), None)
-            if address is None:
-                break
-            waiting = self._waiting.pop(address)
-            connection, task, done = waiting.popleft()
-            if waiting:
-                self._waiting[address] = waiting  # behind the other addresses
-            if not (connection.has_room or connection.closed):
-                connection.notify_room(partial(self._wait, (connection, task, done)))
-                continue
-            self._running[address] += 1
-            maybeDeferred(task).addBoth(self._ended, address, done)
-        self._is_beginning = False
+        try:
+            while self._running.total() < TASKS_MAX:
+                address = next((each for each in self._waiting if self._running[each] < TASKS_OF_ADDRESS_MAX), None)
+                if address is None:
+                    break
+                waiting = self._waiting.pop(address)
+                connection, task, done = waiting.popleft()
+                if waiting:
+                    self._waiting[address] = waiting  # behind the other addresses
+                if not (connection.has_room or connection.closed):
+                    connection.notify_room(partial(self._wait, (connection, task, done)))
+                    continue
+                self._running[address] += 1
+                maybeDeferred(task).addBoth(self._ended, address, done)
+        finally:  # or no task would begin any more
+            self._is_beginning = False
 
     def _ended(self, result: Any, address: bytes, done: Deferred[RemotingCommand | None]) -> None:
         self._running[address] -= 1

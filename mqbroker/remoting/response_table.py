@@ -229,17 +229,19 @@ class ResponseTable:
         self._timer, self._timer_due = None, inf
         now = self._now()
         is_silent = False
-        for request in [each for each in self._pending.values() if each.due <= now + _EARLY_S]:
-            more_s = extension_s(request.due, now, request.extensions)
-            if more_s:
-                request.extensions += 1
-                request.due = now + more_s
-            elif self._pending.pop(request.opaque, None) is not None:
-                what = f"{request.command.describe()}: no answer from {self.peer} in {request.timeout_ms} ms"
-                is_silent |= self.heard_at < request.written_at
-                request.complete(RequestTimedOut(what))
-        due = min((request.due for request in self._pending.values()), default=inf)
-        if due < self._timer_due:
-            self._set_timer(due, now)
+        try:
+            for request in [each for each in self._pending.values() if each.due <= now + _EARLY_S]:
+                more_s = extension_s(request.due, now, request.extensions)
+                if more_s:
+                    request.extensions += 1
+                    request.due = now + more_s
+                elif self._pending.pop(request.opaque, None) is not None:
+                    what = f"{request.command.describe()}: no answer from {self.peer} in {request.timeout_ms} ms"
+                    is_silent |= self.heard_at < request.written_at
+                    request.complete(RequestTimedOut(what))
+        finally:  # a callback that fails leaves the others their timeouts
+            due = min((request.due for request in self._pending.values()), default=inf)
+            if due < self._timer_due:
+                self._set_timer(due, now)
         if is_silent and self._on_silence is not None:
             self._on_silence()

@@ -223,14 +223,14 @@ class LogFlusher:
                     running.popleft()
                 end = running[0].end
                 self._is_noting = True
-                noted = self._syncs.sync_beside((), partial(self._note, end))
+                noted = maybeDeferred(self._syncs.sync_beside, (), partial(self._note, end))
                 noted.addCallbacks(self._was_noted, self._not_noted)
                 return
             self._synced(running.popleft())
 
     def _sync_names_and_note(self, end: int) -> None:
         self._source.sync_names()
-        with contextlib.suppress(OSError):  # no sync failed, and it is tried again
+        with contextlib.suppress(Exception):  # no sync failed, and it is tried again, and logged then
             self._note(end)
 
     def _note(self, end: int) -> None:

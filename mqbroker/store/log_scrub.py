@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable
 import attrs
 import orjson
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from mqbroker.repeated_call import RepeatedCall
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.disk import IDisk, Outage, Unreadable
 from mqbroker.store.logscan import Damage, Filler, Nothing, Scanned, find_next, scan
@@ -80,8 +81,8 @@ class LogScrub:
         self._reading = Outage(
             "the log is not scanned for damage (trying again)", "the log is scanned for damage again"
         )
-        self._next: IDelayedCall | None = None
-        self._working: Deferred[None] | None = None
+        self._loop = RepeatedCall(self._tick, clock=clock)
+        self._working: Deferred[None] = succeed(None)
 
     # --- at a start
 
@@ -137,14 +138,14 @@ class LogScrub:
     # --- while the broker runs
 
     def start(self) -> None:
-        self._next = self._clock.callLater(TICK_SECONDS, self._tick)
+        self._loop.start(TICK_SECONDS, now=False)
 
     def stop(self) -> Deferred[None]:
         """Save what was found. Fires when all reads and writes have ended."""
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
-        stopped, self._working = self._working or succeed(None), None
+        if self._loop.running:
+            self._loop.stop()
+        stopped: Deferred[None] = Deferred()
+        self._working.addBoth(lambda _: stopped.callback(None))
         return stopped.addCallback(lambda _: self._save())
 
     def _save(self) -> Deferred[None] | None:
@@ -168,8 +169,7 @@ class LogScrub:
 
             read.addCallbacks(was_read, self._failed)
 
-    def _tick(self) -> None:
-        self._next = None
+    def _tick(self) -> Deferred[None] | None:
         self._move_on()
         marks, stretch = self._new_marks(), self._stretch()
         content, self._is_dirty = self._content() if self._is_dirty else None, False
@@ -183,20 +183,22 @@ class LogScrub:
             return looked
 
         if not marks and stretch is None and content is None:
-            self.start()
-        else:
-            self._working = self._worker.run(work).addCallbacks(self._looked, self._failed)
-            self._working.addCallback(self._go_on)
+            return None
+        working = self._working = self._worker.run(work).addCallbacks(self._looked, self._failed)
+        if stretch is not None:
+            working.addErrback(self._skip, stretch[2])
+        return working
 
     def _failed(self, failure: Failure) -> None:
-        failure.trap(OSError)  # type: ignore[no-untyped-call]
         self._is_dirty = True
+        failure.trap(OSError)  # type: ignore[no-untyped-call]
         self._reading.failed(failure.getErrorMessage())
 
-    def _go_on(self, _: None) -> None:
-        if self._working is not None:  # else it is stopped
-            self._working = None
-            self.start()
+    def _skip(self, failure: Failure, end: int) -> Failure:
+        """After an unexpected failure, which the loop logs: the rest of the segment is read in the next pass, so that
+        one record does not keep the others from being read."""
+        self._at = end
+        return failure
 
     def _move_on(self) -> None:
         """Start over when the end is reached, or the segment was deleted."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import attrs
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -235,9 +235,7 @@ class MessageStore:
         self.on_dispatch.clear()
         self._on_shown.clear()
         transient = self._transient
-        stopped = self._retention.stop()
-        stopped.addCallback(lambda _: self._scrub.stop())
-        stopped.addCallback(lambda _: self._remover.stop())
+        stopped = Deferred.fromCoroutine(self._stop_background())
         if transient is not None:
             stopped.addCallback(lambda _: transient.stop())
         stopped.addCallback(lambda _: self._log_flusher.stop())
@@ -248,6 +246,14 @@ class MessageStore:
         stopped.addErrback(lambda failure: self.log.failure("the store did not stop cleanly", failure))
         stopped.addCallback(lambda _: self._close())
         return stopped
+
+    async def _stop_background(self) -> None:
+        """Stop what appends no messages: they are synced even if that fails."""
+        for stop in (self._retention.stop, self._scrub.stop, self._remover.stop):
+            try:
+                await maybeDeferred(stop)
+            except Exception:
+                self.log.failure("a part of the store did not stop cleanly")
 
     def _stop_watching(self, result: Failure | None) -> Failure | None:
         self._sync_watch.stop()

@@ -255,7 +255,10 @@ class TransientStore:
             if sheet.buffer is not None:
                 self._free.append(sheet.buffer)
         for told in self.on_commit:
-            told()
+            try:
+                told()
+            except Exception:  # the rest must be committed, too
+                self.log.failure("unexpected error after a commit of the transient store pool")
         self._wake()
         if self._waiting:
             self._commit()

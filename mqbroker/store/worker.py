@@ -18,7 +18,8 @@ class IWorker(Interface):
     """Runs functions away from the reactor's thread."""
 
     def run(function: Callable[[], Any]) -> Deferred[Any]:
-        """Run `function`; the Deferred fires on the reactor's thread with its result or failure."""
+        """Run `function`; the Deferred fires on the reactor's thread with its result or failure, or fails at once where
+        it cannot be run, as without another thread: never raises."""
 
 
 @implementer(IWorker)
@@ -40,7 +41,7 @@ class ThreadWorker:
         self._pool = pool
 
     def run(self, function: Callable[[], T]) -> Deferred[T]:
-        return self._defer_to_pool(self._reactor, self._pool, function)
+        return maybeDeferred(self._defer_to_pool, self._reactor, self._pool, function)
 
 
 @implementer(IWorker)

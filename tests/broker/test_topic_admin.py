@@ -336,6 +336,27 @@ def test_thousands_of_tasks_for_who_is_gone_end_without_nesting() -> None:
     assert all(answer.called for answer in answers)
 
 
+def test_a_task_that_cannot_begin_keeps_no_others_from_it() -> None:
+    bounded = CooperativeTasks(Clock())
+
+    async def handle(request: RemotingCommand, connection: IConnection) -> Any:
+        return RemotingCommand.response(request)
+
+    class Failing(FakeConnection):
+        @property
+        def has_room(self) -> bool:
+            raise MemoryError
+
+        @has_room.setter
+        def has_room(self, value: bool) -> None:
+            pass
+
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            bounded.bounded(handle)(RemotingCommand(1), Failing())
+        assert bounded.bounded(handle)(RemotingCommand(1), FakeConnection()).called
+
+
 def test_who_does_not_read_waits_and_keeps_nobody_waiting() -> None:
     bounded = CooperativeTasks(Clock())
     served = []

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 from twisted.internet.defer import Deferred
-from twisted.internet.error import ProcessDone, ProcessTerminated
+from twisted.internet.error import ProcessDone, ProcessExitedAlready, ProcessTerminated
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
@@ -34,12 +34,18 @@ class FakeProcess:
         self.shard = shard
         self.pid = pid
         self.done: list[Any] = []
+        #: Whether it has exited, and some pipe of it is still open.
+        self.is_ending = False
         protocol.transport = cast(Any, self)
 
     def signalProcess(self, signal: str) -> None:  # noqa: N802
+        if self.is_ending:
+            raise ProcessExitedAlready
         self.done.append(signal)
 
     def writeToChild(self, fd: int, data: bytes) -> None:  # noqa: N802
+        if self.is_ending:
+            raise KeyError(fd)
         self.done.append((fd, data))
 
     def closeChildFD(self, fd: int) -> None:  # noqa: N802
@@ -72,7 +78,7 @@ class Shards:
     def __init__(self, count: int) -> None:
         self.clock = Clock()
         self.all: list[FakeProcess] = []
-        self.refused: OSError | None = None
+        self.refused: Exception | None = None
         self.supervisor = ShardSupervisor(count, cast(Any, self._spawn), self.clock)
         self.started: list[Any] = []
         self.supervisor.started.addBoth(self.started.append)
@@ -216,6 +222,47 @@ def test_where_no_process_can_be_started_it_is_tried_again(serving: Callable[[in
     shards.refused = None
     shards.clock.advance(2)
     assert len(shards.all) == 2
+
+
+def test_one_whose_start_fails_unexpectedly_is_started_again(serving: Callable[[int], Shards]) -> None:
+    shards = serving(2)
+    shards.last(0).ends(1)
+    for wait_s, error in ((1, MemoryError()), (2, ValueError("embedded null byte"))):
+        shards.refused = error
+        with log_kept() as logged:
+            shards.clock.advance(wait_s)
+        assert [failure.value for failure in logged.failures] == [error]
+    assert logged.lines[-1] == ("shard 0 exited: no process can be started: embedded null byte; restarting it in 4 s")
+    shards.refused = None
+    shards.clock.advance(4)
+    shards.last(0).serves()
+    assert len(shards.all) == 3
+    assert shards.supervisor.boot_lines.count("boot success") == 2
+
+
+def test_one_that_has_exited_but_is_not_reaped_does_not_keep_others_from_what_they_are_told(
+    serving: Callable[[int], Shards],
+) -> None:
+    shards = serving(3)
+    shards.last(0).is_ending = True
+    shards.supervisor.reload()
+    assert [process.done for process in shards.all] == [[], ["HUP"], ["HUP"]]
+    for process in shards.all:
+        process.done.clear()
+    shards.last(1).creates("T")
+    assert shards.last(2).heard() == ["T"]
+    shards.last(0).ends(signal=9)
+    shards.clock.advance(1)
+    shards.last(0).serves()
+    assert shards.last(0).heard() == ["T"]
+
+
+def test_a_report_that_cannot_be_read_does_not_end_the_others(serving: Callable[[int], Shards]) -> None:
+    shards = serving(2)
+    with log_kept() as logged:
+        shards.last(0).says(STATUS_FD, b'{"topic": {}}\nno JSON\n{"topic": {"topicName": "T"}}\n')
+    assert [failure.type for failure in logged.failures] == [KeyError, json.JSONDecodeError]
+    assert shards.last(1).heard() == ["T"]
 
 
 def test_each_is_told_once_to_stop_and_all_are_waited_for(serving: Callable[[int], Shards]) -> None:

@@ -148,6 +148,23 @@ def test_ten_thousand_time_out_with_one_timer(send: Callable[..., tuple[int, lis
     assert all(isinstance(each[0], RequestTimedOut) for each in found)
 
 
+def test_a_request_whose_callback_fails_leaves_the_others_their_timeouts(
+    responses: ResponseTable, send: Callable[..., tuple[int, list[Any]]], clock: Clock
+) -> None:
+    def fail(result: object) -> None:
+        raise MemoryError
+
+    for _ in range(2):
+        responses.written([responses.add(responses.next_opaque(), RemotingCommand(10), 1000, fail)])
+        _, found = send(timeout_ms=2000)
+        with pytest.raises(MemoryError):
+            clock.advance(1)
+        assert found == []
+        clock.advance(1)
+        assert [type(each) for each in found] == [RequestTimedOut]
+        assert not clock.getDelayedCalls()
+
+
 def test_a_timeout_is_cancelled_or_over(clock: Clock) -> None:
     calls = []
     cancelled, over = (Timeout(clock.seconds, clock.callLater, 1, lambda: calls.append(1)) for _ in range(2))

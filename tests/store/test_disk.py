@@ -291,6 +291,16 @@ def test_the_thread_worker_runs_elsewhere_and_answers_through_the_reactor() -> N
         pool.stop()
 
 
+def test_work_for_which_no_thread_can_be_started_fails() -> None:
+    def defer_to_pool(*_: object) -> Deferred[object]:
+        raise RuntimeError("can't start new thread")
+
+    worker = ThreadWorker(defer_to_pool, object(), ThreadPool(0, 1))
+    failed: list[Any] = []
+    worker.run(threading.get_ident).addErrback(failed.append)
+    assert [str(failure.value) for failure in failed] == ["can't start new thread"]
+
+
 def test_the_serial_worker_has_one_thread_and_answers_through_the_reactors() -> None:
     delivered: SimpleQueue[Callable[[], object]] = SimpleQueue()
     worker = SerialWorker(lambda function, value: delivered.put(lambda: function(value)))

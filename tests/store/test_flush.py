@@ -430,6 +430,27 @@ def test_a_sync_that_cannot_be_begun_counts_as_failed_and_what_is_on_the_disk_as
     stop(store)
 
 
+def test_a_note_in_the_checkpoint_that_cannot_be_begun_is_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = bench.open()
+    store.start()
+    for _ in range(2):
+        end = end_of(store.append([message()]))
+        monkeypatch.setattr(store._log_flusher._syncs, "sync_beside", out_of_memory)
+        monkeypatch.setattr(store._log_flusher, "_note", out_of_memory)  # nor beside the sync
+        store._commit_log.doubtful_end = end
+        bench.worker.at_once = False
+        first = results(store.durable(end))
+        second = results(store.durable(end))
+        bench.worker.at_once = True
+        bench.worker.work()
+        assert [type(error) for error in [*first, *second]] == [StoreUnwritable] * 2
+        monkeypatch.undo()
+        assert results(store.durable(end)) == [None]
+    stop(store)
+
+
 def test_a_sync_whose_end_is_not_noticed_counts_as_failed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LogFlusher, "_ended", out_of_memory)
     store = bench.open()

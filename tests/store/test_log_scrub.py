@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mqbroker.store import MessageStore
+from mqbroker.store import MessageStore, log_scrub, logscan
 from mqbroker.store.log_scrub import DAMAGED_MAX, PASS_SECONDS
-from mqbroker.store.logscan import RUN_BYTES, Damage
+from mqbroker.store.logscan import RUN_BYTES, Damage, Run
+from mqbroker.store.recovery import Segments
+from tests.remoting.logs import log_kept
 from tests.store.harness import Bench, message, stop
 
 SEGMENT_BYTES = 16 * 1024
@@ -223,6 +225,69 @@ def test_a_disk_that_refuses_to_write_marks_is_asked_again(bench: Bench, monkeyp
     bench.clock.advance(2)
     assert (bench.root / "segments.json").exists()
     stop(store)
+
+
+@pytest.mark.parametrize("step", ["scan", "_new_marks", "_looked"])
+def test_an_unexpected_failure_is_logged_once_and_the_log_is_read_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    found: list[Damage] = []
+    store = opened(bench, found, ALL)
+    fill(bench, store)
+    write(segment(bench, 2), 500, b"\xff" * 20)
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(log_scrub if step == "scan" else store._scrub, step, fail)
+    with log_kept() as logged:
+        read_through(bench)
+    assert [failure.type for failure in logged.failures] == [MemoryError]
+    assert found == []
+    monkeypatch.undo()
+    read_through(bench)
+    read_through(bench)
+    assert len(found) == 1
+    stop(store)
+
+
+def test_one_segment_that_cannot_be_read_does_not_keep_the_others_from_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Damage] = []
+    store = opened(bench, found, ALL)
+    fill(bench, store)
+    write(segment(bench, 2), 500, b"\xff" * 20)
+
+    def scan_others(segments: Segments, *rest: int) -> Iterator[Run | Damage]:
+        if segments.first_offset == SEGMENT_BYTES:
+            raise MemoryError
+        return logscan.scan(segments, *rest)
+
+    monkeypatch.setattr(log_scrub, "scan", scan_others)
+    read_through(bench)
+    assert len(found) == 1
+    stop(store)
+
+
+def test_a_scrub_that_fails_to_stop_does_not_keep_messages_from_the_disk(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(bench)
+    store.append([message(body=b"last")])
+    synced: list[int] = []
+    all_durable = store._log_flusher.stop
+
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(store._scrub, "_save", fail)
+    monkeypatch.setattr(store._log_flusher, "stop", lambda: all_durable().addCallback(synced.append))
+    with log_kept() as logged:
+        stop(store)
+    assert [failure.type for failure in logged.failures] == [MemoryError]
+    assert synced == [None]
+    assert not (bench.root / "abort").exists()
 
 
 def test_a_segment_that_is_deleted_while_it_is_read_is_no_damage(bench: Bench) -> None:

@@ -16,6 +16,7 @@ from mqbroker.store.disk import IMappedFile
 from mqbroker.store.dispatch import BUSY_S
 from mqbroker.store.get_message_result import GetMessageStatus
 from mqbroker.wire.record import decode_record, decode_records
+from tests.remoting.logs import log_kept
 from tests.store.harness import Bench, make_bench, message, now, stop, turns
 
 SEGMENT = 64 * 1024
@@ -253,6 +254,29 @@ def test_a_failed_commit_stops_writing_and_says_what_is_lost(pool: Pool, monkeyp
     with pytest.raises(StoreUnwritable, match=r"bytes that were acknowledged are lost: .*Input/output error"):
         pool.append(b"third")
     assert pool.bodies() == [b"first"]
+    stop(pool.store)
+
+
+def test_a_listener_that_fails_keeps_neither_readers_nor_messages_waiting(pool: Pool) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    transient: Any = pool.store._transient
+    transient.on_commit.insert(0, fail)
+    for body in (b"first", b"second"):
+        pool.bench.worker.at_once = False
+        pool.append(body)
+        turns(pool.bench.clock, 0.25)
+        pool.append(b"behind " + body)  # while the first is being committed
+        waiter = transient.commit_to(pool.store._commit_log.end)
+        with log_kept() as logged:
+            pool.bench.worker.at_once = True
+            pool.bench.worker.work()
+            turns(pool.bench.clock, 0.25)
+        assert waiter.called
+        assert transient.committed == pool.store._commit_log.end
+        assert MemoryError in [failure.type for failure in logged.failures]
+    assert pool.bodies() == [b"first", b"behind first", b"second", b"behind second"]
     stop(pool.store)
 
 

@@ -22,8 +22,8 @@ MISTAKES = [
     Mutation(
         "let a producer join the heartbeats of others when it has sent something",
         "client/heartbeats.py",
-        "        self._join()\n        while True:",
-        "        while True:",
+        "        self._join()\n\n        async def send_due",
+        "        async def send_due",
         ("tests/client/test_instance.py",),
     ),
     Mutation(

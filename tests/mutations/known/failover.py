@@ -494,8 +494,8 @@ MISTAKES = [
     Mutation(
         "forget a proposal whose outcome is unknown",
         "ha/in_sync.py",
-        "        finally:\n            self._proposing = None\n",
-        "        finally:\n            self._proposing, self._possible = None, frozenset()\n",
+        "        self._proposing = None\n        if result is None:\n",
+        "        self._proposing, self._possible = None, frozenset()\n        if result is None:\n",
         (_IN_SYNC,),
     ),
     Mutation(

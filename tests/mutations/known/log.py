@@ -4,6 +4,13 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "read a part of the log again and again that meets an unexpected error",
+        "store/log_scrub.py",
+        "        self._at = end\n        return failure\n",
+        "        return failure\n",
+        ("tests/store/test_log_scrub.py",),
+    ),
+    Mutation(
         "leave who waits without a result where a failed sync cannot be recorded",
         "store/flush.py",
         "        finally:\n            self._fail_waiting(StoreUnwritable(why))\n",

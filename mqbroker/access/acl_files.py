@@ -14,6 +14,7 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from mqbroker.access.accounts import Account, Accounts
 from mqbroker.access.acl_yaml import (
@@ -50,9 +51,9 @@ class AclPlaces:
     folder: str
 
     def stamps(self) -> _Stamps:
-        """The existing files, in the order of precedence."""
+        """The existing files, in the order of precedence. Raises OSError: what cannot be listed is not gone."""
         paths = []
-        for folder, _, names in os.walk(self.folder):
+        for folder, _, names in os.walk(self.folder, onerror=_unless_missing):
             paths += [os.path.join(folder, name) for name in names if name.endswith((".yml", ".yaml"))]
         paths.sort()
         if self.plain_file not in paths:
@@ -98,34 +99,43 @@ class AclFiles:
         self._worker = worker
         self._clock = clock
         self._turn = DeferredLock()
+        self._why_unchecked = ""
         self.content = read_at_start(places)
         _say_what_was_found(self.content, places.plain_file)
 
     def look(self) -> Deferred[None]:
         """Read changed files again. Fires when that is done; never fails."""
-        return self._turn.run(self._look).addErrback(
-            lambda failure: log.failure("the ACL files could not be checked", failure)
-        )
+        return self._turn.run(self._look).addCallbacks(self._looked, self._not_looked)
+
+    def _looked(self, _: None) -> None:
+        self._why_unchecked = ""
+
+    def _not_looked(self, failure: Failure) -> None:
+        why = failure.getErrorMessage() or type(failure.value).__name__
+        if why != self._why_unchecked:
+            self._why_unchecked = why
+            log.failure("the ACL files could not be checked (trying again)", failure)
 
     def _look(self) -> Deferred[None]:
         former = self.content
 
         def read() -> AclContent | None:
             stamps = self.places.stamps()
-            return None if stamps == former.stamps else read_acl_files(self.places, former)
+            is_read = stamps == former.stamps and not former.faults  # else it is tried again
+            return None if is_read else read_acl_files(self.places, former)
 
         return self._worker.run(read).addCallback(self._apply)
 
     def _apply(self, content: AclContent | None) -> None:
-        if content is None:
+        if content is None or content == self.content:
             return
         for why in set(content.faults.values()) - set(self.content.faults.values()):
             log.error("{why}; its previous content stays in effect", why=why)
-        self.content = content
         log.info("accounts were reloaded from {n} files", n=len(content.files))
         accounts = content.accounts()
         for callback in self.on_change:
             callback(accounts)
+        self.content = content  # not where that fails: it is tried again
 
     # --- changes
 
@@ -177,6 +187,11 @@ class AclFiles:
             return read_acl_files(self.places, former)
 
         return self._worker.run(work).addCallback(self._apply)
+
+
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def read_acl_files(places: AclPlaces, former: AclContent | None) -> AclContent:

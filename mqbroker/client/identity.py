@@ -133,12 +133,16 @@ class CredentialsFile:
 
     def sign(self, fields: dict[str, str], body: bytes) -> None:
         """As `Credentials.sign`."""
-        if self._files.have_changed():
-            try:
-                self._account = read_account(self.path)
+        try:
+            account = self._files.read_if_changed(lambda: read_account(self.path))
+        except Exception as error:
+            why = str(error) or type(error).__name__
+            if self._files.is_new_failure(why):
+                log.warning("keeping the former account: %s", why)
+        else:
+            if account is not None:
+                self._account = account
                 log.info("the account is read again: %s", self.path)
-            except BadAccount as error:
-                log.warning("keeping the former account: %s", error)
         self._account.sign(fields, body)
 
     def __eq__(self, other: object) -> bool:

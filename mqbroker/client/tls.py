@@ -69,15 +69,12 @@ class Contexts(Generic[C]):
         self.tls = tls
         self._make = make
         self._files = StampedFiles(tls.ca_file, tls.cert_file, tls.key_file)
-        self._context: C | None = make(tls)
+        self._context = make(tls)
 
     def current(self) -> C:
-        """Raises BadTls."""
-        context = self._context
-        if self._files.have_changed() or context is None:
-            self._context = None  # as long as none can be created
-            context = self._context = self._make(self.tls)
-        return context
+        """Raises BadTls as long as none can be created from the files as they are."""
+        self._context = self._files.read_if_changed(lambda: self._make(self.tls)) or self._context
+        return self._context
 
 
 def ssl_context(tls: ClientTls) -> ssl.SSLContext:

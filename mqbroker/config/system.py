@@ -6,8 +6,12 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Callable
+from typing import TypeVar
 
 import attrs
+
+T = TypeVar("T")
 
 
 def first_address() -> str:
@@ -57,16 +61,30 @@ def file_stamp(path: str) -> FileStamp | None:
 
 
 class StampedFiles:
-    """Files and their stamps at the last check for changes."""
+    """Files that are read again when they have changed; create it before the first read of them."""
 
     def __init__(self, *paths: str | None) -> None:
         self._paths = [path for path in paths if path]
+        #: As they were before the last read that succeeded.
         self._stamps = self._look()
+        #: The text of the last failure, and the stamps then.
+        self._failure: tuple[str, list[FileStamp | None]] | None = None
 
-    def have_changed(self) -> bool:
-        """Whether any has changed since the last call, or since the creation."""
-        before, self._stamps = self._stamps, self._look()
-        return self._stamps != before
+    def read_if_changed(self, read: Callable[[], T]) -> T | None:
+        """What `read` returns, if a file has changed since before the last read that succeeded; None if none has.
+
+        Raises what `read` raises: then the files count as changed until it succeeds."""
+        stamps = self._look()
+        if stamps == self._stamps:
+            return None
+        found = read()
+        self._stamps, self._failure = stamps, None
+        return found
+
+    def is_new_failure(self, why: str) -> bool:
+        """Whether the files have failed to be read, in the state in which they are, for another reason before."""
+        before, self._failure = self._failure, (why, self._look())
+        return self._failure != before
 
     def _look(self) -> list[FileStamp | None]:
         return [file_stamp(path) for path in self._paths]

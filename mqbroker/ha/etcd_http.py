@@ -285,11 +285,14 @@ class _Policy:
         self._certificates = _Certificates.read(access)
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> IOpenSSLClientConnectionCreator:  # noqa: N802
-        if self._files.have_changed():
-            try:
-                self._certificates = _Certificates.read(self._access)
-            except (BadTls, OSError, ValueError) as error:
-                log.error("the certificates for etcd were not reloaded: {why}", why=str(error))
+        try:
+            certificates = self._files.read_if_changed(lambda: _Certificates.read(self._access))
+        except Exception as error:
+            why = str(error) or type(error).__name__
+            if self._files.is_new_failure(why):
+                log.error("the certificates for etcd were not reloaded (trying again): {why}", why=why)
+        else:
+            self._certificates = certificates or self._certificates
         return self._certificates.creator(hostname.decode("ascii"))
 
 

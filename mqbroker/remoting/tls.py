@@ -107,17 +107,20 @@ class ServerTls:
 
         :param run: runs a function where it may wait for the disk.
         """
-        return run(self._read_anew).addCallbacks(self._apply, _not_taken)
+        return run(self._read_anew).addCallbacks(self._apply, self._not_reloaded)
 
     def _read_anew(self) -> _Creator | None:
-        if not self.has_files or not self._files.have_changed():
-            return None
-        return _Creator(server_context(self._settings))
+        return self._files.read_if_changed(lambda: _Creator(server_context(self._settings))) if self.has_files else None
 
     def _apply(self, creator: _Creator | None) -> None:
         if creator is not None:
             self._creator = creator
             log.info("the certificate was reloaded from {path}", path=self._settings.server_cert_path)
+
+    def _not_reloaded(self, failure: Failure) -> None:
+        why = failure.getErrorMessage() or type(failure.value).__name__
+        if self._files.is_new_failure(why):
+            log.error("the certificate was not reloaded (trying again): {why}", why=why)
 
 
 class TlsWatch(Service):
@@ -132,10 +135,6 @@ class TlsWatch(Service):
     def stopService(self) -> None:
         if self._loop.running:
             self._loop.stop()
-
-
-def _not_taken(failure: Failure) -> None:
-    log.error("the certificate was not reloaded: {why}", why=failure.getErrorMessage())
 
 
 def server_context(settings: TlsSettings) -> Context:
@@ -224,11 +223,14 @@ class _ClientFiles:
         self._creator = _Creator(client_context(settings))
 
     def current(self) -> _Creator:
-        if self._files.have_changed():
-            try:
-                self._creator = _Creator(client_context(self._settings))
-            except BadTls as error:
-                log.error("the client's certificate was not reloaded: {why}", why=str(error))
+        try:
+            creator = self._files.read_if_changed(lambda: _Creator(client_context(self._settings)))
+        except Exception as error:
+            why = str(error) or type(error).__name__
+            if self._files.is_new_failure(why):
+                log.error("the client's certificate was not reloaded (trying again): {why}", why=why)
+        else:
+            self._creator = creator or self._creator
         return self._creator
 
 

@@ -48,8 +48,8 @@ MISTAKES = [
     Mutation(
         "keep an account whose file has changed",
         "client/identity.py",
-        "        if self._files.have_changed():\n",
-        "        if False:\n",
+        "            account = self._files.read_if_changed(lambda: read_account(self.path))\n",
+        "            account = None\n",
         ("tests/client/test_signing.py",),
     ),
     Mutation(

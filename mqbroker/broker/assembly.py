@@ -216,7 +216,9 @@ class Assembly:
         table.register_batch(RequestCode.PULL_MESSAGE, pull.pull, PULLS_AT_ONCE_MAX)
         plans = PullPlans(self.topics, self.groups, self.consumers, live)
         serve_plain_pulls(table, store, pull, plans, self.stats.gets)
-        transactions = EndTransactionRequests(store, self.half_queue, self.settings.store, rights)
+        transactions = EndTransactionRequests(
+            store, self.half_queue, self.settings.store, rights, self.topics.readable_queue
+        )
         table.register_batch(RequestCode.END_TRANSACTION, transactions.end)
         for family in (
             transactions,

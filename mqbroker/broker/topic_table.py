@@ -228,9 +228,9 @@ class TopicTable(VersionedTable[TopicConfig]):
 
     def readable_queue(self, name: str, queue_id: int) -> int:
         """The queue for a message that was to be stored in queue `queue_id` of a topic: another one, found by halving
-        the number, if the topic has fewer queues that consumers read now. `queue_id` if there is no topic."""
-        topic = self.get(name)
-        if topic is None:
+        the number, if the topic has fewer queues that consumers read now. `queue_id` if there is no topic. Hot."""
+        topic = self._values.get(name)
+        if topic is None or queue_id < topic.read_queue_nums:
             return queue_id
         queues = max(1, topic.read_queue_nums or topic.write_queue_nums)
         return next(possible for possible in halved(queue_id) if possible < queues)

@@ -11,6 +11,7 @@ import pytest
 from mqbroker.broker.requests import end_transaction
 from mqbroker.broker.transactions.half_message import committed, put_back
 from mqbroker.errors import RecordTooLarge, StoreError, StoreUnwritable
+from mqbroker.wire.bodies import TopicConfig
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG
 from mqbroker.wire.record import NewMessage, RawRecord, decode_raw, encode_host
@@ -326,6 +327,45 @@ def test_what_was_settled_before_a_restart_is_settled_after_it(
 def raw_half(bench: Bench, offset: int) -> RawRecord:
     bench.store.dispatch_now()
     return decode_raw(b"".join(now(bench.store).get(HALF, 0, offset, 1).pieces))
+
+
+@pytest.mark.parametrize("name", ["", "DELAY", "CHECK_IMMUNITY_TIME_IN_SECONDS"])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_commit_goes_to_a_queue_that_consumers_read(
+    bench: Bench, producer: Transactor, restart: Callable[..., Bench], name: str, in_memory: bool
+) -> None:
+    """In Java it goes to the queue that the producer chose, whether that is read any more or not."""
+    half = producer.half(b"one", queue_id=3, properties={name: "1"} if name else {})
+    bench.topics.put(TopicConfig("T", 2, 2))
+    if not in_memory:
+        bench = restart()
+        producer = Transactor(bench)
+    bench.parts.delay.start()
+    assert producer.commit(half).code == ResponseCode.SUCCESS
+    bench.turn(2)
+    assert [bodies(bench, "T", queue_id) for queue_id in range(4)] == [[], [b"plain", b"one"], [], []]
+    bench.parts.delay.stop()
+
+
+def test_a_delayed_commit_goes_to_its_level_whatever_queues_the_schedule_topic_has(
+    bench: Bench, producer: Transactor
+) -> None:
+    bench.topics.put(TopicConfig("SCHEDULE_TOPIC_XXXX", 2, 2))
+    producer.commit(producer.half(b"one", properties={"DELAY": "5"}))
+    assert bodies(bench, "SCHEDULE_TOPIC_XXXX", 4) == [b"one"]
+
+
+def test_a_message_committed_into_another_queue_without_its_op_message_is_not_stored_again(
+    bench: Bench, producer: Transactor, restart: Callable[..., Bench]
+) -> None:
+    half = producer.half(b"one", queue_id=3)
+    message = committed(raw_half(bench, 0), 18)
+    bench.topics.put(TopicConfig("T", 2, 2))
+    bench.store.append([(message[0], 1, *message[2:])])
+    bench = restart()
+    assert bodies(bench, OP) == [b"0"]
+    assert Transactor(bench).commit(half).code == ResponseCode.SUCCESS
+    assert [bodies(bench, "T", queue_id) for queue_id in (1, 3)] == [[b"plain", b"one"], []]
 
 
 @pytest.mark.parametrize("delay", ["", "3"])

@@ -7,6 +7,7 @@ nothing. Checks and remarks are EndTransactionProcessor's and AdminBrokerProcess
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import attrs
@@ -24,6 +25,7 @@ from mqbroker.remoting.handlers import Call, IConnection, RawRequest, answers, f
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import (
+    SCHEDULE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
     Prop,
@@ -51,6 +53,7 @@ _OUTCOMES = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSA
 _SETTLING = {str(SysFlag.TRANSACTION_COMMIT): True, str(SysFlag.TRANSACTION_ROLLBACK): False}
 _GROUP = f"{Prop.PRODUCER_GROUP}\x01".encode()
 _REAL_TOPIC = f"{Prop.REAL_TOPIC}\x01".encode()
+_SCHEDULE = SCHEDULE_TOPIC.encode()
 _NOT_RESUMED = "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC."
 
 
@@ -91,9 +94,16 @@ class EndTransactionRequests:
     """Commits and rolls back half messages."""
 
     def __init__(
-        self, store: MessageStore, half_queue: HalfQueue, settings: StoreSettings, rights: IAccessControl
+        self,
+        store: MessageStore,
+        half_queue: HalfQueue,
+        settings: StoreSettings,
+        rights: IAccessControl,
+        readable_queue: Callable[[str, int], int],
     ) -> None:
+        """`readable_queue`: see TopicTable."""
         self._store = store
+        self._readable_queue = readable_queue
         self._rights = rights
         self._half_queue = half_queue
         self._record_at = store.recent_records(TRANS_HALF_TOPIC, QUEUE_ID)
@@ -140,7 +150,7 @@ class EndTransactionRequests:
             except Refused as error:
                 run.answer(request, error)
                 continue
-            run.endings[offset] = message if is_committed else None
+            run.endings[offset] = self._for_consumers(message) if is_committed else None
             if not flag & ONEWAY_FLAG:
                 run.asked.append((request, offset))
             run.gathered_bytes += len(record)
@@ -217,11 +227,19 @@ class EndTransactionRequests:
         if not settled.is_possible(offset):
             raise Refused(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         is_committed = end.outcome == SysFlag.TRANSACTION_COMMIT
-        run.endings[offset] = committed(record, self._delay_level_max) if is_committed else None
+        message = committed(record, self._delay_level_max) if is_committed else None
+        run.endings[offset] = self._for_consumers(message) if message is not None else None
         run.asked.append((request, offset))
         run.gathered_bytes += record.size
         if run.gathered_bytes > GATHERED_BYTES_MAX:
             self._settle(run)
+
+    def _for_consumers(self, message: NewMessage) -> NewMessage:
+        """A committed message for a queue that consumers read: its topic may have fewer than when it was sent. Hot."""
+        topic, named = message[:2]
+        queue_id = self._readable_queue(topic.decode(), named)
+        # The queues of the schedule topic are the levels.
+        return message if queue_id == named or topic == _SCHEDULE else (topic, queue_id, *message[2:])
 
     def _check_sender(self, run: _Run, request: RawRequest, topics: list[bytes]) -> None:
         ext, _, _, body, _ = request

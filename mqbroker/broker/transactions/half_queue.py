@@ -21,6 +21,7 @@ from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.stored_copies import origin, read_queue
 from mqbroker.broker.system_topics import NoRealTarget, real_target_of
+from mqbroker.broker.topic_table import halved
 from mqbroker.broker.transactions.half_message import QUEUE_ID, settled_by, settlement
 from mqbroker.errors import StoreError
 from mqbroker.store.dispatch_queue import Appended
@@ -312,7 +313,7 @@ class HalfQueue:
                     continue
                 if Prop.DELAY_TIME_LEVEL in record.properties:
                     queues.update(name for name in self._store.queues_by_name if name[0] == SCHEDULE_TOPIC)
-                queues.add((topic.decode(), queue_id))
+                queues.update((topic.decode(), possible) for possible in halved(queue_id))
             while len(open_ones) > OPEN_MAX:
                 del open_ones[next(iter(open_ones))]
             at, reads = settled.next_open(after), reads + 1

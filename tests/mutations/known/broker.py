@@ -149,10 +149,31 @@ MISTAKES = [
         ("tests/broker/test_send_back.py",),
     ),
     Mutation(
-        "deliver waiting messages to other queues although consumers still read theirs",
+        "commit half messages into queues that the topic does not have any more",
+        "broker/requests/end_transaction.py",
+        "            run.endings[offset] = self._for_consumers(message) if is_committed else None\n",
+        "            run.endings[offset] = message if is_committed else None\n",
+        ("tests/broker/test_transactions.py",),
+    ),
+    Mutation(
+        "look for committed messages only in the queues that their producers chose",
+        "broker/transactions/half_queue.py",
+        "                queues.update((topic.decode(), possible) for possible in halved(queue_id))\n",
+        "                queues.add((topic.decode(), queue_id))\n",
+        ("tests/broker/test_transactions.py",),
+    ),
+    Mutation(
+        "take levels of delayed messages for queues that the schedule topic does not have",
+        "broker/requests/end_transaction.py",
+        " or topic == _SCHEDULE else",
+        " else",
+        ("tests/broker/test_transactions.py",),
+    ),
+    Mutation(
+        "deliver all that waits for a topic to its first queue while nobody may read the topic",
         "broker/topic_table.py",
         "        queues = max(1, topic.read_queue_nums or topic.write_queue_nums)\n",
-        "        queues = max(1, topic.write_queue_nums)\n",
+        "        queues = max(1, topic.read_queue_nums)\n",
         ("tests/broker/test_send_back.py",),
     ),
     Mutation(

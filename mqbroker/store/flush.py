@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -92,6 +93,8 @@ class LogFlusher:
         # The offset last recorded in the checkpoint.
         self._noted = flushed
         self._is_noting = False
+        #: Why the last sync, or the last note of one, could not be made; empty after one that was.
+        self._why_not_begun = self._why_not_noted = ""
         self._noting = Outage(
             "synced messages are not acknowledged, because the checkpoint cannot be written (trying again)",
             "the checkpoint is written again, and messages are acknowledged",
@@ -106,14 +109,18 @@ class LogFlusher:
         self._tick_call: IDelayedCall | None = None
         #: Time of the last tick, and the log's end then.
         self._ticked = (clock.seconds(), commit_log.readable_end)
-        #: Whether the shortage of descriptors was logged.
-        self._is_short = False
         self._timeout_call: IDelayedCall | None = None
 
     @property
     def oldest_sync(self) -> object | None:
         """The running sync that began first, as an object that identifies it."""
         return next((sync for sync in self._running if self._is_noting or not sync.is_done), None)
+
+    @property
+    def why_not_synced(self) -> str:
+        """The known reason why messages are not synced, or synced but not acknowledged, other than a slow disk; empty
+        if there is none."""
+        return self._commit_log.why(Refusal.STOPPED) or self._why_not_begun or self._why_not_noted
 
     def start(self) -> None:
         self._commit_log.on_next_wanted.append(self._hasten)
@@ -238,18 +245,20 @@ class LogFlusher:
         self._noted = end
 
     def _was_noted(self, _: None) -> None:
-        self._is_noting = False
+        self._is_noting, self._why_not_noted = False, ""
         self._noting.worked()
         self._serve()
 
     def _not_noted(self, failure: Failure) -> None:
         """The data stays synced: the next tick, or the next waiter, records it again."""
         self._is_noting = False
-        self._noting.failed(failure.getErrorMessage())
-        self._fail_waiting(StoreUnwritable(f"the checkpoint cannot be written: {failure.getErrorMessage()}"))
+        error = failure.getErrorMessage() or type(failure.value).__name__
+        self._why_not_noted = f"the checkpoint cannot be written: {error}"
+        self._noting.failed(error)
+        self._fail_waiting(StoreUnwritable(self._why_not_noted))
 
     def _synced(self, sync: _Sync) -> None:
-        self._is_short = False
+        self._why_not_begun = ""
         self.flushed = sync.end
         self.flushed_ms = sync.timestamp_ms
         waiting = self._waiting
@@ -286,9 +295,9 @@ class LogFlusher:
     def _not_begun(self, error: OSError) -> None:
         """A file could not be opened for its sync: no sync failed, and the next tick tries again."""
         why = f"the commit log cannot be synced to the disk now; raise the limit of open files (ulimit -n): {error}"
-        if not self._is_short:
-            self._is_short = True
+        if not self._why_not_begun:
             self.log.error("{why}", why=why)
+        self._why_not_begun = why
         if self._running:  # others hold their files open
             self._is_due = True
         else:
@@ -314,7 +323,7 @@ class LogFlusher:
         if waiting:
             self._timeout_call = self._clock.callLater(waiting[0][1] - now, self._give_up)
         for each in late:  # callbacks may wait again at once
-            _fire(each, FlushTimedOut("the disk did not confirm in time"))
+            _fire(each, FlushTimedOut(self.why_not_synced or "the disk did not confirm in time"))
 
     def stop(self) -> Deferred[None]:
         """Sync the rest; fires, or fails with StoreUnwritable, when that is done, however long it takes: a process
@@ -472,6 +481,8 @@ class SyncWatchdog:
         self._oldest_since = 0
         # (check, the log's end then), from the first that is not synced.
         self._ends: deque[tuple[int, int]] = deque()
+        #: Why messages are refused; empty if they are not.
+        self._told = ""
         self._call = RepeatedCall(self._look, clock=clock)
 
     def start(self) -> None:
@@ -512,14 +523,24 @@ class SyncWatchdog:
             ends.popleft()
         waits_s = (self._looks - ends[0][0]) * LOOK_S if ends else 0
         if waits_s > self._unsynced_s_max:
-            if not commit_log.why(Refusal.NOT_SYNCED):
+            reason = self._why_unsynced()
+            if reason != self._told and not commit_log.why(Refusal.STOPPED):  # else they are refused for that
+                self._told = reason
                 why = (
-                    f"the disk of {commit_log.segments[-1].path} is too slow: messages have waited for their sync "
-                    f"for more than {self._unsynced_s_max:g} s (unsyncedAgeMax), and would be lost in a power "
-                    "failure: check "
-                    "the disk (dmesg, iostat)"
+                    f"{reason}; messages have waited for their sync for more than {self._unsynced_s_max:g} s "
+                    "(unsyncedAgeMax), and would be lost in a power failure"
                 )
                 commit_log.refuse(Refusal.NOT_SYNCED, why)
                 self.log.error("messages are refused: {why}", why=why)
-        elif commit_log.allow(Refusal.NOT_SYNCED):
+            return
+        self._told = ""
+        if commit_log.allow(Refusal.NOT_SYNCED):
             self.log.info("messages are accepted again: the commit log was synced to the disk")
+
+    def _why_unsynced(self) -> str:
+        """The reason that the flusher knows, unless it was able to begin a sync that hangs."""
+        hangs = self._oldest is not None and self._looks - self._oldest_since >= LONG_S
+        if self._flusher.why_not_synced and not hangs:
+            return self._flusher.why_not_synced
+        directory = os.path.dirname(self._commit_log.segments[-1].path)
+        return f"the disk of {directory} is too slow: check the disk (dmesg, iostat)"

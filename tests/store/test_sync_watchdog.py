@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from twisted.logger import ILogObserver, LogEvent, LogLevel, globalLogPublisher
 
-from mqbroker.errors import StoreUnwritable
+from mqbroker.errors import FlushTimedOut, StoreUnwritable
 from mqbroker.store.flush import LONG_S, SyncWatchdog
-from tests.store.harness import Bench, message, now, turns
+from tests.store.harness import Bench, message, now, stop, turns
 from tests.store.test_flush import SlowSyncs
 
 
@@ -62,6 +63,103 @@ def test_a_sync_that_does_not_end_is_told_of_and_then_messages_are_refused(
     turns(bench.clock, 1)
     assert [line.split()[0] for line in told[2:]] == ["warn", "info"]
     assert not store._commit_log.why_refused
+
+
+def test_where_no_file_can_be_opened_the_disk_is_not_blamed(make: Callable[..., Bench], told: list[str]) -> None:
+    bench = make(unsynced_age_max_ms=10_000)
+    store = bench.open()
+    store.start()
+    del told[:]
+    for _ in range(2):  # the second time is as the first
+        bench.disk.faults.sync_error, bench.disk.faults.failing = errno.EMFILE, "commitlog"
+        store.append([message()])
+        turns(bench.clock, 30)
+        assert len(told) == 2
+        assert all("raise the limit of open files" in line for line in told)
+        assert told[1].startswith("error messages are refused: ")
+        assert not [line for line in told if "iostat" in line]
+        with pytest.raises(StoreUnwritable, match=r"raise the limit of open files.*unsyncedAgeMax"):
+            store.append([message()])
+        bench.disk.faults.sync_error = None
+        turns(bench.clock, 3)
+        assert [line.split(": ")[0] for line in told[2:]] == ["info messages are accepted again"]
+        del told[:]
+    stop(store)
+
+
+def test_where_a_sync_hangs_after_a_lack_of_files_the_disk_is_the_reason(
+    make: Callable[..., Bench], told: list[str]
+) -> None:
+    bench = make(unsynced_age_max_ms=10_000)
+    syncs = SlowSyncs(bench.clock)
+    store = bench.open(syncs)
+    store.start()
+    del told[:]
+    store.append([message()])
+    turns(bench.clock, 0.6)
+    syncs.end(syncs.running[0], OSError(errno.EMFILE, "Too many open files"))
+    turns(bench.clock, 14)
+    assert [line for line in told if "messages are refused" in line] == [
+        line for line in told if "is too slow: check the disk" in line
+    ]
+    while syncs.running:
+        syncs.end(syncs.running[0])
+
+
+def test_where_the_checkpoint_cannot_be_written_that_is_the_reason(
+    make: Callable[..., Bench], told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(end: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    bench = make(unsynced_age_max_ms=10_000)
+    store = bench.open()
+    store.start()
+    store.append([message()])
+    del told[:]
+    with monkeypatch.context() as patch:
+        patch.setattr(store._log_flusher, "_note_durable", no_room)
+        store._commit_log.doubtful_end = store._commit_log.end
+        turns(bench.clock, 30)
+    assert len(told) == 2
+    assert "the checkpoint cannot be written (trying again): [Errno 28]" in told[0]
+    assert told[1].startswith("error messages are refused: the checkpoint cannot be written: [Errno 28]")
+    assert "iostat" not in told[1]
+    turns(bench.clock, 3)
+    assert not store._commit_log.why_refused
+    stop(store)
+
+
+def test_a_sync_that_failed_is_one_alarm(make: Callable[..., Bench], told: list[str]) -> None:
+    bench = make(unsynced_age_max_ms=10_000)
+    store = bench.open()
+    store.start()
+    del told[:]
+    bench.disk.faults.sync_error, bench.disk.faults.failing = errno.EIO, "commitlog"
+    store.append([message()])
+    turns(bench.clock, 60)
+    assert [line.split()[0] for line in told if "commit log" in line or "refused" in line] == ["critical"]
+    assert "restart the broker" in store._commit_log.why_refused
+    bench.disk.faults.sync_error = None
+
+
+def test_a_send_that_gives_up_waiting_gets_the_known_reason(make: Callable[..., Bench], told: list[str]) -> None:
+    bench = make(sync_flush_timeout_ms=2000)
+    syncs = SlowSyncs(bench.clock)
+    store = bench.open(syncs)
+    store.start()
+    store.append([message()])
+    turns(bench.clock, 0.6)
+    store.append([message()])
+    failed: list[Any] = []
+    store.durable(store.log_end).addErrback(failed.append)
+    turns(bench.clock, 0.6)
+    syncs.end(syncs.running[1], OSError(errno.EMFILE, "Too many open files"))
+    turns(bench.clock, 3)
+    assert [failure.type for failure in failed] == [FlushTimedOut]
+    assert "raise the limit of open files" in str(failed[0].value)
+    while syncs.running:
+        syncs.end(syncs.running[0])
 
 
 def test_syncs_that_end_are_none_that_hang_however_many_there_are(make: Callable[..., Bench], told: list[str]) -> None:

@@ -4,6 +4,20 @@ from tests.mutations.mutation import Mutation
 
 MISTAKES = [
     Mutation(
+        "blame the disk for messages that wait for their sync for another reason",
+        "store/flush.py",
+        "        if self._flusher.why_not_synced and not hangs:\n",
+        "        if False:\n",
+        ("tests/store/test_sync_watchdog.py",),
+    ),
+    Mutation(
+        "blame a lack of files that is over for a sync that hangs",
+        "store/flush.py",
+        "        if self._flusher.why_not_synced and not hangs:\n",
+        "        if self._flusher.why_not_synced:\n",
+        ("tests/store/test_sync_watchdog.py",),
+    ),
+    Mutation(
         "read a part of the log again and again that meets an unexpected error",
         "store/log_scrub.py",
         "        self._at = end\n        return failure\n",

@@ -151,7 +151,7 @@ MISTAKES = [
     Mutation(
         "report only the first shortage of descriptors",
         "store/flush.py",
-        "        self._is_short = False\n        self.flushed = sync.end\n",
+        '        self._why_not_begun = ""\n        self.flushed = sync.end\n',
         "        self.flushed = sync.end\n",
         _STORE,
     ),

@@ -418,6 +418,8 @@ TABLES = {
         [
             ("follow", lambda table: table.follow(DelayOffsets({1: 2, 2: 0, 18: 2**63 - 1}))),
             ("follow", lambda table: table.follow(DelayOffsets({1: 0}))),
+            ("follow", lambda table: table.follow(DelayOffsets({1: 0}, {1: [[1, 2], [4, 2**62]], 2: [[3, 4]]}))),
+            ("follow", lambda table: table.follow(DelayOffsets({1: 0}, {1: [[1, 2]], 2: [[4, 3]]}))),
             ("follow", lambda table: table.follow(DelayOffsets({}))),
         ],
         # Deliveries are in test_delay.py and test_delay_crashes.py, which restart after them.

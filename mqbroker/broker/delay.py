@@ -22,7 +22,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.broker.broker_stats import BrokerStats
-from mqbroker.broker.delay_cursors import Cursor, Delivered, Level, decode_delivered, encode_delivered
+from mqbroker.broker.delay_cursors import Cursor, Delivered, Level, decode_delivered, delivered_of, encode_delivered
 from mqbroker.broker.former_deliveries import FormerDeliveries
 from mqbroker.broker.stored_copies import origin
 from mqbroker.broker.system_topics import (
@@ -44,6 +44,8 @@ from mqbroker.wire.record import BadRecord, NewMessage, RawRecord, decode_raw
 
 log = Logger()
 
+#: Field of a request for the offsets, by which a slave also gets what is delivered after them.
+WITH_DELIVERED = "withDelivered"
 #: Messages of a level stored in one turn, at most.
 TURN_MESSAGES_MAX = 32
 #: Due times of a level that are compared in one turn.
@@ -58,9 +60,11 @@ SECONDS_MAX = 3600.0
 
 @attrs.frozen
 class DelayOffsets(Body):
-    """config/delayOffset.json: the next offset to deliver, by level."""
+    """config/delayOffset.json: the next offset to deliver, by level. A slave of our kind also gets what is delivered
+    after it: see `Delivered`."""
 
     offset_table: dict[int, int] = attrs.field(factory=dict)
+    delivered_table: dict[int, list[list[int]]] | None = None
 
 
 class DelayService:
@@ -143,15 +147,21 @@ class DelayService:
         )
         return durable.addCallback(lambda _: self.persist())
 
-    def snapshot(self) -> DelayOffsets:
+    def snapshot(self, with_delivered: bool = False) -> DelayOffsets:
         """The offsets, without deliveries that a replica which must have them may lack."""
-        return DelayOffsets(dict(self._offsets if self._log_end <= self._store.replicated() else self._kept))
+        offsets, delivered = self._offsets, self._delivered
+        if self._log_end > self._store.replicated():
+            offsets, delivered = self._kept, self._kept_delivered
+        table = {level: [list(each) for each in ranges] for level, ranges in delivered.items()}
+        return DelayOffsets(dict(offsets), table if with_delivered else None)
 
     def follow(self, master: DelayOffsets) -> None:
-        """Replace the offsets by those of the master, which delivers. What it delivers after them is not known."""
-        if self._delivered or self._offsets != master.offset_table:
+        """Replace the offsets by those of the master, which delivers. A Java master does not tell what it delivered
+        after them."""
+        delivered = delivered_of(master.delivered_table or {})
+        if (self._offsets, self._delivered) != (master.offset_table, delivered):
             self._offsets = dict(master.offset_table)
-            self._delivered = {}
+            self._delivered = delivered
             self._moved = True
 
     def progress(self) -> dict[int, tuple[int, int]]:

@@ -6,7 +6,7 @@ Java broker was set back: there the queue is split, so that no message waits for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 
@@ -172,16 +172,21 @@ def encode_delivered(delivered: Delivered) -> bytes:
 
 
 def decode_delivered(data: bytes) -> Delivered:
-    """Levels whose ranges cannot be are left out: what was delivered of them is found by the copies of the messages."""
+    """As `delivered_of`, from a content of the file; nothing if it is damaged."""
     try:
         levels = orjson.loads(data).items()
     except (ValueError, AttributeError):
         return {}
-    return {int(number): ranges for number, found in levels if number.isdecimal() and (ranges := _ranges(found))}
+    return delivered_of({int(number): ranges for number, ranges in levels if number.isdecimal()})
+
+
+def delivered_of(levels: Mapping[int, object]) -> Delivered:
+    """Without the levels whose ranges do not ascend, or are no ranges: what was delivered of these is found by the
+    copies of the messages."""
+    return {number: ranges for number, found in levels.items() if (ranges := _ranges(found))}
 
 
 def _ranges(found: object) -> list[tuple[int, int]]:
-    """The ranges as tuples; none if they do not ascend, or are no ranges."""
     ranges: list[tuple[int, int]] = []
     for each in found if isinstance(found, list) else ():
         if not isinstance(each, list) or len(each) != 2 or not all(type(value) is int for value in each):

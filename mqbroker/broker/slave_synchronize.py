@@ -21,7 +21,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.broker.delay import DelayOffsets, DelayService
+from mqbroker.broker.delay import WITH_DELIVERED, DelayOffsets, DelayService
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.offset_table import Offsets, OffsetTable, decode_offsets
 from mqbroker.broker.requests.topic_requests import WITH_REMOVED_QUEUES
@@ -228,5 +228,7 @@ class SlaveSynchronize:
         command = RemotingCommand.request(code)
         if code == RequestCode.GET_ALL_TOPIC_CONFIG:
             command.ext_fields[WITH_REMOVED_QUEUES] = "true"
+        elif code == RequestCode.GET_ALL_DELAY_OFFSET:
+            command.ext_fields[WITH_DELIVERED] = "true"
         answer = await self._client.invoke_sync(self._master, command, TIMEOUT_MS)
         return succeeded(answer).body

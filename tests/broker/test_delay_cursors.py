@@ -163,7 +163,7 @@ def test_without_the_file_of_what_is_delivered_nothing_is_delivered_twice(bench:
     else:
         store, delay = reopened(bench, "1s 2s 3s")
         delay.stop()
-        delay.follow(DelayOffsets({2: 0}))
+        delay.follow(DelayOffsets({2: 0}))  # one of Java, or of an older release
         delay.persist()
         assert delivered_file(bench) == {}
         stop(store)
@@ -176,6 +176,31 @@ def test_without_the_file_of_what_is_delivered_nothing_is_delivered_twice(bench:
     assert all_bodies(store) == [b"0", b"1", b"2", b"3", b"4", b"5", b"level 3", b"old"]
     delay.persist()
     assert offsets(bench) == b'{"offsetTable":{2:7,3:1}}'
+
+
+def test_a_slave_that_is_promoted_goes_on_where_each_part_was(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, delay = shortened(bench, b"old")
+    store.append([delayed_message(b"%d" % number, 2) for number in range(3)])
+    wait(bench.clock, 3)
+    told = DelayOffsets.from_json(delay.snapshot(with_delivered=True).to_json())
+    assert told == DelayOffsets({2: 0}, {2: [[1, 4]]})
+    assert delay.snapshot() == DelayOffsets({2: 0})  # Java's slaves write into their file what they get
+    bench.close()
+    bench.opened.clear()
+    slave, follower = reopened(bench, "1s 2s")
+    follower.stop()
+    for _ in range(2):
+        follower.follow(told)
+        follower.persist()
+    stop(slave)
+    bench.opened.clear()
+    assert (offsets(bench), delivered_file(bench)) == (b'{"offsetTable":{2:0}}', {"2": [[1, 4]]})
+    store, delay = reopened(bench, "1s 2s")
+    with monkeypatch.context() as patch:
+        patch.setattr(store.queries, "offset_by_time", None)  # by which copies are found
+        wait(bench.clock, 60)
+    wait(bench.clock, 3600)
+    assert bodies(store) == [b"0", b"1", b"2", b"old"]
 
 
 def delivered_file(bench: Bench) -> Any:

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.logger import Logger
 
 from mqbroker.broker.client_registry import Client, ConsumerGroup, ConsumerRegistry
-from mqbroker.broker.delay import DelayOffsets, DelayService
+from mqbroker.broker.delay import WITH_DELIVERED, DelayOffsets, DelayService
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.queue_stats import QueueStats
 from mqbroker.broker.requests.client_requests import ClientCalls
@@ -113,7 +113,7 @@ class OffsetRequests:
     def all_of_delay_levels(self, call: Call[None]) -> DelayOffsets:
         """Only slaves send this code."""
         self.slaves.note_fetch(call.connection.remote_addr)
-        return self.delay.snapshot()
+        return self.delay.snapshot(WITH_DELIVERED in call.request.ext_fields)
 
 
 @attrs.frozen

@@ -260,6 +260,23 @@ def test_delay_offsets_follow_and_nothing_is_delivered_by_a_slave(pair: Pair, lo
     assert b'"offsetTable":{1:1}' in (slave.root / "config" / "delayOffset.json").read_bytes().replace(b" ", b"")
 
 
+def test_a_slave_knows_what_is_delivered_of_each_part_of_a_level(pair: Pair) -> None:
+    master = pair.master(store={"message_delay_level": "1s 1h"})
+    pair.turn(2)
+    master.client().send("T", properties="DELAY\x012", body=b"old")
+    pair.stop("master")
+    master, slave = pair.master(store={"message_delay_level": "1s 2s"}), pair.slave()
+    pair.turn(2)
+    for number in range(3):
+        master.client().send("T", properties="DELAY\x012", body=b"%d" % number)
+    pair.turn(30)
+    expected = DelayOffsets({2: 0}, {2: [[1, 4]]})
+    assert [each.parts.delay.snapshot(with_delivered=True) for each in (master, slave)] == [expected] * 2
+    pair.stop("slave1")
+    assert (slave.root / "config" / "delayDelivered.json").read_bytes() == b'{"2":[[1,4]]}'
+    assert b"delivered" not in (slave.root / "config" / "delayOffset.json").read_bytes()
+
+
 def test_a_pull_from_a_slave_commits_nothing_and_moves_nobody(pair: Pair) -> None:
     master = pair.master()
     slave = pair.slave(slave_read_enable=True)

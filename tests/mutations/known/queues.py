@@ -85,9 +85,23 @@ MISTAKES = [
     Mutation(
         "keep what a former master has delivered beside the offsets of the present one",
         "broker/delay.py",
-        "            self._delivered = {}\n",
-        "",
+        "            self._delivered = delivered\n",
+        "            self._delivered |= delivered\n",
         (_CURSORS,),
+    ),
+    Mutation(
+        "tell a Java slave, which writes it into its file, what is delivered after others",
+        "broker/delay.py",
+        "table if with_delivered else None",
+        "table",
+        (_CURSORS,),
+    ),
+    Mutation(
+        "not ask a master what it has delivered after others",
+        "broker/slave_synchronize.py",
+        '            command.ext_fields[WITH_DELIVERED] = "true"\n',
+        "            pass\n",
+        ("tests/broker/service/test_slave.py",),
     ),
     Mutation(
         "write what is delivered after others before it is on the disk",

@@ -19,6 +19,14 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "reference" / "log-events.rst"
 BEGIN, END = ".. events begin\n\n", "\n.. events end\n"
 LEVELS = {"warn": "warn", "warning": "warn", "error": "error", "critical": "critical", "exception": "error"}
+#: Methods that get the level as their first argument: of RateLimitedLog, and of loggers.
+LEVEL_FIRST = ("say", "emit", "log")
+#: Functions that log what their callers give them, and so what they may log: texts and levels.
+PASSED_ON: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
+    ("remoting/rate_limited_log.py", "say"): (),  # each caller's own line
+    ("remoting/rate_limited_log.py", "look"): (("{what}: {n} more within a minute", "warn"),),
+    ("remoting/connection.py", "_close"): (("closing {peer}: {why}", "warn"),),
+}
 
 
 @attrs.frozen(order=True)
@@ -71,6 +79,18 @@ FAMILIES = (
         {
             "tls.test.mode.enable=true": "Set it to false, and name your own certificate and key.",
             "cannot listen on port {port}": "Free the port, or set vipPortEnable=false.",
+            "{n} connections from the address of {peer}": "Find out what opens so many there. Where it is right, raise "
+            "connectionsPerAddressMax.",
+            "{n} connections are open: no more": "Find out what opens so many. Where it is right, raise "
+            "connectionsMax.",
+            "{n} connections are open, and no more files": "Raise the limit of open files of the service (ulimit -n).",
+            "a connection is closed at once": "Raise the limit of open files of the service (ulimit -n).",
+            "connections wait to be accepted": "The error says why. If too few files may be open, raise the limit.",
+            "closing {peer}": "Look at the program at that address: it sends what is invalid or too large, reads no "
+            "responses, or is silent. Nothing, if it is a port scan or a health check.",
+            "the extension {name} failed": "Correct the extension: the line has its traceback "
+            "(:doc:`/howto/extend-the-broker`).",
+            "{what}: {n} more within a minute": "See the lines before it, which show the first of them.",
         },
     ),
     Family(
@@ -140,12 +160,15 @@ FAMILIES = (
     ),
     Family(
         "Consumer groups and sends",
-        r"broker/(slow_consumers|requests/(offset_requests|send_back|plain_sends))\.py",
+        r"broker/(slow_consumers|long_polling|requests/(offset_requests|send_back|plain_sends))\.py",
         "A group consumes too slowly, or a part of one request failed.",
         "See the line.",
         {
             "[PROTECT_BROKER]": "Consume faster; mqadmin updateSubGroup enables the group again.",
             "the hot path runs in Python": "Install a C compiler, and the package again.",
+            "{n} pulls of {peer} wait": "Nothing: its further pulls are answered at once. Where one connection has so "
+            "many queues, use more consumers.",
+            "{n} pulls wait, with heldPullsMax": "Raise heldPullsMax if so many queues are consumed.",
         },
     ),
     Family(
@@ -153,6 +176,7 @@ FAMILIES = (
         r"broker/name_servers\.py",
         "The broker is not in the routes of a name server: clients do not find it there.",
         "Start the name server, or correct namesrvAddr. The broker tries again by itself.",
+        {"{n} topics are {size} bytes": "Nothing. With compressedRegister=true the line does not come."},
     ),
     Family(
         "Name servers",
@@ -173,6 +197,12 @@ FAMILIES = (
         {
             "topics with 0 queues": "A producer named 0 queues when a Java broker created the topic, or an "
             "administrator set it so. Give the topic queues, or delete it.",
+            "a replication link from {peer} is refused": "If the slave is yours, correct haWhiteRemoteAddresses, or "
+            "stop other programs that connect to the replication port.",
+            "nothing that slave {peer} reports counts": "The line gives the reason. Until then no message is "
+            "acknowledged because that slave has it.",
+            "the replication link to {peer} is closed": "The slave connects again by itself. If that goes on, the line "
+            "says why: see the log of the slave, too.",
         },
     ),
     Family(
@@ -199,6 +229,13 @@ FAMILIES = (
             "fails, or the message is accepted.",
             "%s; trying again in %g s": "Periodic work failed, such as the update of a route. The line begins with "
             "the cause.",
+            "keeping the last list of name servers": "Start the address server. The clients go on with the list that "
+            "they have.",
+            "keeping the former route of": "Start the name servers. The client goes on with the route that it has.",
+            "%s: %s; trying it and the other queues": "Start the broker, or see its log. The other brokers' queues are "
+            "consumed meanwhile.",
+            "not balancing %s of %s": "Correct the allocation strategy, or what the line names. The consumer keeps the "
+            "queues that it has.",
         },
     ),
     Family(
@@ -228,26 +265,50 @@ def events() -> tuple[Event, ...]:
     """All events of the levels warn and above that the sources have; tracebacks of bugs are left out."""
     found: set[Event] = set()
     for path in sorted((ROOT / "mqbroker").rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        for function in ast.walk(tree):
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                found.update(_of_function(function, str(path.relative_to(ROOT / "mqbroker"))))
+        found.update(events_of(path.read_text(), str(path.relative_to(ROOT / "mqbroker"))))
     return tuple(sorted(found))
 
 
-def _of_function(function: ast.AST, module: str) -> Iterator[Event]:
-    for call in ast.walk(function):
-        if not (isinstance(call, ast.Call) and call.args):
-            continue
-        if isinstance(call.func, ast.Name) and call.func.id == "Outage":
-            # It logs what fails, and why.
-            for text in _texts(call.args[0], function):
-                yield Event(module, f"{text}: {{why}}", "error")
-        elif isinstance(call.func, ast.Attribute):
-            level = LEVELS.get(call.func.attr)
-            if level is not None and "log" in ast.unparse(call.func.value).lower():
-                for text in _texts(call.args[0], function):
-                    yield Event(module, text, level)
+def events_of(source: str, module: str) -> Iterator[Event]:
+    """The events of a module. Raises AssertionError for a call whose level or text cannot be seen."""
+    for function in ast.walk(ast.parse(source)):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call) and call.args:
+                    yield from _of_call(call, function, module)
+
+
+def _of_call(call: ast.Call, function: ast.FunctionDef | ast.AsyncFunctionDef, module: str) -> Iterator[Event]:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    owner = ast.unparse(call.func.value).lower() if isinstance(call.func, ast.Attribute) else ""
+    suffix = ""
+    if isinstance(call.func, ast.Name) and call.func.id == "Outage":
+        # It logs what fails, and why.
+        suffix, texts, levels = ": {why}", [*_texts(call.args[0], function)], ["error"]
+    elif name in LEVELS and "log" in owner:
+        texts, levels = [*_texts(call.args[0], function)], [LEVELS[name]]
+    elif name in LEVEL_FIRST and len(call.args) > 1 and (name == "say" or owner.endswith("log")):
+        texts, levels = [*_texts(call.args[1], function)], [*_levels(call.args[0], function)]
+    else:
+        return
+    if texts and levels:
+        known = [(text + suffix, LEVELS[level]) for text in texts for level in levels if text and level in LEVELS]
+    else:
+        where = f"{module}:{call.lineno}: {ast.unparse(call)}"
+        assert (module, function.name) in PASSED_ON, f"{where}: its level or text is no constant: see PASSED_ON"
+        known = [*PASSED_ON[module, function.name]]
+    yield from (Event(module, text, level) for text, level in known)
+
+
+def _levels(node: ast.expr, function: ast.AST) -> Iterator[str]:
+    """The levels that an expression may have, in lower case, where these are constants or a variable gets them."""
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("LogLevel", "logging"):
+        yield node.attr.lower()
+    elif isinstance(node, ast.IfExp):
+        yield from (*_levels(node.body, function), *_levels(node.orelse, function))
+    elif isinstance(node, ast.Name):
+        for value in _values(node, function):
+            yield from _levels(value, function)
 
 
 def _texts(node: ast.expr, function: ast.AST) -> Iterator[str]:
@@ -263,9 +324,15 @@ def _texts(node: ast.expr, function: ast.AST) -> Iterator[str]:
         yield from _texts(node.body, function)
         yield from _texts(node.orelse, function)
     elif isinstance(node, ast.Name):
-        for each in ast.walk(function):
-            if isinstance(each, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in each.targets):
-                yield from _texts(each.value, function)
+        for value in _values(node, function):
+            yield from _texts(value, function)
+
+
+def _values(name: ast.Name, function: ast.AST) -> Iterator[ast.expr]:
+    """What a function assigns to a variable."""
+    for each in ast.walk(function):
+        if isinstance(each, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name.id for t in each.targets):
+            yield each.value
 
 
 def _name(part: ast.expr) -> str:

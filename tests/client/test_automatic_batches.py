@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.client import BadMessage, Message, ProducerOptions, SendResult, SendStatus
 from mqbroker.client.aio import Producer
+from mqbroker.client.automatic_batches import size_of
 from mqbroker.errors import Refused
 from mqbroker.wire.batch import decode_batch
 from mqbroker.wire.bodies import MessageQueue
@@ -274,6 +275,17 @@ def test_batches_on_asyncio_have_bounds(server: Loopback) -> None:
     sizes = [len(each) for each in batches_of(server)]
     assert sizes[:4] == [2, 1, 3, 2]
     assert max(sizes[4:]) == 8
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_batch_on_asyncio_is_full_to_the_byte(server: Loopback, more: int) -> None:
+    messages = [Message("T", b"%d" % n * 1_000, keys="k", properties={"name": "value"}) for n in range(3)]
+
+    async def use(producer: Any) -> Any:
+        return await all_of(*(producer.send(message) for message in messages))
+
+    on_asyncio(server, use, batch_bytes_max=sum(map(size_of, messages)) - more)
+    assert [len(each) for each in batches_of(server)] == ([2, 1] if more else [3])
 
 
 def test_sends_that_begin_together_have_the_same_bounds(server: Loopback) -> None:

@@ -63,6 +63,15 @@ def test_as_many_as_may_be_go_at_once_and_the_rest_in_order(world: World) -> Non
     assert places.order == [0, 1, 2, 3, 4, 5]
 
 
+def test_sends_take_all_bytes_that_may_be(world: World) -> None:
+    places = Places(world)
+    for name, size in (("first", 60), ("last byte", 40), ("one more", 1)):
+        places.enter(name, size)
+    assert places.order == ["first", "last byte"]
+    places.end("last byte")
+    assert places.order == ["first", "last byte", "one more"]
+
+
 def test_what_is_larger_than_all_that_may_be_goes_alone_and_nobody_goes_before_it(world: World) -> None:
     places = Places(world)
     places.enter("small", 60)

@@ -39,6 +39,7 @@ from mqbroker.wire.command import (
     encode_frame,
     take_responses,
 )
+from mqbroker.wire.properties import PROPERTIES_BYTES_MAX
 from mqbroker.wire.record import HEADS, MAGIC, RECORD_BYTES_MIN, BadRecord, body_crc, decode_records, encode_record
 from tests.client.records import a_record as a_plain_record
 from tests.seeds import seeds_of_push
@@ -230,6 +231,30 @@ def test_plain_sends_are_encoded_as_in_python(seed: int) -> None:
             texts = [rest.tags or "", rest.unique_key or "", *rest.keys, *rest.properties.values()]
             is_plain = all(text.isascii() and not set(text) & {'"', "\\", "\t"} for text in texts)
             assert not is_plain or sum(map(len, texts)) > 32_000
+
+
+def encoded(message: Message) -> tuple[list[bytes], Any]:
+    """A message as a send of its own, and as a batch."""
+    assert compiled is not None
+    place = [(QUEUE, head_of(request_of, QUEUE))]
+    frames = compiled.encode_sends([message], place, [None], "run", 1, 1, "AB", 0, BEFORE_OPAQUE, AFTER_OPAQUE, {})
+    return frames, compiled.encode_batch([message], "AB", 0)
+
+
+def test_properties_are_as_long_as_a_record_can_have() -> None:
+    short = len(encoded_properties(Message("T", b"x", properties={"p": "v"}), "AB0000")) - 1
+    for more in (0, 1):
+        frames, batch = encoded(Message("T", b"x", properties={"p": "v" * (PROPERTIES_BYTES_MAX + more - short)}))
+        assert (len(frames), batch is None) == ((0, True) if more else (1, False))
+
+
+def test_a_frame_is_as_long_as_a_frame_may_be() -> None:
+    ([frame], _) = encoded(Message("T", b"x"))
+    room = 16 * 1024 * 1024 - len(frame) + 1
+    ([frame], _) = encoded(Message("T", bytes(room)))
+    assert len(frame) == 16 * 1024 * 1024
+    assert len(FrameDecoder().feed(frame)) == 1
+    assert encoded(Message("T", bytes(room + 1)))[0] == []
 
 
 @pytest.mark.parametrize("seed", seeds_of_push(SEEDS))
@@ -505,6 +530,48 @@ def test_plain_responses_are_taken() -> None:
     for at in (-1, len(data) + 1, 1 << 62):
         with pytest.raises(ValueError, match="bytes "):
             take_responses(data, at)
+
+
+STORED = {**PLAIN, "extFields": {"msgId": "0A", "queueId": "3", "queueOffset": "99"}}
+
+
+def taken_of(frame: bytes) -> tuple[int, int]:
+    """How many responses are taken from a frame, of any kind and of sends."""
+    assert compiled is not None
+    stored, _ = compiled.take_stored(frame, {5: (None, None, QUEUE, "id", None)}, SendResult, SendStatus.SEND_OK)
+    return len(take_responses(frame, 0)[0]), len(stored)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("}", "} "),
+        ("}", "}}"),
+        ("}", "}x"),
+        ("}", "}\0\0\0\0"),
+        ("}", ",}"),
+        ('"code":0', '"code":00'),
+        ('"opaque":5', '"opaque":05'),
+        ('"flag":1', '"flag":01'),
+        ('"version":399', '"version":0399'),
+        ('"opaque":5', '"opaque":-05'),
+        ('"opaque":5', '"opaque":5,"opaque":5'),
+        ('"flag":1', '"flag":1,"code":0'),
+    ],
+)
+def test_headers_that_are_not_plain_json_are_left(right: str, wrong: str) -> None:
+    text = json.dumps(STORED, separators=(",", ":"))
+    assert taken_of(encode_frame(0, text.encode(), b"")) == (1, 1)
+    head, _, tail = text.rpartition(right)
+    assert taken_of(encode_frame(0, f"{head}{wrong}{tail}".encode(), b"")) == (0, 0)
+
+
+@pytest.mark.parametrize("fewer", range(1, 9))
+def test_a_header_that_is_longer_than_its_frame_is_left(fewer: int) -> None:
+    """Its end is in the bytes of the next frame; the body would have less than none."""
+    text = json.dumps(STORED, separators=(",", ":")).encode()
+    frame = struct.pack(">II", 4 + len(text) - fewer, len(text)) + text
+    assert taken_of(frame + bytes(64)) == (0, 0)
 
 
 @pytest.mark.parametrize("more", [0, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from itertools import product
 from typing import Any
 
 import pytest
@@ -119,3 +120,31 @@ def test_places_that_are_not_in_the_bytes(starts: list[int], ends: list[int]) ->
         compiled.wrong_body(b"0123456789", np.array([0]), np.array([1]), np.array([], np.int64))
     with pytest.raises((TypeError, BufferError, ValueError)):
         compiled.read_pairs(b"0123456789", [0], [1])
+
+
+def test_bytes_are_text_where_python_says_so() -> None:
+    """Each first byte with the bounds of those that may follow it: overlong ones, surrogates, behind the last one."""
+    bounds = (0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0)
+    few = (0x7F, 0x80, 0xBF, 0xC0)
+    texts = [bytes((first, *rest)) for first in range(0x80, 0x100) for rest in product(bounds, few, few)]
+    texts += [text[:size] for text in texts[:: len(few) ** 2] for size in (1, 2)]
+    texts += [text[:3] for text in texts[:: len(few)]]
+    wrong = []
+    for text in texts:
+        try:
+            text.decode()
+            is_text = True
+        except UnicodeDecodeError:
+            is_text = False
+        spans = Spans([b"a\1" + text])
+        found = compiled.read_pairs(spans.records, spans.properties_at, spans.end)
+        if (found is not None) is not is_text:
+            wrong.append(text)
+    assert len(texts) > 10_000
+    assert wrong == []
+
+
+def test_values_are_those_of_the_last_pair_that_has_one() -> None:
+    properties = [b"K\1a\2K\1b", b"K\1a\2K\1", b"K\1", b"KK\1a\2K", b"", b"K\1\1\2J\1j"]
+    assert compiled.values_of(properties, [b"K\1"]) == [b"b", b"a", b"", b"", b"", b"\1"]
+    assert compiled.values_of(properties[-2:], [b"K\1", b"J\1"]) == [(b"", b""), (b"\1", b"j")]

@@ -22,6 +22,7 @@ from mqbroker.store.consumequeue_entry import ENTRY
 from mqbroker.store.logscan import scan_bytes
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.tags_codes import TagsCodes
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import Record, decode_raw, encode_record
 from tests.seeds import seeds_of_push
 from tests.store.harness import make_bench, stop, tree
@@ -242,6 +243,91 @@ def test_the_entries_of_delayed_messages_of_any_time_are_the_same(seed: int) -> 
     codes = TagsCodes(delays_ms)
     general = [ENTRY.pack(row[3], row[4], codes.of(True, row[7], row[6])) for row in scan_bytes(data, 0).rows]
     assert packed == b"".join(general)
+
+
+def test_tags_that_differ_before_the_last_message_differ() -> None:
+    """A held pull of one tag is answered by what a run says of its tags."""
+    one = Record(
+        topic="T", queue_id=0, queue_offset=0, physical_offset=0, store_size=0, flag=0, sys_flag=0, born_timestamp=1,
+        born_host=("1.2.3.4", 5), store_timestamp=1, store_host=("1.2.3.4", 5), body_crc=0, reconsume_times=0,
+        prepared_offset=0, body=b"", properties={},
+    )  # fmt: skip
+    for tags, differ in (("AAA", False), ("ABA", True), ("AAB", True), ("ABB", True), ("A", False)):
+        data = b""
+        for number, tag in enumerate(tags):
+            properties = {"TAGS": tag}
+            record = attrs.evolve(one, queue_offset=number, physical_offset=len(data), properties=properties)
+            data += encode_record(record)
+        entries = compiled.QueueEntries(lambda topic, queue_id: ("queue", 0, False), [], False)
+        _, _, [(_, _, count, _, code, is_mixed, _)] = entries.take(data, 0, len(data), 0)
+        assert (count, code, is_mixed) == (len(tags), ord("A"), differ)
+
+
+@pytest.mark.parametrize("first", range(1, 9))
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_an_index_goes_on_behind_its_newest_message_after_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, is_clean: bool
+) -> None:
+    """What it is made of again begins with the newest message, whose keys are in it."""
+    data = at_times(Random(1), 9, {"KEYS": "k1 k2 k3", "UNIQ_KEY": "u"}, "T")
+    begins = [row[3] for row in scan_bytes(data, 0).rows]
+
+    def make(directory: str) -> index.Index:
+        return index.Index(OsDisk(), directory, 3, 14, lambda ahead_ms: f"{1 + ahead_ms:017d}")
+
+    found = []
+    for is_general in (False, True):
+        with monkeypatch.context() as patched:
+            if is_general:
+                use_general(patched)
+            directory = str(tmp_path / str(is_general))
+            made = make(directory)
+            made.add(scan_bytes(data[: begins[first]], 0))
+            for _ in range(2):
+                made.write_header()
+                for file in made.files:
+                    file.file.close()
+                made = make(directory)
+                made.load()
+                made.resume(is_clean)
+                made.add(scan_bytes(data[made.offset :], made.offset))
+            made.write_header()
+            for file in made.files:
+                file.file.close()
+            found.append(tree(Path(directory)))
+    assert found[0] == found[1]
+    counts = [int.from_bytes(each[36:40], "big") for each in found[0].values()]
+    assert sum(count - 1 for count in counts) == 4 * 9
+
+
+def key_of_hash(topic: str, wanted: int) -> str:
+    """Seven characters with which the key of a topic has a hash of Java's, of 32 bits."""
+    rest = (wanted - java_hash(f"{topic}#") * 31**7 - sum(ord("A") * 31**place for place in range(7))) % 2**32
+    key = "".join(chr(ord("A") + rest // 31**place % 31) for place in reversed(range(7)))
+    assert java_hash(f"{topic}#{key}") % 2**32 == wanted
+    return key
+
+
+@pytest.mark.parametrize("wanted", [2**31, 2**31 + 1, 2**31 - 1, 2**32 - 1, 0])
+def test_the_hash_of_a_key_in_the_index_is_positive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: int
+) -> None:
+    data = at_times(Random(1), 3, {"KEYS": key_of_hash("T", wanted)}, "T")
+    found = []
+    for is_general in (False, True):
+        with monkeypatch.context() as patched:
+            if is_general:
+                use_general(patched)
+            made = index.Index(
+                OsDisk(), str(tmp_path / str(is_general)), 3, 40, lambda ahead_ms: f"{1 + ahead_ms:017d}"
+            )
+            made.add(scan_bytes(data, 0))
+            (file,) = made.files
+            found.append(bytes(file.file.buffer))
+            file.file.close()
+    assert found[0] == found[1]
+    hashes = {found[0][40 + 3 * 4 + 20 * number :][:4] for number in (1, 2, 3)}
+    assert hashes == {abs(wanted - 2**32 * (wanted >> 31)).to_bytes(4, "big") if wanted != 2**31 else bytes(4)}
 
 
 @pytest.mark.parametrize("base", [0, 1, 1 << 40, 2**63 - 1])

@@ -279,7 +279,13 @@ def test_a_magic_or_a_length_that_is_not_right_is_refused(at: int, bits: int) ->
 
 
 @pytest.mark.parametrize(
-    "other", [MessageQueue("orders", "a", 4), MessageQueue("border", "a", 3), MessageQueue("o", "a", 3)]
+    "other",
+    [
+        MessageQueue("orders", "a", 4),
+        MessageQueue("border", "a", 3),
+        MessageQueue("o", "a", 3),
+        MessageQueue("orders2", "a", 3),
+    ],
 )
 def test_messages_of_another_queue_are_a_loss(other: MessageQueue) -> None:
     with pytest.raises(DataLoss, match="another queue"):

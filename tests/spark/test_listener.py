@@ -50,6 +50,22 @@ def test_what_a_limit_leaves_is_known_where_spark_asks_for_no_ends(listener: Pro
     (lag,) = listener.lags()
     assert {queue.queue_id: each.messages for queue, each in lag.queues.items()} == {0: 4, 1: 0}
     assert [each.seconds for each in lag.queues.values()] == [4.5, 0.0]
+    listener.onQueryProgress(progress((end, json.dumps(LATEST))))
+    (lag,) = listener.lags()
+    assert {queue.queue_id: each.messages for queue, each in lag.queues.items()} == {0: 10, 1: 0}
+
+
+def test_a_broker_whose_clock_is_ahead_has_messages_of_no_age() -> None:
+    listener = ProgressListener(now=lambda: 98.5)
+    listener.onQueryProgress(progress((json.dumps(END), json.dumps(LATEST))))
+    assert [each.seconds for each in listener.lags()[0].queues.values()] == [0.0, 0.0]
+
+
+def test_a_name_of_several_lines_is_one_line_for_prometheus(listener: ProgressListener) -> None:
+    listener.onQueryProgress(progress((json.dumps(END), None), name='a\nb\\"'))
+    lines = listener.metrics_text().splitlines()
+    assert 'mqbroker_spark_task_retries{query="a\\nb\\\\\\""} 0' in lines
+    assert all(line.startswith(("# TYPE ", "mqbroker_spark_")) for line in lines)
 
 
 def test_prometheus_reads_lag_rates_and_losses_by_queue() -> None:
@@ -95,6 +111,7 @@ def test_a_query_that_has_ended_is_forgotten(listener: ProgressListener) -> None
     assert {queue.queue_id: each.messages for queue, each in lag.queues.items()} == {0: 0, 1: 0}
     listener.onQueryTerminated(SimpleNamespace(id="7"))
     assert listener.lags() == []
+    assert listener._counts == {}
 
 
 def test_bytes_are_those_between_the_offsets_of_a_batch(listener: ProgressListener) -> None:
@@ -136,3 +153,4 @@ def test_tasks_that_are_run_again_are_counted_once(listener: ProgressListener) -
         listener.onQueryProgress(progress((json.dumps(END), None)))
         assert listener.lags()[0].retries == wanted
     assert 'task_retries{query="late"} 3\n' in listener.metrics_text()
+    assert listener._counts["7"].jobs == {2}

@@ -11,7 +11,7 @@ from mqbroker.spark.errors import BadOption
 from mqbroker.spark.offsets import EARLIEST, LATEST
 from mqbroker.spark.options import NAMES, parse_options
 from mqbroker.spark.sink_options import NAMES as SINK_NAMES
-from mqbroker.spark.sink_options import parse_sink_options
+from mqbroker.spark.sink_options import choose_sink_columns, parse_sink_options
 from mqbroker.wire.bodies import MessageQueue
 
 GOOD = {"nameServer": "127.0.0.1:9876", "topic": "orders"}
@@ -49,6 +49,36 @@ def test_all_options_in_the_case_that_spark_gives_them() -> None:
     assert options.starting.default == EARLIEST
     assert (options.max_offsets_per_trigger, options.group) == (500, "readers")
     assert (options.pull_batch, options.retry_timeout_ms) == (64, 0)
+
+
+def test_an_end_may_be_at_the_start_and_not_before_it() -> None:
+    given = GOOD | {"startingTimestamp": "1000"}
+    assert parse_options(given | {"endingTimestamp": "1000"}, streaming=False).ending.time_ms == 1000
+    with pytest.raises(BadOption, match="is before startingTimestamp"):
+        parse_options(given | {"endingTimestamp": "999"}, streaming=False)
+
+
+def test_a_batch_has_as_many_bytes_as_brokers_take() -> None:
+    assert parse_sink_options(GOOD | {"batchBytes": str(512 * 1024)}).batch_bytes == 512 * 1024
+    with pytest.raises(BadOption, match="is not a whole number from 1 to 524288"):
+        parse_sink_options(GOOD | {"batchBytes": str(512 * 1024 + 1)})
+
+
+def test_the_columns_of_ids_count_in_the_order_of_the_option() -> None:
+    """Rows have the same keys however their columns stand."""
+    options = parse_sink_options(GOOD | {"guarantee": "effectively-once", "idColumns": "b, A"})
+    for names in (("a", "b", "body"), ("b", "body", "a"), ("BODY", "A", "B")):
+        columns = choose_sink_columns([(name, "string") for name in names], options)
+        assert [names[place].lower() for place in columns.ids] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("names", "is_key"), [(("key", "value"), True), (("value", "key"), True), (("keys", "value"), False)]
+)
+def test_keys_of_a_column_key_are_one_key_each(names: tuple[str, ...], is_key: bool) -> None:
+    columns = choose_sink_columns([(name, "string") for name in names], parse_sink_options(GOOD))
+    assert columns.is_key is is_key
+    assert names[columns.places["keys"]].startswith("key")
 
 
 def test_without_more_there_is_neither_account_nor_encryption() -> None:

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,18 +16,18 @@ pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from mqbroker.client.blocking import PullConsumer
 from mqbroker.client.errors import NameServerUnreachable, TopicNotFound
-from mqbroker.spark import connections
-from mqbroker.spark.errors import NotOnExecutors
+from mqbroker.spark import connections, sink
+from mqbroker.spark.errors import BadOption, NotOnExecutors
 from mqbroker.spark.sink import BatchWriter, Done, StreamWriter
 from mqbroker.spark.source import RocketMQDataSource
 from tests.spark.test_spark import Cluster, cluster  # noqa: F401 - a fixture
 from tests.spark.test_writing import ONCE, Broker, Clock, texts
 
-SCHEMA = StructType().add("body", BinaryType())
+SCHEMA = StructType([StructField("body", BinaryType())])
 
 
 def another(writer: Any) -> Any:
@@ -80,6 +81,63 @@ def test_attempts_of_a_write_have_the_same_keys_and_another_write_others(monkeyp
     assert another(writer).write(iter([rows(1, 2)])) == Done(0, 0, 2)
     assert batch_writer(**ONCE).write(iter([rows(1, 2)])) == Done(0, 2, 0)
     assert broker.bodies == ["1", "1", "2", "2"]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What Spark tells a task."""
+    told: dict[str, str] = {}
+    monkeypatch.setattr(sink, "_local_property", lambda name: told.get(name, ""))
+    return told
+
+
+def test_a_batch_of_a_stream_has_the_same_keys_again_and_the_next_one_others(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, str]
+) -> None:
+    broker = Broker(Clock())
+    monkeypatch.setattr(connections, "sender_for", lambda options: broker)
+    for query, batch, is_new in (("q", "1", True), ("q", "1", False), ("q", "2", True), ("r", "2", True)):
+        told.update({"sql.streaming.queryId": query, "streaming.sql.batchId": batch})
+        wanted = Done(0, 2, 0) if is_new else Done(0, 0, 2)
+        assert another(stream_writer(**ONCE)).write(iter([rows(1, 2)])) == wanted
+    told.update({"sql.streaming.queryId": "of another checkpoint"})
+    named = stream_writer(**ONCE, writeid="q")
+    assert another(named).write(iter([rows(1, 2)])) == Done(0, 0, 2)
+
+
+@pytest.mark.parametrize("kind", [batch_writer, stream_writer])
+def test_two_attempts_at_once_cannot_write_effectively_once(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, str], kind: Callable[..., Any]
+) -> None:
+    broker = Broker(Clock())
+    monkeypatch.setattr(connections, "sender_for", lambda options: broker)
+    told["spark.speculation"] = "true"
+    with pytest.raises(BadOption, match=r"spark\.speculation=true"):
+        kind(**ONCE).write(iter([rows(1)]))
+    assert broker.stored == []
+    assert kind().write(iter([rows(1)])) == Done(0, 1, 0)
+    told["spark.speculation"] = "false"
+    assert kind(**ONCE).write(iter([rows(1)])) == Done(0, 1, 0)
+
+
+def test_tasks_of_one_moment_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(Clock())
+    monkeypatch.setattr(connections, "sender_for", lambda options: broker)
+    moment = SimpleNamespace(time=lambda: 1_700_000_000.0, monotonic=time.monotonic, sleep=time.sleep)
+    monkeypatch.setattr(sink, "time", moment)
+    for _ in range(3):
+        another(batch_writer()).write(iter([rows(1, 2)]))
+    assert len({key for key, _ in broker.stored}) == 6
+
+
+def test_rows_of_an_older_spark_are_written_some_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "_ROWS_TOGETHER", 3)
+    schema = StructType([*SCHEMA.fields, StructField("tags", StringType())])
+    for count, sizes in ((0, []), (1, [1]), (3, [3]), (4, [3, 1]), (7, [3, 3, 1])):
+        given = [(b"%d" % n, f"t{n}") for n in range(count)]
+        batches = list(sink._batches(iter(given), schema))
+        assert [len(batch) for batch in batches] == sizes
+        assert [(row["body"], row["tags"]) for batch in batches for row in batch.to_pylist()] == given
 
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "effectively-once"])

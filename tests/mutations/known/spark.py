@@ -8,6 +8,11 @@ _PACKING = "tests/spark/test_packing.py"
 _WRITING = "tests/spark/test_writing.py"
 _STREAM = "tests/spark/test_stream_reader.py"
 _CHECKPOINT = "tests/spark/test_checkpoint.py"
+_DECODE = "tests/spark/test_decode.py"
+_CONNECTIONS = "tests/spark/test_connections.py"
+_OPTIONS = "tests/spark/test_options.py"
+_SINK = "tests/spark/test_sink_writers.py"
+_LISTENER = "tests/spark/test_listener.py"
 
 MISTAKES = [
     Mutation(
@@ -240,5 +245,159 @@ MISTAKES = [
         "            self.offset(planned)\n        self.files.replace(",
         "            pass\n        self.files.replace(",
         (f"{_CHECKPOINT}::test_damage_is_one_clear_error",),
+    ),
+    Mutation(
+        "take messages of a topic whose name goes on for those of a queue",
+        "spark/rows.py",
+        "self.topics.shape[1] == len(name) and bool((self.topics == name).all())",
+        "bool((self.topics[:, : len(name)] == name).all())",
+        (f"{_DECODE}::test_messages_of_another_queue_are_a_loss",),
+    ),
+    Mutation(
+        "give rows that were cut the decompressed bodies of others",
+        "spark/rows.py",
+        "{n - first: body for n, body in inflated.items()}",
+        "dict(inflated)",
+        (_DECODE,),
+    ),
+    Mutation(
+        "take the value of the first of two pairs of a name",
+        "spark/rows.py",
+        "self.values = self.values.take(pa.array(last))",
+        "self.values = self.values.take(pa.array(first))",
+        (_DECODE,),
+    ),
+    Mutation(
+        "read from the broker that has failed again",
+        "spark/connections.py",
+        "self._turn[broker] = self._turn.get(broker, 0) + 1",
+        "self._turn[broker] = 1",
+        (_CONNECTIONS,),
+    ),
+    Mutation(
+        "take a pull of which one queue is not answered for a failure of the broker",
+        "spark/connections.py",
+        "if all(isinstance(answer, MQError) for answer in answers):",
+        "if any(isinstance(answer, MQError) for answer in answers):",
+        (_CONNECTIONS,),
+    ),
+    Mutation(
+        "put the ends of a queue that another broker tells in the place of the first",
+        "spark/connections.py",
+        "for n, each in zip(failed, other.bounds",
+        "for n, each in zip(range(len(failed)), other.bounds",
+        (_CONNECTIONS,),
+    ),
+    Mutation(
+        "take offsets for committed that were refused",
+        "spark/connections.py",
+        "            await consumer.offsets.commit_many(changed)\n            self._reported |= changed\n",
+        "            self._reported |= changed\n            await consumer.offsets.commit_many(changed)\n",
+        (_CONNECTIONS,),
+    ),
+    Mutation(
+        "send a heartbeat with each report",
+        "spark/connections.py",
+        "                self._beat_at = time.monotonic()\n",
+        "",
+        (_CONNECTIONS,),
+    ),
+    Mutation(
+        "ask a slave for the ends of a stream",
+        "spark/connections.py",
+        "asks_master = options.is_stream or options.read_from",
+        "asks_master = options.read_from",
+        (_CONNECTIONS,),
+    ),
+    Mutation(
+        "repeat sends of a write that is effectively once in the client",
+        "spark/connections.py",
+        "retries = 0 if options.guarantee is Guarantee.EFFECTIVELY_ONCE else None",
+        "retries = None",
+        (_CONNECTIONS,),
+    ),
+    Mutation(
+        "give each batch of a stream the keys of the first",
+        "spark/sink.py",
+        "{_local_property('streaming.sql.batchId')}",
+        "{_local_property('sql.streaming.queryId')}",
+        (_SINK,),
+    ),
+    Mutation(
+        "drop the last rows of a partition of an older Spark",
+        "spark/sink.py",
+        "    if some:\n        yield batch()",
+        "    if len(some) == _ROWS_TOGETHER:\n        yield batch()",
+        (f"{_SINK}::test_rows_of_an_older_spark_are_written_some_together",),
+    ),
+    Mutation(
+        "write rows of an older Spark again with the next ones",
+        "spark/sink.py",
+        "            some.clear()\n",
+        "",
+        (f"{_SINK}::test_rows_of_an_older_spark_are_written_some_together",),
+    ),
+    Mutation(
+        "give tasks of one moment the same keys",
+        "spark/sink.py",
+        "random.SystemRandom().getrandbits(32)",
+        "random.Random(0).getrandbits(32)",
+        (f"{_SINK}::test_tasks_of_one_moment_have_keys_of_their_own",),
+    ),
+    Mutation(
+        "order the columns of ids as they stand",
+        "spark/sink_options.py",
+        "tuple(id_places[lower] for lower in ids)",
+        "tuple(id_places.values())",
+        (_OPTIONS,),
+    ),
+    Mutation(
+        "know a column key by the last column",
+        "spark/sink_options.py",
+        'is_key = is_key or lower == "key"',
+        'is_key = lower == "key"',
+        (_OPTIONS,),
+    ),
+    Mutation(
+        "count a send that no slave has for replicated",
+        "spark/sink_options.py",
+        "return status is SendStatus.SEND_OK",
+        "return status is not SendStatus.FLUSH_DISK_TIMEOUT",
+        (_WRITING,),
+    ),
+    Mutation(
+        "take an end of a query a moment before its start",
+        "spark/options.py",
+        "starting.time_ms > ending.time_ms:",
+        "starting.time_ms > ending.time_ms + 1:",
+        (_OPTIONS,),
+    ),
+    Mutation(
+        "take a number of an option one above its bound",
+        "spark/options.py",
+        "least <= int(text) <= most",
+        "least <= int(text) <= most + 1",
+        (_OPTIONS,),
+    ),
+    Mutation(
+        "say what a limit has left though more has come",
+        "spark/listener.py",
+        "max(latest.get(queue, offset) - offset, end.left.get(queue, 0))",
+        "end.left.get(queue) or latest.get(queue, offset) - offset",
+        (_LISTENER,),
+    ),
+    Mutation(
+        "say a negative age of messages of a broker whose clock is ahead",
+        "spark/listener.py",
+        "max(0.0, self._now() - mark.store_ms / 1000)",
+        "self._now() - mark.store_ms / 1000",
+        (_LISTENER,),
+    ),
+    Mutation(
+        "keep the counts of queries that have ended",
+        "spark/listener.py",
+        "        self._counts.pop(str(event.id), None)\n",
+        "",
+        (_LISTENER,),
     ),
 ]

@@ -123,20 +123,29 @@ class NoBrokerForTopic(ClientError):
 
 
 class UnexpectedResponse(ClientError):
-    """A broker's response to a pull has other messages than requested; none of them is used."""
+    """A broker's response has other messages than requested; none of them is used. `is_of_index`: of a search by key
+    that was to tell whether a message was sent."""
 
-    hint = (
-        "Check that the name server names the right broker for the queue; if it does, check the broker's store"
-        " (`mq store check`), and reset the group's offset to a later one"
-    )
-
-    def __init__(self, queue: MessageQueue, why: str) -> None:
-        super().__init__(queue, why)
+    def __init__(self, queue: MessageQueue, why: str, is_of_index: bool = False) -> None:
+        super().__init__(queue, why, is_of_index)
         self.queue = queue
         self.why = why
+        self.is_of_index = is_of_index
 
     def describe(self) -> str:
-        return f"Unexpected response to a pull of {self.queue}: {self.why}"
+        what = f"a search by key at {self.queue.broker_name}" if self.is_of_index else f"a pull of {self.queue}"
+        return f"Unexpected response to {what}: {self.why}"
+
+    @property
+    def hint(self) -> str:  # type: ignore[override]
+        if self.is_of_index:
+            return "Whether the message was sent is unknown: look for it in the queues of its topic"
+        return (
+            "Leave the group's offset as it is, so that no message is skipped. Check that the name server names the"
+            " right broker for the queue (`mq brokers`), and check that broker's store (`mq store check DIR`): a queue"
+            " that differs from the log is rebuilt without loss (`mq store repair DIR`), and consuming continues. Only"
+            " if the check reports the messages at this offset as lost, set the offset behind them"
+        )
 
 
 class SendFailed(ClientError):

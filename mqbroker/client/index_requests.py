@@ -269,7 +269,7 @@ def _is_found(answer: RemotingCommand | MQError, queue: MessageQueue, key: str) 
         return True
     if len(records) >= _FOUND_MAX:
         why = f"its index has {len(records)} messages and more of the hash of key {key}, so that it cannot be found"
-        raise UnexpectedResponse(queue, why)
+        raise UnexpectedResponse(queue, why, is_of_index=True)
     return False
 
 

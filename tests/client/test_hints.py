@@ -117,6 +117,23 @@ def test_what_may_come_back_is_looked_for_before_it_is_given_up(loss: Loss) -> N
     assert ("`mq store check`" in text) is (loss in (Loss.NOT_DENSE, Loss.CORRUPT))
 
 
+def test_an_unexpected_response_is_checked_before_an_offset_is_changed() -> None:
+    """The route may be wrong, or the queue differ from the log, which has the messages: setting the offset on first
+    would skip them."""
+    hint = UnexpectedResponse(MessageQueue("T", "a", 0), "the broker sent offset 3 where 5 was the next one").hint
+    steps = ["Leave the group's offset as it is", "mq brokers", "mq store check", "mq store repair", "set the offset"]
+    assert [hint.index(step) for step in steps] == sorted(hint.index(step) for step in steps)
+    assert "Only if the check reports the messages at this offset as lost, set the offset" in hint
+    assert "reset" not in hint
+
+
+def test_a_search_by_key_without_a_result_is_no_pull_and_changes_no_offset() -> None:
+    error = UnexpectedResponse(MessageQueue("T", "a", 0), "its index has too many", is_of_index=True)
+    assert str(error).startswith("Unexpected response to a search by key at a: its index has too many")
+    assert "offset" not in error.hint
+    assert "unknown" in error.hint
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -134,6 +151,7 @@ def test_what_may_come_back_is_looked_for_before_it_is_given_up(loss: Loss) -> N
         TlsFailed("h:1", "why", "hint"),
         TopicNotFound("T", ["h:1"], "none has it"),
         UnexpectedResponse(MessageQueue("T", "a", 0), "why"),
+        UnexpectedResponse(MessageQueue("T", "a", 0), "why", is_of_index=True),
     ],
 )
 def test_errors_reach_other_processes(error: Any) -> None:

@@ -18,8 +18,8 @@ P = TypeVar("P", bound=Process)
 
 _READY = "boot success"
 
-#: What a daemon of ours never logs, whatever its peers do: an error that nobody expected.
-_FAILURE = re.compile(r"^[-\d]+ [:,\d]+ CRITICAL |Traceback \(most recent call last\)")
+#: What a daemon of ours never logs, whatever its peers do: an error that nobody expected, in it or a shard of it.
+_FAILURE = re.compile(r"^(shard \d+: )?[-\d]+ [:,\d]+ CRITICAL |Traceback \(most recent call last\)")
 #: Of the log, in the report of one.
 FAILURE_LINES = 30
 
@@ -41,6 +41,11 @@ SMALL_STORE = {
     "brokerFastFailureEnable": "false",
     "osPageCacheBusyTimeOutMills": "10000",
 }
+
+
+def failures_in(lines: Sequence[str]) -> list[int]:
+    """Which lines of a daemon's log are of level CRITICAL, or begin a traceback."""
+    return [number for number, line in enumerate(lines) if _FAILURE.search(line)]
 
 
 @attrs.frozen
@@ -230,7 +235,7 @@ class Fleet:
             return []
         lines = process.errors.splitlines()
         begin, self._checked[process.name] = self._checked.get(process.name, 0), len(lines)
-        at = (number for number in range(begin, len(lines)) if _FAILURE.search(lines[number]))
+        at = (begin + number for number in failures_in(lines[begin:]))
         return ["\n".join([process.name, *lines[number : number + FAILURE_LINES]]) for number in at]
 
     def report(self) -> str:

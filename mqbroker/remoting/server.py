@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import ServerFactory
-from twisted.logger import LogLevel
+from twisted.logger import Logger, LogLevel
 
 from mqbroker.kernel import compiled
 from mqbroker.remoting.connection import RemotingProtocol
@@ -21,6 +21,8 @@ from mqbroker.remoting.responses import settle, write_left
 from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.remoting.tls import ServerTls
 from mqbroker.repeated_call import RepeatedCall
+
+log = Logger()
 
 #: Interval between checks for idle connections and incomplete frames.
 WATCH_SECONDS = 5.0
@@ -61,10 +63,13 @@ class IdleWatch:
     def _look(self) -> None:
         now = self._clock.seconds()
         for connection in list(self._connections):
-            why = connection.overdue(now)
-            if why is not None and not connection.closed:
-                self._extensions.tell("idle", connection.remote_addr, why)
-                connection.close(why)
+            try:
+                why = connection.overdue(now)
+                if why is not None and not connection.closed:
+                    self._extensions.tell("idle", connection.remote_addr, why)
+                    connection.close(why)
+            except Exception:  # or the others would never be closed
+                log.failure("unexpected error in closing the overdue connection of {peer}", peer=connection.remote_addr)
         for limited in self._logs:
             limited.look()
 

@@ -8,7 +8,8 @@ from twisted.internet.task import Clock
 
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
-from mqbroker.remoting.server import WATCH_SECONDS, ConnectionEvent
+from mqbroker.remoting.server import WATCH_SECONDS, ConnectionEvent, IdleWatch
+from mqbroker.remoting.steady_clock import SteadyClock
 from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.remoting.link import raw_link, serve
 from tests.remoting.logs import Logged
@@ -45,6 +46,32 @@ def test_an_idle_connection_is_closed(clock: Clock, table: HandlerTable, logged:
     assert peer.lost
     assert not factory.connections
     assert "closing 10.0.0.2:40000: no traffic for 120 s" in logged.lines
+
+
+def test_a_connection_that_cannot_be_closed_does_not_keep_others_open(clock: Clock, logged: Logged) -> None:
+    class Overdue:
+        remote_addr, closed, why = "10.0.0.2:40000", False, ""
+
+        def __init__(self, *, fails: bool) -> None:
+            self.fails = fails
+
+        def overdue(self, now: float) -> str:
+            return "no traffic for 120 s"
+
+        def close(self, why: str) -> None:
+            if self.fails:
+                raise MemoryError
+            self.closed, self.why = True, why
+
+    connections: Any = [Overdue(fails=True), Overdue(fails=False)]
+    watch = IdleWatch(connections, SteadyClock(clock, clock.seconds))
+    watch.start()
+    for number in (1, 2):
+        clock.advance(WATCH_SECONDS)
+        assert connections[-1].why == "no traffic for 120 s"
+        assert len(logged.failures) == number
+        connections.append(Overdue(fails=False))
+    watch.stop()
 
 
 @pytest.mark.parametrize("direction", ["in", "out"])

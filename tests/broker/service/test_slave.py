@@ -612,6 +612,22 @@ def test_a_stop_while_the_role_changes_is_a_stop(pair: Pair, controlled: dict[st
     assert len(pair.reactor.tcpServers) == servers
 
 
+def test_a_broker_whose_store_cannot_be_put_aside_before_it_starts_again_ends(
+    pair: Pair, controlled: dict[str, Any], logged: Logged
+) -> None:
+    def out_of_memory() -> None:
+        raise MemoryError
+
+    pair.master(**controlled)
+    slave = pair.slave(**controlled)
+    pair.turn(2)
+    slave.service._before_next = out_of_memory
+    pair.change("slave1", brokerRole="ASYNC_MASTER", brokerId="0")
+    assert "the broker cannot restart, and exits: MemoryError" in logged.lines
+    assert pair.reactor.hasStopped
+    slave.is_dead = True
+
+
 def test_a_broker_that_cannot_start_again_ends(pair: Pair, controlled: dict[str, Any], logged: Logged) -> None:
     pair.master(**controlled)
     slave = pair.slave(**controlled)

@@ -135,6 +135,17 @@ class ConsumeService(ABC):
                 self._waiting.append(portion)
             self._start_some()
 
+    async def _ensure_member(self, watch: LoopWatch) -> None:
+        """Have a member come back that was away. An unexpected error is logged, and followed by a pause: it would end
+        the service."""
+        try:
+            await watch.ensure_member()
+        except Exception as error:
+            if self._net.is_cancelled(error):
+                raise
+            log.exception("a member that was away is not back; trying again in %g s", self._local_retry_s)
+            await self._net.sleep(self._local_retry_s)
+
     def _take(self) -> Portion:
         """The next portion; where order is kept, no other worker gets it until `_put_back`."""
         return self._waiting[0] if self._order is None else self._waiting.popleft()

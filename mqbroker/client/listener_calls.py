@@ -182,7 +182,7 @@ class LoopConsumeService(ConsumeService):
         until = now_s() + _TURN_S
         while waiting and now_s() < until:
             if self.watch is not None and self.watch.was_away:
-                await self.watch.ensure_member()  # which drops what waits
+                await self._ensure_member(self.watch)  # which drops what waits
                 continue
             portion = run.portion = self._take()
             if self._batch_max is None and (self._order is None or self._order.auto_commit):

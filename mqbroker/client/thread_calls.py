@@ -116,7 +116,7 @@ class ThreadConsumeService(ConsumeService):
         if not self._waiting or len(self._runs) >= self._concurrency or self.is_over:
             return
         if self.watch is not None and self.watch.was_away:
-            self._net.spawn(self.watch.ensure_member(), self._start_some)
+            self._net.spawn(self._ensure_member(self.watch), self._start_some)
             return
         if not self._runs:
             self._start_worker()

@@ -67,6 +67,25 @@ def test_a_member_that_could_not_come_back_does_so_later(
     one_queue.result(member.core.close())
 
 
+def test_messages_that_wait_for_a_member_to_come_back_are_handed_out_then(
+    one_queue: World, name_server: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = Member(one_queue, name_server).start()
+    one_queue.clock.pump([0.5] * 4)
+    for body in (b"first", b"second"):  # the second time is as the first
+        monkeypatch.setattr(member.core._watch, "_come_back", out_of_memory)
+        one_queue.cluster.reactor.rightNow += 200
+        one_queue.cluster.store(Q, body)
+        before = errors(caplog)
+        one_queue.clock.pump([0.5] * 10)
+        assert errors(caplog) > before
+        assert body not in member.bodies
+        monkeypatch.undo()
+        one_queue.clock.pump([0.5] * 30)
+        assert member.bodies[-1] == body
+    one_queue.result(member.core.close())
+
+
 def test_a_message_that_cannot_be_sent_back_comes_again_and_the_others_too(
     one_queue: World, name_server: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

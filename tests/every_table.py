@@ -403,8 +403,8 @@ TABLES = {
         [
             ("begin", lambda table: table.begin(100)),
             ("copied", lambda table: table.copied(900)),
-            ("synchronized", lambda table: table.synchronized(MasterRun("10.0.0.1:10911", "1"))),
-            ("synchronized", lambda table: table.synchronized(MasterRun("10.0.0.1:10911", "2"))),
+            ("synchronized", lambda table: table.synchronized(MasterRun("10.0.0.1:10911", "1", True))),
+            ("synchronized", lambda table: table.synchronized(MasterRun("10.0.0.1:10911", "1", False))),
             ("repaired", lambda table: table.repaired()),
         ],
         frozenset({"saved"}),

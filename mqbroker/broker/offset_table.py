@@ -41,6 +41,8 @@ class OffsetTable:
         self._file = lmq_file or file
         self._live = live
         self._has_lmq = lmq_file is not None
+        #: Whether the groups and topics are those of the master's table that was followed last, or fewer.
+        self.is_copy = False
         loaded = lmq_file.load(decode_offsets) if lmq_file else None
         if loaded is None:
             loaded = file.load(decode_offsets)
@@ -73,6 +75,7 @@ class OffsetTable:
             if queues is None:
                 queues = self._offsets[key] = {}
                 self._topics_of[group] += 1
+                self.is_copy = False
         assert queues is not None
         queues[queue_id] = offset
         self._file.is_dirty = True
@@ -99,6 +102,7 @@ class OffsetTable:
                     continue
                 own[queue_id] = offset
                 self._file.is_dirty = True
+        self.is_copy = self._offsets.keys() <= master.keys()
 
     def lower_to(self, max_of: Callable[[str, int], int]) -> None:
         """Lower offsets that are above the end of their queue, because messages that were consumed have been cut off.
@@ -165,6 +169,7 @@ class OffsetTable:
         known = len(self.by_queue(target, topic))
         self._make_room(len(offsets) - known)
         self._topics_of[target] += not known
+        self.is_copy &= bool(known)
         self._offsets[f"{topic}@{target}"] = offsets
         self._file.is_dirty = True
 

@@ -88,9 +88,10 @@ class SlaveSynchronize:
         if run is not None:
             self._master, self._booted = run.address, run.booted
             self._names = set(self._topics.names())
-            # Without the offsets themselves: higher ones may have been committed here.
-            by_group = self._offsets.topics_by_group().items()
-            self._before = {f"{topic}@{group}": {} for group, topics in by_group for topic in topics}
+            if run.has_offsets:
+                # Without the offsets themselves: higher ones may have been committed here.
+                by_group = self._offsets.topics_by_group().items()
+                self._before = {f"{topic}@{group}": {} for group, topics in by_group for topic in topics}
 
     async def fetch(self, address: str) -> int:
         """Fetch all tables of the master at `address`; returns where its log ends. Raises MQError.
@@ -129,7 +130,7 @@ class SlaveSynchronize:
             if self._booted:
                 self._left = set()
             self._booted = booted
-        self._waiting = offsets, delay, bounds.end, None if self._failures else MasterRun(address, booted)
+        self._waiting = offsets, delay, bounds.end, None if self._failures else MasterRun(address, booted, False)
         if self._is_java and self._left:
             self._gone = self._gone[0] | self._left, bounds.end
         self._gone, self._left = (self._gone[0] - self._names, self._gone[1]), set()
@@ -142,6 +143,9 @@ class SlaveSynchronize:
         """Take over the offsets fetched last, if the log is on disk so far, and remove queues, if that has all of their
         messages."""
         self._look_at_removals()
+        noted = self._copied.run
+        if noted is not None and noted.has_offsets and not self._offsets.is_copy:
+            self._copied.synchronized(attrs.evolve(noted, has_offsets=False))
         if self._waiting is None or self._store.flushed < self._waiting[2]:
             return
         (offsets, delay, _, run), self._waiting = self._waiting, None
@@ -152,12 +156,13 @@ class SlaveSynchronize:
         if delay is not None:
             self._delay.follow(delay)
             self._delay.persist()
-        if run is not None and run != self._copied.run:
+        if run is not None and attrs.evolve(run, has_offsets=self._offsets.is_copy) != self._copied.run:
             Deferred.fromCoroutine(self._note(run))
 
     async def _note(self, run: MasterRun) -> None:
+        """Note whose tables are on the disk, once they are."""
         if await self._topics.persist() and await self._offsets.persist():
-            self._copied.synchronized(run)
+            self._copied.synchronized(attrs.evolve(run, has_offsets=self._offsets.is_copy))
 
     def _follow_topics(self, master: TopicsForSlave) -> None:
         self._topics.follow(master)

@@ -37,10 +37,12 @@ NAMES_MAX = 20
 
 @attrs.frozen
 class MasterRun:
-    """A master, and since when it runs, as it says itself."""
+    """A master, and since when it runs, as it says itself. `has_offsets`: whether all groups and topics in the table of
+    offsets are the master's."""
 
     address: str
     booted: str
+    has_offsets: bool
 
 
 class CopiedTopics:
@@ -48,7 +50,7 @@ class CopiedTopics:
     not have was removed at the master. `end` is None of a broker that was no slave, or that has created since what it
     lacked.
 
-    `run` is the run of the master from which all tables on the disk were copied; None if they come from several, or are
+    `run` is the run of the master from which the tables on the disk were copied; None if they come from several, or are
     this broker's own.
     """
 
@@ -67,7 +69,7 @@ class CopiedTopics:
         self._save(log_end, self.run)
 
     def synchronized(self, run: MasterRun) -> None:
-        """All tables on the disk are copies of those of `run`."""
+        """The tables on the disk are copies of those of `run`."""
         self._save(self.end, run)
 
     def repaired(self) -> None:
@@ -89,7 +91,7 @@ def _read(data: bytes) -> tuple[int | None, MasterRun | None]:
     try:
         table = orjson.loads(data)
         end, run = table["end"], table.get("run")
-        source = None if run is None else MasterRun(str(run["address"]), str(run["booted"]))
+        source = None if run is None else MasterRun(str(run["address"]), str(run["booted"]), run["has_offsets"] is True)
     except (ValueError, TypeError, KeyError, AttributeError):
         return 0, None
     return (end, source) if end is None or (type(end) is int and end >= 0) else (0, None)

@@ -60,6 +60,7 @@ class Table:
         """Topics are there up to it."""
 
     run: MasterRun | None = None
+    is_copy = True
 
     def synchronized(self, run: MasterRun) -> None:
         self.run = run

@@ -200,6 +200,27 @@ def test_what_was_committed_at_a_slave_while_its_master_was_away_stays(pair: Pai
     assert slave.parts.offsets.query("CG", "T", 0) == 2
 
 
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_what_was_committed_at_a_slave_alone_stays_after_its_restarts(pair: Pair, end: str) -> None:
+    """Though its master runs on: no consumer has committed it there."""
+    master, slave = both(pair)
+    for group in ("CG", "Own"):
+        master.parts.groups.put(SubscriptionGroupConfig(group))
+    commit(master, "T", 1, "CG")
+    pair.turn(12)
+    pair.network.blocked.add(master.addresses[0])
+    commit(slave, "T", 2, "Own")
+    pair.turn(12)
+    for _ in range(2):
+        getattr(pair, end)("slave1")
+        slave = pair.slave()
+        pair.turn(3)
+        pair.network.blocked.clear()
+        pair.turn(15)
+        assert slave.parts.offsets.query("Own", "T", 0) == 2
+        assert slave.parts.offsets.query("CG", "T", 0) == 1
+
+
 def as_java(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a master not tell which queues were removed."""
     monkeypatch.setattr(topic_requests, "WITH_REMOVED_QUEUES", "another field")

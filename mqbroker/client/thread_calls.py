@@ -90,6 +90,8 @@ class ThreadConsumeService(ConsumeService):
         #: portions that they have no longer.
         self._told: deque[_Consumed | _Result | _Worker | Portion] = deque()
         self._is_woken = self._is_looking = False
+        #: Whether the system has just had no thread left.
+        self._is_short = False
         #: Results that are acted on.
         self._settling: dict[_Result, None] = {}
         #: The numbers of the threads that call the listener.
@@ -135,6 +137,8 @@ class ThreadConsumeService(ConsumeService):
         self._start_some()
 
     def _start_worker(self) -> None:
+        if self._is_short and not self._idle_threads:
+            return
         worker = _Worker()
         worker.since = self._net.steady()
         self._runs[worker] = None
@@ -151,10 +155,15 @@ class ThreadConsumeService(ConsumeService):
                     self._halt()
                 else:
                     log.warning("no thread for the listener (trying again in %g s): %s", _NO_THREAD_S, error)
-                    self._aio.loop.call_later(_NO_THREAD_S, self._start_some)
+                    self._is_short = True
+                    self._aio.loop.call_later(_NO_THREAD_S, self._try_again)
                 return
             self._threads += 1
         self._begin.put(worker)
+
+    def _try_again(self) -> None:
+        self._is_short = False
+        self._start_some()
 
     # on threads
 

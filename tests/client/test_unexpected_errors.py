@@ -4,6 +4,8 @@ again."""
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -143,16 +145,18 @@ def test_a_thread_of_the_listener_goes_on(caplog: pytest.LogCaptureFixture, monk
     assert errors(caplog) == 1
 
 
-def test_where_no_thread_can_be_started_it_is_tried_again(
+def test_where_no_thread_can_be_started_it_is_tried_again_after_a_pause(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mqbroker.client.thread_calls._NO_THREAD_S", 0.0)
+    monkeypatch.setattr("mqbroker.client.thread_calls._NO_THREAD_S", 0.05)
     consuming, failures = Consuming(hang={COUNT - 1}), [RuntimeError("can't start new thread")] * 2
-    start = threading.Thread.start
+    start, tried_at = threading.Thread.start, list[float]()
 
     def fail_twice(thread: threading.Thread) -> None:
-        if failures and thread.name.startswith("mq-listen"):
-            raise failures.pop()
+        if thread.name.startswith("mq-listen"):
+            tried_at.append(monotonic())
+            if failures:
+                raise failures.pop()
         start(thread)
 
     async def nothing() -> None:
@@ -162,3 +166,5 @@ def test_where_no_thread_can_be_started_it_is_tried_again(
     consuming.run(nothing)
     assert consuming.seen == list(range(COUNT))
     assert [record.levelname for record in caplog.records if "no thread" in record.getMessage()] == ["WARNING"] * 2
+    assert len(tried_at) == 3
+    assert min(later - earlier for earlier, later in pairwise(tried_at)) > 0.04

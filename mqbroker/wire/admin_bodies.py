@@ -147,13 +147,15 @@ def read_offsets(body: bytes, kind: type[ResetOffsetBody | GetConsumerStatusBody
     many times as fast as `from_json` does, so that they may be those of as many queues as a topic may have; otherwise
     1 MiB is read at most. Raises BadBody."""
     found: dict[MessageQueue, int] = {}
+    count = 0  # of entries, which may be of one queue
     begin = _OFFSETS.match(body)
     at = begin.end() if begin else 0
     try:
         while at and (entry := _OFFSET.match(body, at)):
             broker_name, queue_id, topic, offset, _ = entry.groups()
             found[MessageQueue(topic.decode(), broker_name.decode(), int(queue_id))] = int(offset)
-            if len(found) > QUEUES_MAX:
+            count += 1
+            if count > QUEUES_MAX:
                 raise BadBody(f"{kind.__name__}: offsets of more than {QUEUES_MAX} queues")
             if entry.end() == len(body):
                 return found

@@ -240,6 +240,10 @@ def test_offsets_of_as_many_queues_as_a_topic_may_have_are_read(kind: Any, field
     offsets[MessageQueue("u", "broker", 0)] = 0
     with pytest.raises(BadBody, match=f"{kind.__name__}: offsets of more than {QUEUES_MAX} queues"):
         read_offsets(kind(**{field: offsets}).to_json(), kind)
+    of_one = b'{"brokerName":"","queueId":0,"topic":""}:0'
+    many = b'{"%s":{%s}}' % (data.partition(b'":{')[0][2:], b",".join([of_one] * (QUEUES_MAX + 1)))
+    with pytest.raises(BadBody, match="offsets of more than"):
+        read_offsets(many, kind)
     for broken in (data[:-1], data + b"}", data.replace(b'"t', b'"\xff', 1), data.replace(b'"queueId":7,', b"", 1)):
         with pytest.raises(BadBody):
             read_offsets(broken, kind)

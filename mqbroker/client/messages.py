@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from enum import IntEnum
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 import attrs
 
@@ -333,13 +333,13 @@ class ReceivedMessage(_Undecoded):
                     found += plain
                     offset = plain[-1].queue_offset + 1
             if at >= len(records):
-                return ReadMessages(found, unreadable, None)
+                return found, unreadable, None
             record = decode_record(records, at)
             is_compressed = record.sys_flag & SysFlag.COMPRESSED
             if queue is not None:
                 _check_asked(record, queue, offset)
                 if is_compressed and inflated >= INFLATED_BYTES_MAX:
-                    return ReadMessages(found, unreadable, record.queue_offset)
+                    return found, unreadable, record.queue_offset
                 offset = min(record.queue_offset, _OFFSET_MAX) + 1
             message = cls.of_record(record, broker_name)
             found.append(message)
@@ -385,15 +385,6 @@ class ReceivedMessage(_Undecoded):
             store_size=record.store_size,
             body_error=body_error,
         )
-
-
-class ReadMessages(NamedTuple):
-    """The messages of a response, those of them whose bodies are unreadable, and the offset at which it was left."""
-
-    found: list[ReceivedMessage]
-    unreadable: list[ReceivedMessage]
-    #: Of the first message that was not read; None if all were.
-    left_at: int | None
 
 
 def _check_asked(record: Record, queue: MessageQueue, offset: int) -> None:

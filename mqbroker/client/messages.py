@@ -315,7 +315,9 @@ class ReceivedMessage(_Undecoded):
             return object.__getattribute__(self, name)
 
     @classmethod
-    def read(cls, records: bytes, broker_name: str, queue: MessageQueue | None = None, offset: int = 0) -> ReadMessages:
+    def read(
+        cls, records: bytes, broker_name: str, queue: MessageQueue | None = None, offset: int = 0
+    ) -> tuple[list[ReceivedMessage], list[ReceivedMessage], int | None]:
         """The messages of consecutive records, as in a pull response.
 
         With `queue`, their offsets in it must ascend from `offset` on, and it ends where their bodies decompress to

@@ -95,7 +95,6 @@ class DirectSends:
         used = self._take(connection)
         if used is None:
             return None
-        self._plain.take_turn(message.topic)
         is_done = False
         try:
             outcome = self._send(used, message, queue, head, timeout_ms)
@@ -129,6 +128,8 @@ class DirectSends:
             return None
         if not frames:
             return None
+        # Not sooner: what is left to the loop takes a turn there, and a second one would leave out a queue.
+        self._plain.take_turn(message.topic)
         msg_id = pending[used.opaque][3]
         outcome = self._asked(used, frames[0], sent_at, timeout_ms, pending)
         if isinstance(outcome, SendResult):

@@ -91,6 +91,14 @@ def test_results_and_ids_are_those_of_any_send(topic: Loopback, producer: Produc
     assert turns == [(turns[0] + n) % 4 for n in range(8)]
 
 
+def test_sends_that_are_left_to_the_loop_leave_out_no_queue(topic: Loopback, producer: Producer) -> None:
+    """A text beyond ASCII is encoded by the general path: its turn is taken once."""
+    tags = ["t", "é", "é", "é", "t", "é", "t", "t"]
+    turns = [producer.send(Message("T", b"x", tags=tag)).queue.queue_id for tag in tags]
+    assert turns == [(turns[0] + n) % 4 for n in range(8)]
+    assert sockets_of(producer)
+
+
 def test_each_thread_has_a_socket_while_it_sends(topic: Loopback, producer: Producer) -> None:
     passages: list[Passage] = []
     all_there = threading.Event()

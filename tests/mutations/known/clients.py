@@ -96,4 +96,20 @@ MISTAKES = [
         "pulled.next_offset",
         ("tests/client/test_unreadable_bodies.py",),
     ),
+    Mutation(
+        "take a turn for a send of a thread that is left to the loop, which takes another",
+        "client/direct_sends.py",
+        "        assert compiled is not None\n        began, sent_at",
+        "        assert compiled is not None\n        self._plain.take_turn(message.topic)\n        began, sent_at",
+        ("tests/client/test_direct_sends.py::test_sends_that_are_left_to_the_loop_leave_out_no_queue",),
+        with_compiled=True,
+    ),
+    Mutation(
+        "send on a socket that was opened beside a connection that is lost",
+        "client/direct_sends.py",
+        "if found.beside is connection and now",
+        "if now",
+        ("tests/client/test_changing_direct_sends.py",),
+        with_compiled=True,
+    ),
 ]

@@ -43,6 +43,8 @@ class OffsetTable:
         self._has_lmq = lmq_file is not None
         #: Whether the groups and topics are those of the master's table that was followed last, or fewer.
         self.is_copy = False
+        #: Called before a group or topic is added that may not be the master's.
+        self.on_own: list[Callable[[], None]] = []
         loaded = lmq_file.load(decode_offsets) if lmq_file else None
         if loaded is None:
             loaded = file.load(decode_offsets)
@@ -75,10 +77,15 @@ class OffsetTable:
             if queues is None:
                 queues = self._offsets[key] = {}
                 self._topics_of[group] += 1
-                self.is_copy = False
+                self._has_own()
         assert queues is not None
         queues[queue_id] = offset
         self._file.is_dirty = True
+
+    def _has_own(self) -> None:
+        self.is_copy = False
+        for callback in self.on_own:
+            callback()
 
     def follow(self, master: Offsets, before: Offsets) -> None:
         """Take over a master's offsets; `before`: those taken over last.
@@ -169,7 +176,8 @@ class OffsetTable:
         known = len(self.by_queue(target, topic))
         self._make_room(len(offsets) - known)
         self._topics_of[target] += not known
-        self.is_copy &= bool(known)
+        if not known:
+            self._has_own()
         self._offsets[f"{topic}@{target}"] = offsets
         self._file.is_dirty = True
 

@@ -84,10 +84,12 @@ class SlaveSynchronize:
     _digests: dict[RequestCode, bytes] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
+        self._offsets.on_own.append(self._has_own_offsets)
         run = self._copied.run
         if run is not None:
             self._master, self._booted = run.address, run.booted
             self._names = set(self._topics.names())
+            self._offsets.is_copy = run.has_offsets
             if run.has_offsets:
                 # Without the offsets themselves: higher ones may have been committed here.
                 by_group = self._offsets.topics_by_group().items()
@@ -130,7 +132,10 @@ class SlaveSynchronize:
             if self._booted:
                 self._left = set()
             self._booted = booted
-        self._waiting = offsets, delay, bounds.end, None if self._failures else MasterRun(address, booted, False)
+        # A table that is newer than the master's was not replaced, and may have what the master lost.
+        own = set(self._topics.names()) - self._names
+        is_copy = not self._failures and all(map(self._topics.is_system, own))
+        self._waiting = offsets, delay, bounds.end, MasterRun(address, booted, False) if is_copy else None
         if self._is_java and self._left:
             self._gone = self._gone[0] | self._left, bounds.end
         self._gone, self._left = (self._gone[0] - self._names, self._gone[1]), set()
@@ -143,9 +148,6 @@ class SlaveSynchronize:
         """Take over the offsets fetched last, if the log is on disk so far, and remove queues, if that has all of their
         messages."""
         self._look_at_removals()
-        noted = self._copied.run
-        if noted is not None and noted.has_offsets and not self._offsets.is_copy:
-            self._copied.synchronized(attrs.evolve(noted, has_offsets=False))
         if self._waiting is None or self._store.flushed < self._waiting[2]:
             return
         (offsets, delay, _, run), self._waiting = self._waiting, None
@@ -158,6 +160,12 @@ class SlaveSynchronize:
             self._delay.persist()
         if run is not None and attrs.evolve(run, has_offsets=self._offsets.is_copy) != self._copied.run:
             Deferred.fromCoroutine(self._note(run))
+
+    def _has_own_offsets(self) -> None:
+        """Note at once that not all offsets are the master's: soon they are on the disk."""
+        noted = self._copied.run
+        if noted is not None and noted.has_offsets:
+            self._copied.synchronized(attrs.evolve(noted, has_offsets=False))
 
     async def _note(self, run: MasterRun) -> None:
         """Note whose tables are on the disk, once they are."""

@@ -49,6 +49,13 @@ class Table:
 
     def __init__(self) -> None:
         self.followed: list[Any] = []
+        self.on_own: list[Any] = []
+
+    def names(self) -> list[str]:
+        return []
+
+    def is_system(self, name: str) -> bool:
+        return name != "T"
 
     def follow(self, *what: Any) -> None:
         self.followed.append(what)

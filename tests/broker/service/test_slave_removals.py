@@ -221,6 +221,40 @@ def test_what_was_committed_at_a_slave_alone_stays_after_its_restarts(pair: Pair
         assert slave.parts.offsets.query("CG", "T", 0) == 1
 
 
+def test_what_was_committed_at_a_slave_alone_just_before_it_stopped_stays(pair: Pair) -> None:
+    master, slave = both(pair)
+    for group in ("CG", "Own"):
+        master.parts.groups.put(SubscriptionGroupConfig(group))
+    commit(master, "T", 1, "CG")
+    pair.turn(12)
+    pair.network.blocked.add(master.addresses[0])
+    commit(slave, "T", 2, "Own")
+    pair.stop("slave1")
+    slave = pair.slave()
+    pair.network.blocked.clear()
+    pair.turn(15)
+    assert slave.parts.offsets.query("Own", "T", 0) == 2
+    assert slave.parts.offsets.query("CG", "T", 0) == 1
+
+
+def test_offsets_that_went_while_a_slave_was_away_go_though_it_ran_alone_since(pair: Pair) -> None:
+    master, slave = both(pair)
+    master.parts.groups.put(SubscriptionGroupConfig("CG"))
+    commit(master, "T", 1, "CG")
+    pair.turn(12)
+    pair.network.blocked.add(master.addresses[0])
+    header = h.DeleteSubscriptionGroupRequestHeader(group_name="CG", remove_offset=True)
+    ask(master, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+    for _ in range(2):
+        pair.stop("slave1")
+        slave = pair.slave()
+        pair.turn(3)
+        assert slave.parts.offsets.query("CG", "T", 0) == 1
+    pair.network.blocked.clear()
+    pair.turn(15)
+    assert slave.parts.offsets.query("CG", "T", 0) is None
+
+
 def as_java(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a master not tell which queues were removed."""
     monkeypatch.setattr(topic_requests, "WITH_REMOVED_QUEUES", "another field")
@@ -290,6 +324,30 @@ def test_what_a_java_master_lost_while_a_slave_was_away_stays(pair: Pair, monkey
         assert slave.parts.topics.get("T") is None
         assert queues(slave) == ["0"]
         pair.stop("slave1")
+
+
+def test_what_a_java_master_lost_with_the_last_version_of_its_table_stays(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slave keeps its own table, which is newer: it is no copy of that of the new run."""
+    as_java(monkeypatch)
+    master, slave = both(pair)
+    version = master.parts.topics.data_version
+    pair.turn(1)
+    for topic in ("New", "Newer", "Newest"):
+        send(master, topic, b"n")
+    pair.turn(12)
+    pair.kill("master")
+    for path in (master.root / "config").glob("topics.json*"):
+        path.unlink()
+    master = pair.master()
+    master.parts.topics.data_version = version
+    for _ in range(2):
+        pair.turn(15)
+        assert slave.parts.topics.get("New") is not None
+        assert queues(slave, "New") == ["0"]
+        pair.stop("slave1")
+        slave = pair.slave()
 
 
 def test_a_promoted_slave_that_is_a_slave_again_removes_nothing_of_its_own(

@@ -16,7 +16,7 @@ from mqbroker.client.names import check_topic, is_text
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, REPLY_TOPIC_POSTFIX, RETRY_PREFIX, Prop, ResponseCode, SysFlag
-from mqbroker.wire.compression import BODY_BYTES_MAX, ZLIB_RATIO_MAX, UnreadableBody, decompress_body
+from mqbroker.wire.compression import UnreadableBody, decompress_body, decompressed_in_vain
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.names import is_lmq
 from mqbroker.wire.record import Host, Record, decode_host, decode_record
@@ -347,7 +347,7 @@ class ReceivedMessage(_Undecoded):
             found.append(message)
             if message.body_error is not None:
                 unreadable.append(message)
-                inflated += min(len(record.body) * ZLIB_RATIO_MAX, BODY_BYTES_MAX)
+                inflated += decompressed_in_vain(record.body, record.sys_flag)
             elif is_compressed:
                 inflated += len(message.body)
             at += record.store_size

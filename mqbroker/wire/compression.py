@@ -16,8 +16,8 @@ from mqbroker.wire.codes import SysFlag
 
 #: Maximum decompressed body: no producer may send a larger one.
 BODY_BYTES_MAX = 64 * 1024 * 1024
-#: zlib makes at most so many bytes of one.
-ZLIB_RATIO_MAX = 1032
+#: zlib makes at most so many bytes of one, which is more than LZ4 does, and Zstandard so many.
+ZLIB_RATIO_MAX, ZSTD_RATIO_MAX = 1032, 32_768
 
 
 class UnreadableBody(MQError):
@@ -79,6 +79,15 @@ def decompress_body(body: bytes, sys_flag: int) -> bytes:
     if not decompressor.eof:
         raise UnreadableBody(f"it is not valid {name}: it is cut short")
     return found
+
+
+def decompressed_in_vain(body: bytes, sys_flag: int) -> int:
+    """How many bytes `decompress_body` has made, at most, of a body for which it raised UnreadableBody."""
+    kind = sys_flag & SysFlag.COMPRESSION_MASK
+    if kind not in _TYPES or _decompressor(_TYPES[kind][1]) is None:
+        return 0
+    ratio = ZSTD_RATIO_MAX if kind == SysFlag.COMPRESSION_ZSTD else ZLIB_RATIO_MAX
+    return min(len(body) * ratio, BODY_BYTES_MAX)
 
 
 @cache  # of a library that is missing, too: looking for it takes longer than a message

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from mqbroker.client import ConsumeFrom, MemoryOffsets, Message, MessageModel, PushOptions, messages
+from mqbroker.wire import compression
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.compression import ZLIB_RATIO_MAX, UnreadableBody, decompress_body
+from mqbroker.wire.compression import ZLIB_RATIO_MAX, ZSTD_RATIO_MAX, UnreadableBody, decompress_body
 from mqbroker.wire.record import encode_record
 from tests.client.member import A, Member, Q
 from tests.client.records import a_record
@@ -204,7 +205,10 @@ def test_bodies_are_decompressed_up_to_a_bound_for_each_pull(
     assert found == wanted
 
 
-def test_those_that_cannot_be_decompressed_count_as_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("sys_flag", "ratio"), [(1, ZLIB_RATIO_MAX), (0x101, ZLIB_RATIO_MAX), (0x201, ZSTD_RATIO_MAX)])
+def test_those_that_cannot_be_decompressed_count_as_what_was_tried(
+    sys_flag: int, ratio: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried = list[int]()
 
     def refuse(body: bytes, sys_flag: int) -> bytes:
@@ -212,15 +216,29 @@ def test_those_that_cannot_be_decompressed_count_as_what_was_tried(monkeypatch: 
         raise UnreadableBody("it is too large")
 
     monkeypatch.setattr(messages, "decompress_body", refuse)
-    bomb = bytes(messages.INFLATED_BYTES_MAX // ZLIB_RATIO_MAX // 2 + 1)
+    monkeypatch.setattr(compression, "_decompressor", lambda modules: object)  # each library is installed
+    bomb = bytes(messages.INFLATED_BYTES_MAX // ratio // 2 + 1)
     records = b"".join(
-        encode_record(a_record(topic="T", queue_id=0, queue_offset=at, body=bomb, sys_flag=1)) for at in range(5)
+        encode_record(a_record(topic="T", queue_id=0, queue_offset=at, body=bomb, sys_flag=sys_flag)) for at in range(5)
     )
     found, unreadable, left_at = messages.ReceivedMessage.read(records, "a", Q, 0)
     assert (len(found), len(unreadable), left_at, len(tried)) == (2, 2, 2, 2)
     # A light queue's messages have no offsets of it.
     found, unreadable, left_at = messages.ReceivedMessage.read(records, "a", None, 0)
     assert (len(found), left_at) == (5, None)
+
+
+@pytest.mark.parametrize("sys_flag", [0x401, 0x201])
+def test_those_whose_library_is_missing_or_unknown_count_for_nothing(
+    sys_flag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compression, "_decompressor", lambda modules: None)
+    records = b"".join(
+        encode_record(a_record(topic="T", queue_id=0, queue_offset=at, body=bytes(2**20), sys_flag=sys_flag))
+        for at in range(20)
+    )
+    found, unreadable, left_at = messages.ReceivedMessage.read(records, "a", Q, 0)
+    assert (len(found), len(unreadable), left_at) == (20, 20, None)
 
 
 def test_each_api_gets_all_of_more_than_one_turn(face: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def read_account(path: str) -> Credentials:
             text = file.read(_BYTES_MAX)
         found = yaml.safe_load(text)
     except OSError as error:
-        raise BadAccount(f"{path}: {error.strerror}") from None
+        raise BadAccount(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError):
         # The library's message quotes the content.
         raise BadAccount(f"{path} cannot be read as YAML; {RIGHT}") from None
@@ -131,17 +131,29 @@ class CredentialsFile:
         self._files = StampedFiles(self.path)
         self._account = read_account(self.path)
 
+    def _read(self) -> Credentials | BadAccount:
+        """An invalid content is returned: to read it for each request until it has changed takes longer than the
+        request."""
+        try:
+            return read_account(self.path)
+        except BadAccount as error:
+            if isinstance(error.__cause__, OSError):
+                raise
+            return error
+
     def sign(self, fields: dict[str, str], body: bytes) -> None:
         """As `Credentials.sign`."""
         try:
-            account = self._files.read_if_changed(lambda: read_account(self.path))
+            found = self._files.read_if_changed(self._read)
         except Exception as error:
             why = str(error) or type(error).__name__
             if self._files.is_new_failure(why):
                 log.warning("keeping the former account: %s", why)
         else:
-            if account is not None:
-                self._account = account
+            if isinstance(found, BadAccount):
+                log.warning("keeping the former account: %s", found)
+            elif found is not None:
+                self._account = found
                 log.info("the account is read again: %s", self.path)
         self._account.sign(fields, body)
 

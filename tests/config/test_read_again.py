@@ -15,7 +15,8 @@ import pytest
 from twisted.internet.task import Clock
 
 from mqbroker.access.acl_files import AclFiles, acl_places
-from mqbroker.client.identity import CredentialsFile
+from mqbroker.client import identity
+from mqbroker.client.identity import CredentialsFile, read_account
 from mqbroker.client.tls import ClientTls, Contexts, ssl_context
 from mqbroker.config import TlsSettings
 from mqbroker.config.system import StampedFiles
@@ -217,3 +218,28 @@ def test_a_failure_is_new_for_another_reason_and_for_another_content(tmp_path: P
     assert [files.is_new_failure("a") for _ in range(2)] == [True, False]
     files.read_if_changed(path.read_text)
     assert files.is_new_failure("a")
+
+
+def test_an_account_that_is_invalid_is_read_once_and_not_for_each_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = account(tmp_path)
+    reads = list[str]()
+
+    def note(path: str) -> Any:
+        reads.append(path)
+        return read_account(path)
+
+    monkeypatch.setattr(identity, "read_account", note)
+    for number in (1, 2):  # the second time is as the first
+        former = user.used()
+        write_acl(tmp_path, "accessKey: one\nsecretKey:" + " " * number, "account.yml")
+        for _ in range(3):
+            user.check()
+        assert (len(reads), user.used()) == (1, former)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        user.change(number)
+        user.check()
+        assert (len(reads), user.used().access_key) == (2, f"one{number}")
+        reads.clear()
+        caplog.clear()

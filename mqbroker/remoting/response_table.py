@@ -223,7 +223,7 @@ class ResponseTable:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_due = due
-        self._timer = self._call_later(due - now, self._expire)
+        self._timer = self._call_later(max(0.0, due - now), self._expire)
 
     def _expire(self) -> None:
         self._timer, self._timer_due = None, inf

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import Clock
 
 from mqbroker.errors import ConnectionClosed, RequestTimedOut
@@ -18,7 +19,11 @@ def silences() -> list[Any]:
 
 @pytest.fixture
 def responses(clock: Clock, silences: list[Any]) -> ResponseTable:
-    return ResponseTable("10.0.0.1:1", clock.seconds, clock.callLater, lambda: silences.append(clock.seconds()))
+    def call_later(seconds: float, what: Callable[[], None]) -> IDelayedCall:
+        assert seconds >= 0, "as the reactor"
+        return clock.callLater(seconds, what)
+
+    return ResponseTable("10.0.0.1:1", clock.seconds, call_later, lambda: silences.append(clock.seconds()))
 
 
 @pytest.fixture
@@ -156,11 +161,15 @@ def test_a_request_whose_callback_fails_leaves_the_others_their_timeouts(
 
     for _ in range(2):
         responses.written([responses.add(responses.next_opaque(), RemotingCommand(10), 1000, fail)])
+        _, over = send(timeout_ms=1000)
         _, found = send(timeout_ms=2000)
         with pytest.raises(MemoryError):
-            clock.advance(1)
+            clock.advance(1.05)
+        assert over == found == []
+        clock.advance(0)
+        assert [type(each) for each in over] == [RequestTimedOut]
         assert found == []
-        clock.advance(1)
+        clock.advance(0.95)
         assert [type(each) for each in found] == [RequestTimedOut]
         assert not clock.getDelayedCalls()
 

@@ -66,7 +66,10 @@ def _check_accounts(settings: BrokerSettings | NamesrvSettings) -> list[str]:
     if not isinstance(settings, BrokerSettings) or not settings.acl_enable:
         return []
     places = acl_places(settings.rocketmq_home, settings.acl_plain_file)
-    return warnings_of(read_at_start(places), places.plain_file)
+    try:
+        return warnings_of(read_at_start(places), places.plain_file)
+    except OSError as error:  # a directory that cannot be listed
+        raise MQError(why_not_started(error)) from None
 
 
 def _check_shards(settings: BrokerSettings | NamesrvSettings) -> list[str]:

@@ -96,6 +96,10 @@ def test_accounts(check: Callable[..., tuple[int | str, str]], tmp_path: Path) -
     assert check(BrokerConsoleOptions, aclEnable="true") == (0, f"warning: {exposed}\nthe settings are good\n")
     path.chmod(0o600)
     assert check(BrokerConsoleOptions, aclEnable="true") == (0, "the settings are good\n")
+    folder = path.parent / "acl"
+    folder.symlink_to(folder)  # as what may not be listed, but for root, too
+    why, out = check(BrokerConsoleOptions, aclEnable="true")
+    assert (str(why)[: len(f"{folder}: ")], out) == (f"{folder}: ", "")
 
 
 def cannot_be_written(code: int | str) -> list[str]:

@@ -63,11 +63,13 @@ class AclPlaces:
 
 @attrs.frozen
 class AclContent:
-    """Content of the files, by path; errors of those that could not be read."""
+    """Content of the files, by path; errors of those that could not be read or are invalid, and which of them could not
+    be read."""
 
     stamps: _Stamps
     files: Mapping[str, AclFile]
     faults: Mapping[str, str] = attrs.field(factory=dict)
+    unread: frozenset[str] = frozenset()
 
     def accounts(self) -> Accounts:
         """The merged accounts."""
@@ -121,7 +123,7 @@ class AclFiles:
 
         def read() -> AclContent | None:
             stamps = self.places.stamps()
-            is_read = stamps == former.stamps and not former.faults  # else it is tried again
+            is_read = stamps == former.stamps and not former.unread  # else it is tried again
             return None if is_read else read_acl_files(self.places, former)
 
         return self._worker.run(read).addCallback(self._apply)
@@ -195,18 +197,27 @@ def _unless_missing(error: OSError) -> None:
 
 
 def read_acl_files(places: AclPlaces, former: AclContent | None) -> AclContent:
-    """Read all files. One that cannot be read is a fault, and keeps its content of `former`, if any."""
+    """Read the files that are not in `former` as they are: thousands of accounts take a second. One that cannot be read
+    is a fault, and keeps its content of `former`, if any."""
     stamps = places.stamps()
+    known = former or AclContent({}, {})
     files: dict[str, AclFile] = {}
     faults: dict[str, str] = {}
-    for path in stamps:
+    unread = set[str]()
+    for path, stamp in stamps.items():
+        if path in known.files:
+            files[path] = known.files[path]
+        if known.stamps.get(path) == stamp and path not in known.unread:
+            if path in known.faults:
+                faults[path] = known.faults[path]
+            continue
         try:
             files[path] = _read(path)
         except BadAcl as error:
             faults[path] = str(error)
-            if former is not None and path in former.files:
-                files[path] = former.files[path]
-    return AclContent(stamps, files, faults)
+            if isinstance(error.__cause__, OSError):
+                unread.add(path)
+    return AclContent(stamps, files, faults, frozenset(unread))
 
 
 def _read(path: str) -> AclFile:
@@ -217,7 +228,7 @@ def _read(path: str) -> AclFile:
         why = str(error) if isinstance(error, BadAcl) else "it is not UTF-8"
         raise BadAcl(f"{path}: {why}") from None
     except OSError as error:
-        raise BadAcl(f"{path}: {error.strerror}") from None
+        raise BadAcl(f"{path}: {error.strerror}") from error
 
 
 def read_at_start(places: AclPlaces) -> AclContent:

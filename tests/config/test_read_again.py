@@ -14,6 +14,7 @@ import attrs
 import pytest
 from twisted.internet.task import Clock
 
+from mqbroker.access import acl_files
 from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.client import identity
 from mqbroker.client.identity import CredentialsFile, read_account
@@ -243,3 +244,36 @@ def test_an_account_that_is_invalid_is_read_once_and_not_for_each_request(
         assert (len(reads), user.used().access_key) == (2, f"one{number}")
         reads.clear()
         caplog.clear()
+
+
+def test_of_accounts_only_files_that_changed_or_could_not_be_read_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of accounts take a second, during which the others wait."""
+    user = access(tmp_path)
+    files: Any = user.check.__self__  # type: ignore[attr-defined]
+    reads = list[str]()
+
+    def note(path: str) -> Any:
+        reads.append(os.path.basename(path))
+        return read(path)
+
+    read = acl_files._read
+    monkeypatch.setattr(acl_files, "_read", note)
+    for number in (1, 2):  # the second time is as the first
+        write_acl(tmp_path, "accounts: [" + " " * number, "conf/acl/a.yml")
+        for _ in range(3):
+            files.look()
+        assert reads == ["a.yml"]
+        assert [os.path.basename(path) for path in files.content.faults] == ["a.yml"]
+        key = f"added-key-{number}"
+        write_acl(tmp_path, f"accounts:\n- {{accessKey: {key}, secretKey: secret-key}}\n", "conf/acl/a.yml")
+        files.look()
+        assert reads == ["a.yml"] * 2
+        assert not files.content.faults
+        assert set(files.content.accounts().by_key) == {f"alice-key-{number - 1}", key}
+        user.change(number)
+        files.look()
+        assert reads == ["a.yml", "a.yml", "plain_acl.yml"]
+        assert set(files.content.accounts().by_key) == {f"alice-key-{number}", key}
+        reads.clear()

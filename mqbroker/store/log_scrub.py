@@ -99,11 +99,12 @@ class LogScrub:
         if len(marked) < len(self._marks) or not self._damaged <= damaged:  # what was cut off is written anew
             self._marks, self._damaged = {at: crc for at, crc in self._marks.items() if at in marked}, damaged
             self._disk.replace(self._path, [self._content()])
-        self._damaged, self._is_dirty = set(), bool(damaged)
+        self._damaged = set()
         for place in sorted(damaged if is_again else damaged | marked | {*range(begin, end, size)}):
             if (damage := self._look_at(place, self._marks.get(place))) is not None:
                 self._damaged.add(damage.start)
                 self._report(damage)
+        self._is_dirty = bool(damaged or self._damaged)
 
     def _look_at(self, place: int, crc: int | None) -> Damage | None:
         segment = self._segment_of(place)

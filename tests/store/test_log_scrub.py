@@ -98,6 +98,20 @@ def test_another_record_in_the_place_of_one_is_noticed_at_a_start(bench: Bench) 
     stop(again)
 
 
+def test_what_is_found_at_a_start_is_remembered_by_a_stop_a_moment_later(bench: Bench) -> None:
+    """As when a broker that has just started gets another role: then only what was damaged before is checked."""
+    store = opened(bench)
+    fill(bench, store)
+    stop(store)
+    write(segment(bench, 1), 0, bytes(SEGMENT_BYTES))
+    stop(opened(bench))
+    for _ in range(2):
+        again = bench.open()
+        again.look(is_again=True)
+        assert [damage.start for damage in again.gaps()] == [SEGMENT_BYTES]
+        stop(again)
+
+
 def test_there_are_a_few_marks_in_each_segment_and_none_of_those_that_were_deleted(bench: Bench) -> None:
     store = opened(bench, bytes_a_second=ALL)
     places = fill(bench, store, segments=8)

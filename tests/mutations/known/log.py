@@ -620,4 +620,11 @@ MISTAKES = [
         "            if firsts.setdefault((addr, queue), request) is not request:  # type: ignore[arg-type]\n",
         ("tests/client/test_leaving.py",),
     ),
+    Mutation(
+        "forget what was found damaged at a start",
+        "store/log_scrub.py",
+        "self._is_dirty = bool(damaged or self._damaged)",
+        "self._is_dirty = bool(damaged)",
+        ("tests/store/test_log_scrub.py",),
+    ),
 ]

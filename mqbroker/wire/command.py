@@ -30,8 +30,8 @@ FRAME_BYTES_MAX = 16 * 1024 * 1024
 HEADER_BYTES_MAX = 256 * 1024
 #: Bytes of such a response for each byte of the batch: ids have 57 in IPv6, messages 22 or more.
 _ANSWER_TO_BATCH = 3
-#: Of a header above HEADER_BYTES_MAX, at most: it takes as long to parse as it has values, and that of such a response
-#: has two dozen, and no list.
+#: Of a JSON header above HEADER_BYTES_MAX, at most: it takes as long to parse as it has values, and that of such a
+#: response has two dozen, and no list. (A binary one is read up to EXT_FIELDS_MAX.)
 _LONG_HEADER_QUOTES_MAX, _LONG_HEADER_OBJECTS_MAX = 256, 4
 
 JSON = 0
@@ -108,8 +108,8 @@ class FrameDecoder:
                 break
             body_at = at + 8 + header_length
             header = data[at + 8 : body_at]
-            if header_length > HEADER_BYTES_MAX:
-                _check_long_header(word >> 24, header)
+            if header_length > HEADER_BYTES_MAX and word >> 24 == JSON:
+                _check_long_header(header)
             frames.append((word >> 24, header, data[body_at:stop]))
             at = stop
         else:
@@ -127,10 +127,10 @@ class FrameDecoder:
                 raise BadFrame(f"frame length {length} is not between 4 and {self._frame_bytes_max}")
 
 
-def _check_long_header(serialize_type: int, header: bytes) -> None:
+def _check_long_header(header: bytes) -> None:
     """Raises BadFrame."""
     is_flat = header.count(b"{") <= _LONG_HEADER_OBJECTS_MAX and b"[" not in header
-    if serialize_type != JSON or not is_flat or header.count(b'"') > _LONG_HEADER_QUOTES_MAX:
+    if not is_flat or header.count(b'"') > _LONG_HEADER_QUOTES_MAX:
         raise BadFrame(f"a header of {len(header)} bytes is not that of a response to a batch")
 
 

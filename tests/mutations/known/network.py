@@ -48,8 +48,8 @@ MISTAKES = [
     Mutation(
         "keep an account whose file has changed",
         "client/identity.py",
-        "            account = self._files.read_if_changed(lambda: read_account(self.path))\n",
-        "            account = None\n",
+        "            found = self._files.read_if_changed(self._read)\n",
+        "            found = None\n",
         ("tests/client/test_signing.py",),
     ),
     Mutation(

@@ -34,6 +34,20 @@ MISTAKES = [
         ("tests/broker/service/test_slave_removals.py",),
     ),
     Mutation(
+        "take a slave's newer table of topics for a copy",
+        "broker/slave_synchronize.py",
+        "is_copy = not self._failures and all(map(self._topics.is_system, own))",
+        "is_copy = not self._failures",
+        ("tests/broker/service/test_slave_removals.py",),
+    ),
+    Mutation(
+        "note a second later what a slave's consumers have committed there alone",
+        "broker/slave_synchronize.py",
+        "self._offsets.on_own.append(self._has_own_offsets)",
+        "pass",
+        ("tests/broker/service/test_slave_removals.py",),
+    ),
+    Mutation(
         "take what a slave's consumers have committed there for a copy",
         "broker/offset_table.py",
         "self.is_copy = self._offsets.keys() <= master.keys()",

@@ -134,7 +134,7 @@ class SlaveSynchronize:
             self._booted = booted
         # A table that is newer than the master's was not replaced, and may have what the master lost.
         own = set(self._topics.names()) - self._names
-        is_copy = not self._failures and all(map(self._topics.is_system, own))
+        is_copy = booted != "" and not self._failures and all(map(self._topics.is_system, own))
         self._waiting = offsets, delay, bounds.end, MasterRun(address, booted, False) if is_copy else None
         if self._is_java and self._left:
             self._gone = self._gone[0] | self._left, bounds.end

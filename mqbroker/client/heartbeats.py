@@ -14,7 +14,7 @@ from mqbroker.client.identity import Identity
 from mqbroker.client.net import Lock, Net, without_end
 from mqbroker.client.routes import Routes
 from mqbroker.errors import ConnectionClosed, MQError, Refused
-from mqbroker.wire.bodies import ConsumerData, HeartbeatData, ProducerData
+from mqbroker.wire.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from mqbroker.wire.codes import MASTER_ID, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import UnregisterClientRequestHeader
@@ -24,8 +24,10 @@ log = logging.getLogger(__name__)
 
 #: A period may end so much early, as clocks round.
 _EARLY_S = 0.01
-#: Subscriptions of one request, but for those of one group: they make some 2.5 MB at most.
-SUBSCRIPTIONS_MAX = 10_000
+#: Of one request, about, but for those of one group: brokers read 6 MiB.
+SUBSCRIPTION_BYTES_MAX = 4 * 1024 * 1024
+#: Of a subscription without its topic and tags, and of the hash of each tag; a tag stands in it twice.
+_SUBSCRIPTION_BYTES, _TAG_BYTES = 200, 16
 #: For so long no send is followed by a heartbeat to a broker that has failed to take one.
 _PAUSE_S = 5.0
 
@@ -269,12 +271,13 @@ class Heartbeats:
         the one before has left it."""
         whole = self._data()
         parts: list[list[ConsumerData]] = [[]]
-        count = 0
+        size = 0
         for consumer in whole.consumer_data_set:
-            count += len(consumer.subscription_data_set)
-            if count > SUBSCRIPTIONS_MAX and parts[-1]:
+            more = sum(map(_size, consumer.subscription_data_set))
+            size += more
+            if size > SUBSCRIPTION_BYTES_MAX and parts[-1]:
                 parts.append([])
-                count = len(consumer.subscription_data_set)
+                size = more
             parts[-1].append(consumer)
         bodies = [attrs.evolve(whole, consumer_data_set=part) for part in parts]
         return [RemotingCommand.request(RequestCode.HEART_BEAT, body=body.to_json()) for body in bodies]
@@ -295,3 +298,9 @@ class Heartbeats:
             shared.failed_at[addr] = self.net.steady()
         log.warning("heartbeat to %s failed: %s", addr, why)
         return why
+
+
+def _size(subscription: SubscriptionData) -> int:
+    """About how many bytes it has in a heartbeat."""
+    expression = 2 * len(subscription.sub_string) + _TAG_BYTES * len(subscription.tags_set)
+    return _SUBSCRIPTION_BYTES + len(subscription.topic) + expression

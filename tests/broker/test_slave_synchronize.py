@@ -78,7 +78,8 @@ class Slave:
         self.masters = Masters()
         self.topics, self.groups, self.offsets, self.delay = Table(), Table(), Table(), Table()
         self.store = SimpleNamespace(flushed=0, dispatched=0, log_end=0, removed_queues=dict)
-        parts = self.masters, self.topics, self.groups, self.offsets, self.delay, self.store, Table()
+        self.copied = Table()
+        parts = self.masters, self.topics, self.groups, self.offsets, self.delay, self.store, self.copied
         self.tables = SlaveSynchronize(*cast(Any, parts))
 
     def fetch(self, address: str) -> BaseException | None:
@@ -141,3 +142,13 @@ def test_offsets_of_a_master_that_was_started_again_are_not_compared_with_those_
             assert slave.fetch(A) is None
         assert [before == {} for _, before in slave.offsets.followed] == [True, False]
         slave.offsets.followed.clear()
+
+
+def test_a_master_that_does_not_say_since_when_it_runs_has_no_run(slave: Slave) -> None:
+    slave.store.flushed = END
+    for booted in ("", "1", "", "2"):
+        slave.copied.run = None
+        slave.masters.booted[A] = booted
+        for _ in range(2):
+            assert slave.fetch(A) is None
+        assert slave.copied.run == (MasterRun(A, booted, True) if booted else None)

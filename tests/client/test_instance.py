@@ -10,7 +10,9 @@ import pytest
 from mqbroker.broker.requests.client_requests import GROUPS_OF_CLIENT_MAX
 from mqbroker.client import ConsumeFrom, Message, MessageQueue, ProducerOptions, PushOptions, heartbeats, instance
 from mqbroker.client.aio import Producer
+from mqbroker.client.subscription import subscribe_to
 from mqbroker.errors import ConnectionClosed
+from mqbroker.wire.bodies import ConsumerData, HeartbeatData
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.client.faults import SILENT
 from tests.client.loopback import Loopback
@@ -91,7 +93,7 @@ def test_a_heartbeat_of_many_subscriptions_is_several(
     """Each within what a broker reads, and all groups in them."""
     cluster.add_topic("T", queues=1)
     consumers = consumers_of(face, [f"c{n}" for n in range(5)])
-    monkeypatch.setattr(heartbeats, "SUBSCRIPTIONS_MAX", 4)  # each has one, and that of its retries
+    monkeypatch.setattr(heartbeats, "SUBSCRIPTION_BYTES_MAX", 900)  # each has one, and that of its retries
     if refused:
         cluster.faults.refuse[cluster.broker_addr, BEAT] = (ResponseCode.SYSTEM_ERROR, "no")
     before = len(cluster.faults.asked(BEAT))
@@ -104,6 +106,14 @@ def test_a_heartbeat_of_many_subscriptions_is_several(
     cluster.faults.refuse.clear()
     for consumer in consumers:
         consumer.close()
+
+
+@pytest.mark.parametrize(("topic", "tags"), [("t", []), ("t" * 127, []), ("t", [f"tag{n:04}" for n in range(20)])])
+def test_the_size_of_a_subscription_in_a_heartbeat(topic: str, tags: list[str]) -> None:
+    """It is no less than four fifths of what is sent: a request may have two thirds of what brokers read."""
+    one = subscribe_to(topic, " || ".join(tags) or "*", 1 << 40)
+    sent = [len(HeartbeatData("c", [], [ConsumerData("g", subscription_data_set=[one] * n)]).to_json()) for n in (1, 2)]
+    assert sent[1] - sent[0] <= heartbeats._size(one) * 5 / 4
 
 
 def test_two_members_of_a_group_have_two_client_ids_and_connections(face: Any, cluster: Loopback) -> None:

@@ -124,7 +124,7 @@ CHAINS = {
     "broker/transactions/half_queue.py HalfQueue._turn": "an errback for all failures schedules it",
     "broker/transactions/transaction_checks.py TransactionChecks._begin": "scheduled after an errback for all failures",
     "client/thread_calls.py ThreadConsumeService._start_more": "scheduled by what arrives, too",
-    "client/thread_calls.py ThreadConsumeService._start_some": "called for what arrives, too",
+    "client/thread_calls.py ThreadConsumeService._try_again": "what arrives starts threads, too",
     "daemons/supervisor.py ShardSupervisor._begin": "each exception of the start schedules it",
     "ha/acknowledgements.py Acknowledgements._give_up": "only fires Deferreds",
     "ha/etcd_endpoints.py _Asking._next": "a deadline ends the request",

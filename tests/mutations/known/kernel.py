@@ -203,13 +203,6 @@ MISTAKES = [
         "tests/client/test_sends_in_flight.py::test_sends_take_all_bytes_that_may_be",
     ),
     _mistake(
-        "take one name of properties more than there is room for",
-        "codec",
-        "pairs.name_count >= NAMES_MAX",
-        "pairs.name_count > NAMES_MAX",
-        _CODEC,
-    ),
-    _mistake(
         "miss a byte above ASCII at the beginning of eight",
         "codec",
         "0x8080808080808080ull",

@@ -36,8 +36,8 @@ MISTAKES = [
     Mutation(
         "take a slave's newer table of topics for a copy",
         "broker/slave_synchronize.py",
-        "is_copy = not self._failures and all(map(self._topics.is_system, own))",
-        "is_copy = not self._failures",
+        "not self._failures and all(map(self._topics.is_system, own))",
+        "not self._failures",
         ("tests/broker/service/test_slave_removals.py",),
     ),
     Mutation(

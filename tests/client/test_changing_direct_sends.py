@@ -23,8 +23,8 @@ from mqbroker.client.faces import core, net_of
 from mqbroker.client.thread_clients import parts
 from mqbroker.errors import MQError, Refused
 from mqbroker.kernel import compiled
-from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
+from tests.client.changing_world import REFUSALS, SEND
 from tests.client.faults import Passage
 from tests.client.loopback import Loopback
 from tests.seeds import seeds_of_push
@@ -32,14 +32,6 @@ from tests.seeds import seeds_of_push
 pytestmark = pytest.mark.skipif(compiled is None, reason="plain sends are the compiled module's")
 
 SEEDS = int(os.environ.get("MQBROKER_TWIN_SEEDS", "60")) // 4
-SEND = RequestCode.SEND_MESSAGE_V2
-REFUSALS = [
-    ResponseCode.SYSTEM_BUSY,
-    ResponseCode.SYSTEM_ERROR,
-    ResponseCode.NO_PERMISSION,
-    ResponseCode.MESSAGE_ILLEGAL,
-    ResponseCode.TOPIC_NOT_EXIST,
-]
 
 
 def refused(code: int) -> Callable[[Passage], None]:

@@ -7,8 +7,6 @@ Two producers run the same generated history, each against servers of its own. M
 from __future__ import annotations
 
 import os
-import random
-import re
 from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
@@ -17,19 +15,17 @@ from typing import Any
 
 import attrs
 import pytest
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.python.failure import Failure
+from twisted.internet.defer import Deferred
 
-from mqbroker.client import Message, ProducerOptions, SendResult
+from mqbroker.client import Message, ProducerOptions
 from mqbroker.client.broker_requests import decline
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.plain_sends import PlainSends
 from mqbroker.client.producer import ProducerCore
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.ids import UniqIdSource
-from tests.client.faults import SILENT
+from tests.client.changing_world import BROKERS, ChangingWorld, Unvarying, fields_of, outcome_of
 from tests.client.own_cluster import NAME_SERVER, OwnCluster
 from tests.client.world import FixedIdentity, World
 from tests.seeds import seeds_of_push
@@ -37,38 +33,14 @@ from tests.seeds import seeds_of_push
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module is not there")
 
 SEEDS = int(os.environ.get("MQBROKER_TWIN_SEEDS", "60")) // 2
-SEND = RequestCode.SEND_MESSAGE_V2
-BROKERS = {"a": "10.0.0.2:10911", "b": "10.0.0.3:10911"}
-#: The id of a message, in its properties or in a list of a batch's: the two ways reserve them differently.
-ID = re.compile("[0-9A-F]{32}")
-REFUSALS = [
-    ResponseCode.SYSTEM_BUSY,
-    ResponseCode.SYSTEM_ERROR,
-    ResponseCode.NO_PERMISSION,
-    ResponseCode.MESSAGE_ILLEGAL,
-    ResponseCode.TOPIC_NOT_EXIST,
-]
 
 
-class Unvarying(random.Random):
-    """Draws that do not depend on how many there were before: the order of retries is no part of the comparison."""
+@attrs.define(kw_only=True)
+class Twin(ChangingWorld):
+    """One of the two producers, with its servers. Where nothing fails several sends begin together; else retries would
+    pass each other in another order."""
 
-    def randrange(self, *args: Any, **kwargs: Any) -> int:
-        return 0
-
-    def uniform(self, a: float, b: float) -> float:
-        return b
-
-
-@attrs.define
-class Twin:
-    """One of the two producers, with its servers."""
-
-    world: World
     core: ProducerCore
-    rng: Random
-    #: Where nothing fails several sends begin together; else retries would pass each other in another order.
-    is_calm: bool
     sends_max: int
     number: int = 0
     plain: int = 0
@@ -98,7 +70,7 @@ class Twin:
         core = ProducerCore(
             net, (NAME_SERVER,), "pg", options, identity, partial(PlainSends, net) if is_plain else None
         )
-        twin = cls(world, core, rng, seed % 3 == 0, options.sends_in_flight_max)
+        twin = cls(world=world, core=core, rng=rng, is_calm=seed % 3 == 0, sends_max=options.sends_in_flight_max)
         if is_plain:
             ended = net.sends_ended
             net.sends_ended = lambda sends: (twin.count(len(sends)), ended(sends))
@@ -158,62 +130,6 @@ class Twin:
             return self.core.send(message, key=rng.choice("kl"))
         return self.core.send(message)
 
-    def change(self) -> None:
-        """Change the world as administrators, the network, name servers or the time do."""
-        rng, cluster = self.rng, self.world.cluster
-        topic, name = rng.choice("TTTU"), rng.choice("ab")
-        kind = rng.choice([0, 0, 10, 14]) if self.is_calm else rng.randrange(16)
-        if kind < 3:
-            brokers = rng.choice([["a"], ["b"], ["a", "b"]])
-            cluster.add_topic(topic, rng.choice([1, 2, 4]), rng.choice([2, 4, 6, 6, 6]), brokers)
-            if self.is_calm:
-                cluster.advance(31)  # until the producer knows
-        elif kind == 3:
-            cluster.delete_topic(topic, rng.choice([["a"], ["b"], ["a", "b"]]))
-        elif kind == 4:
-            cluster.unregister(name)
-        elif kind == 5 and cluster.parts(name).topics.get("T") is not None:
-            cluster.register_again(name, "T")
-        elif kind in (6, 7, 8, 11, 12):
-            self._fail(kind, name)
-        elif kind == 9:
-            self.world.faults.cut(BROKERS[name])
-        elif kind == 10:
-            self.world.clock.set_forward += rng.choice([3600.0, -100.0])
-        else:
-            cluster.advance(rng.choice([0.5, 3.0, 31.0, 31.0, 61.0]))
-
-    def _fail(self, kind: int, name: str) -> None:
-        """Have servers fail, or none any more."""
-        rng, cluster, faults, addr = self.rng, self.world.cluster, self.world.faults, BROKERS[name]
-        if kind == 6:
-            faults.refuse[rng.choice([addr, None]), SEND] = rng.choice(
-                [SILENT, *((code, "no") for code in rng.sample(REFUSALS, 2))]
-            )
-        elif kind == 7:
-            faults.refuse.clear()
-            faults.down.clear()
-        elif kind == 8:
-            faults.down.add(rng.choice([addr, NAME_SERVER]))
-        elif kind == 11:
-            cluster.parts(name).live.change({"brokerPermission": rng.choice("246")})
-        else:
-            faults.refuse[addr, RequestCode.HEART_BEAT] = (ResponseCode.SYSTEM_ERROR, "no")
-            cluster.advance(31)
-
-    def stored(self) -> list[Any]:
-        """What the brokers have, and where the next message goes."""
-        cluster = self.world.cluster
-        found = [
-            (name, topic, number, [(r.body, ID.sub("ID", str(r.properties))) for r in cluster.stored(queue)])
-            for name in BROKERS
-            for topic in "TU"
-            for number in range(4)
-            for queue in [MessageQueue(topic, name, number)]
-        ]
-        in_flight: Any = self.core.sends._in_flight
-        return [found, self.core._attempts.rotation._turns, (in_flight._count, in_flight._bytes, in_flight._granted)]
-
     def close(self) -> None:
         self.world.faults.down.clear()
         self.world.faults.refuse.clear()
@@ -221,20 +137,6 @@ class Twin:
         self.world.cluster.advance(5)
         assert closing.called
         self.world.cluster.close()
-
-
-def fields_of(request: Any) -> dict[str, str]:
-    return {key: ID.sub("ID", value) for key, value in (request.ext_fields or {}).items()}
-
-
-def outcome_of(found: Any) -> Any:
-    if isinstance(found, list):
-        return [outcome_of(each) for each in found]
-    if isinstance(found, SendResult):
-        return attrs.evolve(found, msg_id=ID.sub("ID", found.msg_id))
-    if isinstance(found, Failure):
-        return CancelledError if found.check(CancelledError) else (type(found.value), ID.sub("ID", str(found.value)))
-    return found
 
 
 def history(root: Path, seed: int, *, is_plain: bool) -> tuple[list[Any], int]:
@@ -248,7 +150,9 @@ def history(root: Path, seed: int, *, is_plain: bool) -> tuple[list[Any], int]:
         for _ in range(twin.rng.choice([0, 1, 1, 2])):
             twin.change()
     twin.world.cluster.advance(20)
-    steps.append(twin.stored())
+    in_flight: Any = twin.core.sends._in_flight
+    steps.append([twin.stored(), twin.core._attempts.rotation._turns])
+    steps.append((in_flight._count, in_flight._bytes, in_flight._granted))
     twin.close()
     return steps, twin.plain
 

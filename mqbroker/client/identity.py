@@ -128,8 +128,10 @@ class CredentialsFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        self._files = StampedFiles(self.path)
-        self._account = read_account(self.path)
+        self._files = StampedFiles(self._read, self.path)
+        if isinstance(self._files.content, BadAccount):
+            raise self._files.content
+        self._account = self._files.content
 
     def _read(self) -> Credentials | BadAccount:
         """An invalid content is returned: to read it for each request until it has changed takes longer than the
@@ -143,16 +145,12 @@ class CredentialsFile:
 
     def sign(self, fields: dict[str, str], body: bytes) -> None:
         """As `Credentials.sign`."""
-        try:
-            found = self._files.read_if_changed(self._read)
-        except Exception as error:
-            why = str(error) or type(error).__name__
-            if self._files.is_new_failure(why):
-                log.warning("keeping the former account: %s", why)
-        else:
+        former = self._files.content
+        found = self._files.read_or_keep(lambda why: log.warning("keeping the former account: %s", why))
+        if found is not former:
             if isinstance(found, BadAccount):
                 log.warning("keeping the former account: %s", found)
-            elif found is not None:
+            else:
                 self._account = found
                 log.info("the account is read again: %s", self.path)
         self._account.sign(fields, body)

@@ -67,14 +67,12 @@ class Contexts(Generic[C]):
     def __init__(self, tls: ClientTls, make: Callable[[ClientTls], C]) -> None:
         """Raises BadTls if the files cannot be used."""
         self.tls = tls
-        self._make = make
-        self._files = StampedFiles(tls.ca_file, tls.cert_file, tls.key_file)
-        self._context = make(tls)
+        self._files = StampedFiles(lambda: make(tls), tls.ca_file, tls.cert_file, tls.key_file)
 
     def current(self) -> C:
         """Raises BadTls as long as none can be created from the files as they are."""
-        self._context = self._files.read_if_changed(lambda: self._make(self.tls)) or self._context
-        return self._context
+        self._files.read_if_changed()
+        return self._files.content
 
 
 def ssl_context(tls: ClientTls) -> ssl.SSLContext:

@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import attrs
 
@@ -60,31 +60,42 @@ def file_stamp(path: str) -> FileStamp | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-class StampedFiles:
-    """Files that are read again when they have changed; create it before the first read of them."""
+class StampedFiles(Generic[T]):
+    """Files that are read again when they have changed; `content` is what the last read that succeeded returned."""
 
-    def __init__(self, *paths: str | None) -> None:
-        self._paths = [path for path in paths if path]
+    def __init__(self, read: Callable[[], T], *paths: str | None) -> None:
+        """Raises what `read` raises, which is called now and for each change."""
+        self._read, self._paths = read, [path for path in paths if path]
         #: As they were before the last read that succeeded.
         self._stamps = self._look()
         #: The text of the last failure, and the stamps then.
         self._failure: tuple[str, list[FileStamp | None]] | None = None
+        self.content = read()
 
-    def read_if_changed(self, read: Callable[[], T]) -> T | None:
-        """What `read` returns, if a file has changed since before the last read that succeeded; None if none has.
+    def read_if_changed(self) -> T | None:
+        """The new content, if a file has changed since before the last read that succeeded; None if none has.
 
         Raises what `read` raises: then the files count as changed until it succeeds."""
         stamps = self._look()
         if stamps == self._stamps:
             return None
-        found = read()
+        self.content = self._read()
         self._stamps, self._failure = stamps, None
-        return found
+        return self.content
 
-    def is_new_failure(self, why: str) -> bool:
-        """Whether the files have failed to be read, in the state in which they are, for another reason before."""
-        before, self._failure = self._failure, (why, self._look())
-        return self._failure != before
+    def read_or_keep(self, log_failure: Callable[[str], object]) -> T:
+        """The content, read again if a file has changed; the former content, and `note_failure`, if that fails."""
+        try:
+            self.read_if_changed()
+        except Exception as error:
+            self.note_failure(error, log_failure)
+        return self.content
+
+    def note_failure(self, error: BaseException | None, log_failure: Callable[[str], object]) -> None:
+        """Call `log_failure` with the reason, unless it is that of the last failure and no file has changed since."""
+        before, self._failure = self._failure, (str(error) or type(error).__name__, self._look())
+        if self._failure != before:
+            log_failure(self._failure[0])
 
     def _look(self) -> list[FileStamp | None]:
         return [file_stamp(path) for path in self._paths]

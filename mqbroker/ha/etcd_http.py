@@ -280,20 +280,14 @@ class _Policy:
 
     def __init__(self, access: EtcdAccess) -> None:
         """Raises BadTls."""
-        self._access = access
-        self._files = StampedFiles(access.ca_file, access.cert_file, access.key_file)
-        self._certificates = _Certificates.read(access)
+        paths = access.ca_file, access.cert_file, access.key_file
+        self._files = StampedFiles(lambda: _Certificates.read(access), *paths)
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> IOpenSSLClientConnectionCreator:  # noqa: N802
-        try:
-            certificates = self._files.read_if_changed(lambda: _Certificates.read(self._access))
-        except Exception as error:
-            why = str(error) or type(error).__name__
-            if self._files.is_new_failure(why):
-                log.error("the certificates for etcd were not reloaded (trying again): {why}", why=why)
-        else:
-            self._certificates = certificates or self._certificates
-        return self._certificates.creator(hostname.decode("ascii"))
+        certificates = self._files.read_or_keep(
+            lambda why: log.error("the certificates for etcd were not reloaded (trying again): {why}", why=why)
+        )
+        return certificates.creator(hostname.decode("ascii"))
 
 
 # --- bodies

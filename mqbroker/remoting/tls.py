@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from twisted.internet.interfaces import (
     IOpenSSLClientConnectionCreator,
@@ -69,10 +69,12 @@ class ServerTls:
         """Read the files, unless in test mode. Raises BadTls where they cannot be used."""
         self._settings = settings
         self._clock = clock
-        self._files = StampedFiles(settings.server_cert_path, settings.server_key_path, settings.server_trust_cert_path)
+        self._files: StampedFiles[_Creator] | None = None
         self._creator: _Creator | None = None
         if self.has_files:
-            self._creator = _Creator(server_context(settings))
+            paths = settings.server_cert_path, settings.server_key_path, settings.server_trust_cert_path
+            self._files = StampedFiles(lambda: _Creator(server_context(settings)), *paths)
+            self._creator = self._files.content
         elif settings.mode is TlsMode.ENFORCING:
             log.warn("tls.test.mode.enable=true: a generated certificate is used, which clients cannot verify")
 
@@ -107,20 +109,21 @@ class ServerTls:
 
         :param run: runs a function where it may wait for the disk.
         """
-        return run(self._read_anew).addCallbacks(self._apply, self._not_reloaded)
+        files = self._files
+        if files is None:
+            return succeed(None)
 
-    def _read_anew(self) -> _Creator | None:
-        return self._files.read_if_changed(lambda: _Creator(server_context(self._settings))) if self.has_files else None
+        def failed(failure: Failure) -> None:
+            files.note_failure(
+                failure.value, lambda why: log.error("the certificate was not reloaded (trying again): {why}", why=why)
+            )
+
+        return run(files.read_if_changed).addCallbacks(self._apply, failed)
 
     def _apply(self, creator: _Creator | None) -> None:
         if creator is not None:
             self._creator = creator
             log.info("the certificate was reloaded from {path}", path=self._settings.server_cert_path)
-
-    def _not_reloaded(self, failure: Failure) -> None:
-        why = failure.getErrorMessage() or type(failure.value).__name__
-        if self._files.is_new_failure(why):
-            log.error("the certificate was not reloaded (trying again): {why}", why=why)
 
 
 class TlsWatch(Service):
@@ -204,34 +207,18 @@ def self_signed_context(now_seconds: float) -> Context:
 
 
 def tls_connector(reactor: Any, settings: TlsSettings) -> Callable[[str, int], IStreamClientEndpoint]:
-    """Makes a client's connections encrypted ones, by the files as they are when one is made. Raises BadTls."""
-    files = _ClientFiles(settings)
+    """Makes a client's connections encrypted ones, by the files as they are when one is made; where these can no longer
+    be used, the former context stays. Raises BadTls."""
+    paths = settings.client_cert_path, settings.client_key_path, settings.client_trust_cert_path
+    files = StampedFiles(lambda: _Creator(client_context(settings)), *paths)
 
     def connect(host: str, port: int) -> IStreamClientEndpoint:
-        endpoint = HostnameEndpoint(reactor, host, port, timeout=ENDPOINT_TIMEOUT_S)
-        return wrapClientTLS(files.current(), endpoint)
+        creator = files.read_or_keep(
+            lambda why: log.error("the client's certificate was not reloaded (trying again): {why}", why=why)
+        )
+        return wrapClientTLS(creator, HostnameEndpoint(reactor, host, port, timeout=ENDPOINT_TIMEOUT_S))
 
     return connect
-
-
-class _ClientFiles:
-    """A client's TLS context; where its files can no longer be used, the former context stays."""
-
-    def __init__(self, settings: TlsSettings) -> None:
-        self._settings = settings
-        self._files = StampedFiles(settings.client_cert_path, settings.client_key_path, settings.client_trust_cert_path)
-        self._creator = _Creator(client_context(settings))
-
-    def current(self) -> _Creator:
-        try:
-            creator = self._files.read_if_changed(lambda: _Creator(client_context(self._settings)))
-        except Exception as error:
-            why = str(error) or type(error).__name__
-            if self._files.is_new_failure(why):
-                log.error("the client's certificate was not reloaded (trying again): {why}", why=why)
-        else:
-            self._creator = creator or self._creator
-        return self._creator
 
 
 def openssl_context(cert_path: str, key_path: str, password: str) -> Context:

@@ -23,7 +23,8 @@ from mqbroker.config import TlsSettings
 from mqbroker.config.system import StampedFiles
 from mqbroker.errors import BadTls
 from mqbroker.ha.etcd_http import EtcdAccess, _Policy
-from mqbroker.remoting.tls import ServerTls, _ClientFiles
+from mqbroker.remoting import tls
+from mqbroker.remoting.tls import ServerTls, tls_connector
 from mqbroker.store.worker import InlineWorker
 from tests.access.acl import write_acl
 from tests.remoting.certificates import Authority
@@ -47,14 +48,23 @@ def logged() -> Iterator[Logged]:
 
 def server(folder: Path) -> User:
     cert, key = (authority := Authority(folder)).issue("server")
-    tls = ServerTls(TlsSettings(test_mode=False, server_cert_path=cert, server_key_path=key), Clock())
-    return User(lambda _: authority.issue("server"), lambda: tls.look(InlineWorker().run), lambda: tls._creator)
+    server = ServerTls(TlsSettings(test_mode=False, server_cert_path=cert, server_key_path=key), Clock())
+    return User(lambda _: authority.issue("server"), lambda: server.look(InlineWorker().run), lambda: server._creator)
 
 
 def broker_client(folder: Path) -> User:
     cert, key = (authority := Authority(folder)).issue("client")
-    files = _ClientFiles(TlsSettings(test_mode=False, client_cert_path=cert, client_key_path=key))
-    return User(lambda _: authority.issue("client"), files.current, lambda: files._creator)
+    connect = tls_connector(None, TlsSettings(test_mode=False, client_cert_path=cert, client_key_path=key))
+    used = list[object]()
+
+    def check() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tls, "wrapClientTLS", lambda creator, _: used.append(creator))
+            patch.setattr(tls, "HostnameEndpoint", lambda *_, timeout: None)
+            connect("127.0.0.1", 1)
+
+    check()
+    return User(lambda _: authority.issue("client"), check, lambda: used[-1])
 
 
 def etcd(folder: Path) -> User:
@@ -65,7 +75,7 @@ def etcd(folder: Path) -> User:
     return User(
         lambda _: authority.issue("client"),
         lambda: policy.creatorForNetloc(b"localhost", 2379),
-        lambda: policy._certificates,
+        lambda: policy._files.content,
     )
 
 
@@ -189,36 +199,48 @@ def test_accounts_that_a_listener_could_not_take_are_given_to_it_again(tmp_path:
 def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("one")
-    files = StampedFiles(str(path), None, "")
+    following = list[str]()
 
-    def read(then: str | None = None) -> str:
+    def read() -> str:
         text = path.read_text()
-        if then is not None:
-            path.write_text(then)
+        if following:
+            path.write_text(following.pop())
         return text
 
-    assert files.read_if_changed(read) is None
+    files = StampedFiles(read, str(path), None, "")
+    assert files.content == "one"
+    assert files.read_if_changed() is None
     path.write_text("second")
-    assert files.read_if_changed(lambda: read("the third")) == "second"
-    assert files.read_if_changed(read) == "the third"
-    assert files.read_if_changed(read) is None
+    following.append("the third")
+    assert files.read_if_changed() == "second"
+    assert files.read_if_changed() == files.content == "the third"
+    assert files.read_if_changed() is None
     path.unlink()
     for _ in range(2):
         with pytest.raises(FileNotFoundError):
-            files.read_if_changed(read)
+            files.read_if_changed()
+    assert files.content == "the third"
     path.write_text("the 4th")
-    assert files.read_if_changed(read) == "the 4th"
+    assert files.read_if_changed() == files.content == "the 4th"
 
 
 def test_a_failure_is_new_for_another_reason_and_for_another_content(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("1")
-    files = StampedFiles(str(path))
-    assert [files.is_new_failure(why) for why in ("a", "a", "b", "b", "a")] == [True, False, True, False, True]
+    files = StampedFiles(path.read_text, str(path))
+    logged = list[str]()
+
+    def note(*reasons: str) -> list[str]:
+        logged.clear()
+        for why in reasons:
+            files.note_failure(OSError(why), logged.append)
+        return logged
+
+    assert note("a", "a", "b", "b", "a") == ["a", "b", "a"]
     path.write_text("12")
-    assert [files.is_new_failure("a") for _ in range(2)] == [True, False]
-    files.read_if_changed(path.read_text)
-    assert files.is_new_failure("a")
+    assert note("a", "a") == ["a"]
+    assert files.read_or_keep(logged.append) == "12"
+    assert note("a", "", "") == ["a", "OSError"]
 
 
 def test_an_account_that_is_invalid_is_read_once_and_not_for_each_request(

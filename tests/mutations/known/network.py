@@ -48,8 +48,8 @@ MISTAKES = [
     Mutation(
         "keep an account whose file has changed",
         "client/identity.py",
-        "            found = self._files.read_if_changed(self._read)\n",
-        "            found = None\n",
+        "        found = self._files.read_or_keep(lambda why",
+        "        found = former or (lambda why",
         ("tests/client/test_signing.py",),
     ),
     Mutation(

@@ -37,6 +37,19 @@ def delete(master: Member, topic: str) -> None:
     ask(master, RequestCode.DELETE_TOPIC_IN_BROKER, h.DeleteTopicRequestHeader(topic=topic))
 
 
+def delete_group(master: Member) -> None:
+    header = h.DeleteSubscriptionGroupRequestHeader(group_name="CG", remove_offset=True)
+    ask(master, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+
+
+def start_without_topics(pair: Pair, master: Member) -> Member:
+    """Have the master lose its table of topics in a crash, and start it again."""
+    pair.kill("master")
+    for path in (master.root / "config").glob("topics.json*"):
+        path.unlink()
+    return pair.master()
+
+
 def served(member: Member, topic: str) -> list[bytes]:
     """The messages of queue 0, from 0 on as a consumer is corrected."""
     offset, found = 0, list[bytes]()
@@ -63,6 +76,17 @@ def both(pair: Pair) -> tuple[Member, Member]:
     pair.turn(12)
     assert served(slave, "T") == [b"1", b"2", b"3"]
     return master, slave
+
+
+def commit_at_slave_alone(pair: Pair) -> None:
+    """Commit the offset of group Own at a slave that is cut off from its master."""
+    master, slave = both(pair)
+    for group in ("CG", "Own"):
+        master.parts.groups.put(SubscriptionGroupConfig(group))
+    commit(master, "T", 1, "CG")
+    pair.turn(12)
+    pair.network.blocked.add(master.addresses[0])
+    commit(slave, "T", 2, "Own")
 
 
 def test_a_deleted_topic_goes_with_its_queues(pair: Pair) -> None:
@@ -153,8 +177,7 @@ def test_groups_and_offsets_go(pair: Pair) -> None:
             commit(master, topic, 1, group)
     pair.turn(12)
     assert slave.parts.offsets.query("CG", "T", 0) == 1
-    header = h.DeleteSubscriptionGroupRequestHeader(group_name="CG", remove_offset=True)
-    ask(master, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+    delete_group(master)
     pair.turn(12)
     assert slave.parts.groups.get("CG") is None
     assert slave.parts.offsets.topics_of("CG") == []
@@ -177,8 +200,7 @@ def test_a_group_that_went_while_a_slave_was_away_goes(pair: Pair, end: str, is_
         slave = pair.slave()
     pair.turn(12)
     getattr(pair, end)("slave1")
-    header = h.DeleteSubscriptionGroupRequestHeader(group_name="CG", remove_offset=True)
-    ask(master, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+    delete_group(master)
     if is_lost:
         pair.stop("master")
         master = pair.master()
@@ -203,13 +225,7 @@ def test_what_was_committed_at_a_slave_while_its_master_was_away_stays(pair: Pai
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_what_was_committed_at_a_slave_alone_stays_after_its_restarts(pair: Pair, end: str) -> None:
     """Though its master runs on: no consumer has committed it there."""
-    master, slave = both(pair)
-    for group in ("CG", "Own"):
-        master.parts.groups.put(SubscriptionGroupConfig(group))
-    commit(master, "T", 1, "CG")
-    pair.turn(12)
-    pair.network.blocked.add(master.addresses[0])
-    commit(slave, "T", 2, "Own")
+    commit_at_slave_alone(pair)
     pair.turn(12)
     for _ in range(2):
         getattr(pair, end)("slave1")
@@ -222,13 +238,7 @@ def test_what_was_committed_at_a_slave_alone_stays_after_its_restarts(pair: Pair
 
 
 def test_what_was_committed_at_a_slave_alone_just_before_it_stopped_stays(pair: Pair) -> None:
-    master, slave = both(pair)
-    for group in ("CG", "Own"):
-        master.parts.groups.put(SubscriptionGroupConfig(group))
-    commit(master, "T", 1, "CG")
-    pair.turn(12)
-    pair.network.blocked.add(master.addresses[0])
-    commit(slave, "T", 2, "Own")
+    commit_at_slave_alone(pair)
     pair.stop("slave1")
     slave = pair.slave()
     pair.network.blocked.clear()
@@ -243,8 +253,7 @@ def test_offsets_that_went_while_a_slave_was_away_go_though_it_ran_alone_since(p
     commit(master, "T", 1, "CG")
     pair.turn(12)
     pair.network.blocked.add(master.addresses[0])
-    header = h.DeleteSubscriptionGroupRequestHeader(group_name="CG", remove_offset=True)
-    ask(master, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+    delete_group(master)
     for _ in range(2):
         pair.stop("slave1")
         slave = pair.slave()
@@ -282,10 +291,7 @@ def test_topics_that_a_java_master_lacks_after_a_start_keep_their_queues(
     """It may have lost them in a crash."""
     as_java(monkeypatch)
     master, slave = both(pair)
-    pair.kill("master")
-    for path in (master.root / "config").glob("topics.json*"):
-        path.unlink()
-    master = pair.master()
+    start_without_topics(pair, master)
     pair.turn(15)
     assert slave.parts.topics.get("T") is None
     assert queues(slave) == ["0"]
@@ -314,10 +320,7 @@ def test_what_a_java_master_lost_while_a_slave_was_away_stays(pair: Pair, monkey
     as_java(monkeypatch)
     master, slave = both(pair)
     pair.stop("slave1")
-    pair.kill("master")
-    for path in (master.root / "config").glob("topics.json*"):
-        path.unlink()
-    master = pair.master()
+    start_without_topics(pair, master)
     for _ in range(2):
         slave = pair.slave()
         pair.turn(15)
@@ -337,10 +340,7 @@ def test_what_a_java_master_lost_with_the_last_version_of_its_table_stays(
     for topic in ("New", "Newer", "Newest"):
         send(master, topic, b"n")
     pair.turn(12)
-    pair.kill("master")
-    for path in (master.root / "config").glob("topics.json*"):
-        path.unlink()
-    master = pair.master()
+    master = start_without_topics(pair, master)
     master.parts.topics.data_version = version
     for _ in range(2):
         pair.turn(15)
@@ -400,10 +400,7 @@ def test_what_a_java_master_lost_in_a_crash_stays_though_it_says_nothing_of_its_
     pair: Pair, silent: set[str]
 ) -> None:
     master, slave = both(pair)
-    pair.kill("master")
-    for path in (master.root / "config").glob("topics.json*"):
-        path.unlink()
-    master = pair.master()
+    master = start_without_topics(pair, master)
     silent.add(master.addresses[0])
     pair.turn(15)
     silent.clear()

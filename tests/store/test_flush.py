@@ -175,6 +175,10 @@ class SlowSyncs:
         else:
             done.errback(error)
 
+    def end_all(self) -> None:
+        while self.running:
+            self.end(self.running[0])
+
 
 @pytest.mark.parametrize("sync_s", [0.03, 0.3, 0.499, 0.5, 0.9, 1.7, 3.3])
 @pytest.mark.parametrize("someone_waits", [False, True])
@@ -238,8 +242,7 @@ def test_syncs_beside_others_are_no_more_than_so_many_and_the_next_begins_as_one
     assert len(syncs.running) == RUNNING_MAX
     bench.clock.advance(5)  # nothing new
     assert len(syncs.running) == RUNNING_MAX
-    while syncs.running:
-        syncs.end(syncs.running[0])
+    syncs.end_all()
     assert store.flushed == store.log_end
 
 

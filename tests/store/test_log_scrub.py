@@ -57,6 +57,15 @@ def fill(bench: Bench, store: MessageStore, segments: int = 4) -> list[int]:
     return places
 
 
+def damaged(bench: Bench) -> tuple[MessageStore, list[Damage]]:
+    """A store whose third segment has lost some bytes, and what it reports."""
+    found: list[Damage] = []
+    store = opened(bench, found, ALL)
+    fill(bench, store)
+    write(segment(bench, 2), 500, b"\xff" * 20)
+    return store, found
+
+
 def read_through(bench: Bench) -> None:
     """Let time pass, in which all of the log is read."""
     bench.clock.advance(PASS_SECONDS)
@@ -245,10 +254,7 @@ def test_a_disk_that_refuses_to_write_marks_is_asked_again(bench: Bench, monkeyp
 def test_an_unexpected_failure_is_logged_once_and_the_log_is_read_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    found: list[Damage] = []
-    store = opened(bench, found, ALL)
-    fill(bench, store)
-    write(segment(bench, 2), 500, b"\xff" * 20)
+    store, found = damaged(bench)
 
     def fail(*_: object) -> None:
         raise MemoryError
@@ -268,10 +274,7 @@ def test_an_unexpected_failure_is_logged_once_and_the_log_is_read_again(
 def test_one_segment_that_cannot_be_read_does_not_keep_the_others_from_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[Damage] = []
-    store = opened(bench, found, ALL)
-    fill(bench, store)
-    write(segment(bench, 2), 500, b"\xff" * 20)
+    store, found = damaged(bench)
 
     def scan_others(segments: Segments, *rest: int) -> Iterator[Run | Damage]:
         if segments.first_offset == SEGMENT_BYTES:

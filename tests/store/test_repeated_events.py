@@ -136,8 +136,7 @@ def test_a_disk_that_hangs_again_is_reported_and_messages_are_refused_again(
         turns(bench.clock, 100)
         with pytest.raises(StoreUnwritable, match="is too slow"):
             store.append([message()])
-        while syncs.running:
-            syncs.end(syncs.running[0])
+        syncs.end_all()
         turns(bench.clock, 30)
         assert count(logged, "has not ended after 5 s") == number
         assert count(logged, "a sync of the commit log to the disk took") == number

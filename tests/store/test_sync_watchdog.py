@@ -10,6 +10,7 @@ import pytest
 from twisted.logger import ILogObserver, LogEvent, LogLevel, globalLogPublisher
 
 from mqbroker.errors import FlushTimedOut, StoreUnwritable
+from mqbroker.store import MessageStore
 from mqbroker.store.flush import LONG_S, SyncWatchdog
 from tests.store.harness import Bench, message, now, stop, turns
 from tests.store.test_flush import SlowSyncs
@@ -29,14 +30,22 @@ def told() -> Iterator[list[str]]:
     globalLogPublisher.removeObserver(cast(ILogObserver, observe))
 
 
-def test_a_sync_that_does_not_end_is_told_of_and_then_messages_are_refused(
-    make: Callable[..., Bench], told: list[str]
-) -> None:
-    bench = make(unsynced_age_max_ms=10_000)
-    syncs = SlowSyncs(bench.clock)
+def started(
+    make: Callable[..., Bench], told: list[str], *, sync_s: float | None = None, **settings: int
+) -> tuple[Bench, SlowSyncs, MessageStore]:
+    """A store whose syncs are slow; what it logs at its start is not in `told`."""
+    bench = make(**settings)
+    syncs = SlowSyncs(bench.clock, sync_s)
     store = bench.open(syncs)
     store.start()
     del told[:]
+    return bench, syncs, store
+
+
+def test_a_sync_that_does_not_end_is_told_of_and_then_messages_are_refused(
+    make: Callable[..., Bench], told: list[str]
+) -> None:
+    bench, syncs, store = started(make, told, unsynced_age_max_ms=10_000)
     store.append([message()])
     turns(bench.clock, 0.6)
     assert len(syncs.running) == 1
@@ -58,8 +67,7 @@ def test_a_sync_that_does_not_end_is_told_of_and_then_messages_are_refused(
     turns(bench.clock, 100)
     assert len(told) == 2
     assert now(store).get("T", 0, 0, 32).count == 2  # reads go on
-    while syncs.running:
-        syncs.end(syncs.running[0])
+    syncs.end_all()
     turns(bench.clock, 1)
     assert [line.split()[0] for line in told[2:]] == ["warn", "info"]
     assert not store._commit_log.why_refused
@@ -90,11 +98,7 @@ def test_where_no_file_can_be_opened_the_disk_is_not_blamed(make: Callable[..., 
 def test_where_a_sync_hangs_after_a_lack_of_files_the_disk_is_the_reason(
     make: Callable[..., Bench], told: list[str]
 ) -> None:
-    bench = make(unsynced_age_max_ms=10_000)
-    syncs = SlowSyncs(bench.clock)
-    store = bench.open(syncs)
-    store.start()
-    del told[:]
+    bench, syncs, store = started(make, told, unsynced_age_max_ms=10_000)
     store.append([message()])
     turns(bench.clock, 0.6)
     syncs.end(syncs.running[0], OSError(errno.EMFILE, "Too many open files"))
@@ -102,8 +106,7 @@ def test_where_a_sync_hangs_after_a_lack_of_files_the_disk_is_the_reason(
     assert [line for line in told if "messages are refused" in line] == [
         line for line in told if "is too slow: check the disk" in line
     ]
-    while syncs.running:
-        syncs.end(syncs.running[0])
+    syncs.end_all()
 
 
 def test_where_the_checkpoint_cannot_be_written_that_is_the_reason(
@@ -144,10 +147,7 @@ def test_a_sync_that_failed_is_one_alarm(make: Callable[..., Bench], told: list[
 
 
 def test_a_send_that_gives_up_waiting_gets_the_known_reason(make: Callable[..., Bench], told: list[str]) -> None:
-    bench = make(sync_flush_timeout_ms=2000)
-    syncs = SlowSyncs(bench.clock)
-    store = bench.open(syncs)
-    store.start()
+    bench, syncs, store = started(make, told, sync_flush_timeout_ms=2000)
     store.append([message()])
     turns(bench.clock, 0.6)
     store.append([message()])
@@ -158,15 +158,11 @@ def test_a_send_that_gives_up_waiting_gets_the_known_reason(make: Callable[..., 
     turns(bench.clock, 3)
     assert [failure.type for failure in failed] == [FlushTimedOut]
     assert "raise the limit of open files" in str(failed[0].value)
-    while syncs.running:
-        syncs.end(syncs.running[0])
+    syncs.end_all()
 
 
 def test_syncs_that_end_are_none_that_hang_however_many_there_are(make: Callable[..., Bench], told: list[str]) -> None:
-    bench = make(unsynced_age_max_ms=1000)
-    store = bench.open(SlowSyncs(bench.clock, 0.9))
-    store.start()
-    del told[:]
+    bench, _, store = started(make, told, sync_s=0.9, unsynced_age_max_ms=1000)
     for _ in range(60):
         store.append([message()])
         turns(bench.clock, 0.5)
@@ -175,17 +171,12 @@ def test_syncs_that_end_are_none_that_hang_however_many_there_are(make: Callable
 
 
 def test_the_time_between_two_syncs_is_the_length_of_none(make: Callable[..., Bench], told: list[str]) -> None:
-    bench = make()
-    syncs = SlowSyncs(bench.clock)
-    store = bench.open(syncs)
-    store.start()
-    del told[:]
+    bench, syncs, store = started(make, told)
     for pause in (0, 3 * LONG_S, 227, 20):  # a long sync behind it is reported with its own length
         turns(bench.clock, pause)
         store.append([message()])
         turns(bench.clock, 1.5)
-        while syncs.running:
-            syncs.end(syncs.running[0])
+        syncs.end_all()
     turns(bench.clock, 60)
     assert told == []
     store.append([message()])
@@ -199,10 +190,7 @@ def test_the_time_between_two_syncs_is_the_length_of_none(make: Callable[..., Be
 def test_messages_are_refused_where_the_disk_is_too_slow_for_them_though_each_sync_ends(
     make: Callable[..., Bench], told: list[str]
 ) -> None:
-    bench = make(unsynced_age_max_ms=1000)
-    store = bench.open(SlowSyncs(bench.clock, 4))
-    store.start()
-    del told[:]
+    bench, _, store = started(make, told, sync_s=4, unsynced_age_max_ms=1000)
     store.append([message()])
     turns(bench.clock, 4)
     assert "messages are refused" in told[0]
@@ -211,11 +199,7 @@ def test_messages_are_refused_where_the_disk_is_too_slow_for_them_though_each_sy
 
 
 def test_a_clock_set_forward_makes_no_sync_a_long_one(make: Callable[..., Bench], told: list[str]) -> None:
-    bench = make()
-    syncs = SlowSyncs(bench.clock)
-    store = bench.open(syncs)
-    store.start()
-    del told[:]
+    bench, syncs, store = started(make, told)
     store.append([message()])
     turns(bench.clock, 0.6)
     assert len(syncs.running) == 1
@@ -226,10 +210,7 @@ def test_a_clock_set_forward_makes_no_sync_a_long_one(make: Callable[..., Bench]
 
 
 def test_an_interval_of_an_hour_is_no_reason_to_refuse(make: Callable[..., Bench], told: list[str]) -> None:
-    bench = make(flush_interval_commit_log_ms=3_600_000)
-    store = bench.open(SlowSyncs(bench.clock, 0.1))
-    store.start()
-    del told[:]
+    bench, _, store = started(make, told, sync_s=0.1, flush_interval_commit_log_ms=3_600_000)
     store.append([message()])
     turns(bench.clock, 3500)
     assert (told, not store._commit_log.why_refused, store.flushed) == ([], True, 0)
@@ -253,5 +234,4 @@ def test_a_look_that_fails_is_not_the_last_one(
     store.append([message()])
     turns(bench.clock, 13)
     assert "unsyncedAgeMax" in store._commit_log.why_refused
-    while syncs.running:
-        syncs.end(syncs.running[0])
+    syncs.end_all()

@@ -28,7 +28,7 @@ class RepeatedCall(LoopingCall):
     def start(self, interval: float, now: bool = True) -> Deferred[LoopingCall]:
         if self.running or self._deferred is None:
             return super().start(interval, now)
-        # It was stopped during a call: Twisted's would have two loops when that ends, of which one is never stopped.
+        # It was stopped during a call: when that ends, Twisted's would have two loops, and never stop one of them.
         self.running, self.interval, self.starttime = True, interval, self.clock.seconds()
         return self._deferred
 

@@ -79,9 +79,9 @@ FAMILIES = (
         {
             "tls.test.mode.enable=true": "Set it to false, and name your own certificate and key.",
             "cannot listen on port {port}": "Free the port, or set vipPortEnable=false.",
-            "{n} connections from the address of {peer}": "Find out what opens so many there. Where it is right, raise "
-            "connectionsPerAddressMax.",
-            "{n} connections are open: no more": "Find out what opens so many. Where it is right, raise "
+            "{n} connections from the address of {peer}": "Find out what opens so many there. If that is intended, "
+            "raise connectionsPerAddressMax.",
+            "{n} connections are open: no more": "Find out what opens so many. If that is intended, raise "
             "connectionsMax.",
             "{n} connections are open, and no more files": "Raise the limit of open files of the service (ulimit -n).",
             "a connection is closed at once": "Raise the limit of open files of the service (ulimit -n).",

@@ -137,7 +137,7 @@ class AclFiles:
         accounts = content.accounts()
         for callback in self.on_change:
             callback(accounts)
-        self.content = content  # not where that fails: it is tried again
+        self.content = content  # last: if a callback fails, all is tried again
 
     # --- changes
 

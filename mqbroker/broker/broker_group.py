@@ -46,7 +46,7 @@ NOTE_SYNC_SECONDS = 1.0
 #: How long requests are held for a planned change of the master before it is given up: clients time out after 3 s.
 SWITCH_SECONDS = 1.5
 SWITCH_LOOK_SECONDS = 0.01
-#: A former master that named the next one registers as a replica after so long: name servers have one entry for an
+#: A former master that named the next one registers as a replica after this time: name servers have one entry for an
 #: address, and clients need the former one until the next master has registered.
 REGISTER_AFTER_SECONDS = 4.0
 #: How often a master with a damaged log tries to let another one be it.
@@ -115,7 +115,7 @@ class BrokerGroup:
         self._giving_up = Outage(
             "this master's log is damaged, and it continues to serve the rest", "this master's log is intact again"
         )
-        #: Of the last role with one.
+        #: The epoch of the last role that had one.
         self._last_epoch = 0
 
     # --- the role

@@ -35,7 +35,7 @@ CLIENT_ID_LENGTH_MAX = 255
 SUBSCRIPTIONS_PER_CLIENT = 10
 #: Bytes of the texts of these subscriptions: a million of them have 60 each.
 SUBSCRIPTION_BYTES_MAX = 64 * 1024 * 1024
-#: Of a tag besides its text: its hash, and its places in two sets.
+#: Memory of a tag besides its text: its hash, and its places in two sets.
 TAG_COST_BYTES = 100
 
 
@@ -126,7 +126,7 @@ class ConsumerGroup:
     consume_from_where: str
     clients: dict[IConnection, Client] = attrs.field(factory=dict)
     subscriptions: dict[str, SubscriptionData] = attrs.field(factory=dict)
-    #: Of the subscriptions' texts.
+    #: Size of the subscriptions' texts.
     text_bytes: int = 0
     #: The ids of members of the run before, whose heartbeats are awaited.
     expected: dict[str, None] = attrs.field(factory=dict)

@@ -44,7 +44,7 @@ from mqbroker.wire.record import BadRecord, NewMessage, RawRecord, decode_raw
 
 log = Logger()
 
-#: Field of a request for the offsets, by which a slave also gets what is delivered after them.
+#: Field of a slave's request for the offsets that asks for the deliveries after them, too.
 WITH_DELIVERED = "withDelivered"
 #: Messages of a level stored in one turn, at most.
 TURN_MESSAGES_MAX = 32
@@ -52,7 +52,7 @@ TURN_MESSAGES_MAX = 32
 TURN_COMPARED_MAX = 2048
 #: Delay before a level is retried after the store failed.
 RETRY_SECONDS = 1.0
-#: So often a message is tried that the store neither takes nor refuses.
+#: Attempts to store a message that the store neither takes nor refuses.
 TRIES_MAX = 10
 #: A timer's longest wait, because the clock may be set.
 SECONDS_MAX = 3600.0
@@ -88,12 +88,12 @@ class DelayService:
         self._clock = clock
         self._delays_ms = delays_ms
         loaded = self._file.load(partial(DelayOffsets.from_json, dialect_bytes_max=None))
-        #: By level: the offset of the first message that is not delivered; and what is delivered after that.
+        #: By level: the offset of the first undelivered message, and the ranges delivered after it.
         self._offsets: dict[int, int] = dict(loaded.offset_table) if loaded is not None else {}
         self._delivered: Delivered = self._delivered_file.load(decode_delivered) or {}
         self._levels: dict[int, Level] = {}
         self._running = False
-        #: Both as they are to be in the files; and the next ones, with the log offset that must be synced first.
+        #: Both as the files have them; and the next ones to write, with the log offset that must be synced first.
         self._kept = dict(self._offsets)
         self._kept_delivered = dict(self._delivered)
         self._candidate: tuple[dict[int, int], Delivered, int] | None = None

@@ -27,19 +27,19 @@ Delivered = dict[int, list[tuple[int, int]]]
 DELAY_MS_MAX = 400 * 86_400_000
 #: Cursors of a level, at most. Beyond that a part is not split, and its messages may wait for others.
 CURSORS_MAX = 32
-#: A message may become due so much earlier than one that is before it in its part.
+#: A message may become due this much earlier than one that is before it in its part.
 TOLERANCE_MS = 1000
 
 
 @attrs.define(eq=False)
 class Cursor:
-    """Delivers the messages from `offset` to `end`, and those that arrive too if that is None."""
+    """Delivers the messages from `offset` up to `end`, or without an end if that is None."""
 
     offset: int
     end: int | None
-    #: Whether messages of it may have been delivered before the start.
+    #: Whether some of them may have been delivered before the start.
     is_unchecked: bool
-    #: Whether it was not split where it should have been.
+    #: Whether it should have been split, but there were too many cursors.
     is_joined: bool = False
     timer: IDelayedCall | None = None
     #: Whether its next messages are being read from the disk.
@@ -53,7 +53,7 @@ class Cursor:
         self, record: RawRecord, code: int | None, delay_ms: int, now_ms: float, queue_end: Callable[[], int]
     ) -> float:
         """When a message is due, in ms since the epoch: at the time that is its tags code, whatever the delay of its
-        level, `delay_ms`, is now. A code that can be none, such as the address of a unit that is lost, counts as
+        level, `delay_ms`, is now. A code that cannot be a time, such as the address of a lost unit, counts as
         missing.
 
         A message with a store time in the future (the clock was set back) waits no longer than its delay from when
@@ -90,8 +90,8 @@ class Level:
 
     @classmethod
     def starting_at(cls, number: int, offset: int, delivered: Sequence[tuple[int, int]], first_new: int) -> Level:
-        """The level with cursors from `offset` on, except for what is `delivered`; that is ignored if the queue ends
-        before, and what it says is found by the copies of the messages then."""
+        """The level with cursors from `offset` on, which leave out the ranges `delivered`. Those are ignored if the
+        queue ends before them: their messages' copies tell what was delivered then."""
         cursors: list[Cursor] = []
         if len(delivered) >= CURSORS_MAX or any(end > first_new for _, end in delivered):
             delivered = ()
@@ -104,8 +104,8 @@ class Level:
 
     @property
     def is_compared(self) -> bool:
-        """Whether all due times are compared that were set before the start, and the first one since: later ones are
-        in order, because store times never decrease, and the delays do not change."""
+        """Whether all due times from before the start, and the first one after it, are compared: later ones are in
+        order, because store times never decrease, and the delays do not change."""
         return self.compared > self.first_new
 
     @property
@@ -158,8 +158,7 @@ class Level:
         return added
 
     def _cursor_before(self, offset: int) -> Cursor | None:
-        """The cursor that is to deliver the message at `offset` after others; None if there is none, or it is the
-        next one."""
+        """The cursor that has to deliver other messages before the one at `offset`; None without one."""
         for cursor in self.cursors:
             if cursor.offset < offset and (cursor.end is None or offset < cursor.end):
                 return cursor
@@ -172,7 +171,7 @@ def encode_delivered(delivered: Delivered) -> bytes:
 
 
 def decode_delivered(data: bytes) -> Delivered:
-    """As `delivered_of`, from a content of the file; nothing if it is damaged."""
+    """The ranges in the content of the file, checked by `delivered_of`; none if it is damaged."""
     try:
         levels = orjson.loads(data).items()
     except (ValueError, AttributeError):
@@ -181,8 +180,8 @@ def decode_delivered(data: bytes) -> Delivered:
 
 
 def delivered_of(levels: Mapping[int, object]) -> Delivered:
-    """Without the levels whose ranges do not ascend, or are no ranges: what was delivered of these is found by the
-    copies of the messages."""
+    """The ranges by level, without levels whose ranges are invalid or do not ascend: their messages' copies tell what
+    was delivered."""
     return {number: ranges for number, found in levels.items() if (ranges := _ranges(found))}
 
 

@@ -1,5 +1,5 @@
-"""Which delayed messages were delivered before the start, by a former process or a former master, and after the offsets
-were written that this one knows: found by their copies in the log."""
+"""Finds the delayed messages that a former process or master delivered after the offsets were written that this broker
+started with: by their copies in the log."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from mqbroker.wire.record import RawRecord
 
 
 class FormerDeliveries:
-    """The deliveries from before it was created. `levels`: those that deliver now."""
+    """The deliveries from before it was created. `levels`: the present ones."""
 
     def __init__(self, store: MessageStore, clock: IReactorTime, levels: Mapping[int, Level]) -> None:
         self._levels = levels
         self._copies: StoredCopies | None = StoredCopies(store, clock, store.log_end)
-        #: What was delivered before is due by that time.
+        #: Messages that were delivered before are due by this time.
         self._until_ms = clock.seconds() * 1000 + SKEW_MS
 
     async def among(self, records: list[RawRecord], level: Level, cursor: Cursor, since_ms: float) -> set[int]:
-        """The physical offsets of those of a cursor's next messages that were delivered. They are due at `since_ms` or
-        later. Raises StoreError."""
+        """Which of `records`, the next ones of a cursor, were delivered: their physical offsets. All are due at
+        `since_ms` or later. Raises StoreError."""
         copies = self._copies
         if copies is None or not cursor.is_unchecked:
             return set()

@@ -29,7 +29,7 @@ EXPECTED_SECONDS = 45.0
 SAVE_SECONDS, SAVE_SECONDS_MAX = 5.0, 60.0
 #: Members of a run that ended longer ago are not expected.
 AGE_SECONDS_MAX = 3 * SAVE_SECONDS_MAX
-#: Of the file, about: it takes some ms to write. Groups that do not fit are those of their next heartbeats.
+#: Estimated size of the file: it takes some ms to write. Groups that do not fit are known from their next heartbeats.
 BYTES_MAX = 512 * 1024
 _SUBSCRIPTION_BYTES = 200
 

@@ -26,7 +26,7 @@ TIMEOUT_MS = 5_000
 #: How long a master that was just named may take to serve, seconds.
 PATIENCE_SECONDS = 2.5
 RETRY_SECONDS = 0.05
-#: Of these the right is checked before the handler is called: a master may trust the address of a replica.
+#: Requests whose permission is checked before they are forwarded: a master may trust the address of a replica.
 CODES = (
     RequestCode.SEND_MESSAGE,
     RequestCode.SEND_MESSAGE_V2,

@@ -63,12 +63,12 @@ class SlaveSynchronize:
     #: Topics that a Java master has no longer, and the end in the log of their messages.
     _gone: tuple[set[str], int] = attrs.field(init=False, factory=lambda: (set(), 0))
     _removing: Deferred[None] | None = attrs.field(init=False, default=None)
-    #: Offsets that were fetched, the end in the log of the messages that they refer to, and the run whose topics and
-    #: groups were taken over; None if some were not.
+    #: The offsets that were fetched, the end of the master's log then, and the master's run if all of its topics and
+    #: groups were taken over, otherwise None.
     _waiting: tuple[Offsets | None, DelayOffsets | None, int, MasterRun | None] | None = attrs.field(
         init=False, default=None
     )
-    #: Of the running fetch: the tables that cannot be taken over, and why.
+    #: The tables of the running fetch that cannot be taken over, and why.
     _failures: list[str] = attrs.field(init=False, factory=list)
     #: The topics of the table fetched last, those that left it since all tables were fetched, and whether it was a Java
     #: master's.
@@ -80,7 +80,7 @@ class SlaveSynchronize:
     _before: Offsets = attrs.field(init=False, factory=dict)
     _master: str = attrs.field(init=False, default="")
     _booted: str = attrs.field(init=False, default="")
-    #: Of the tables fetched last, by request: a large one takes long to decode.
+    #: Digests of the tables fetched last, by request: a large one takes long to decode.
     _digests: dict[RequestCode, bytes] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -115,7 +115,7 @@ class SlaveSynchronize:
         try:
             booted = (await log_bounds(self._client, address)).booted
         except Refused:
-            # It has just started. What it lacks it may have lost; what leaves the table from now on it has removed.
+            # It has just started, and may have lost what it lacks. What leaves the table from now on was removed.
             if self._booted:
                 self._booted, self._left = "", set()
             raise
@@ -127,7 +127,7 @@ class SlaveSynchronize:
             raise MQError("it was started again meanwhile")
         self.look()  # what was fetched before may not wait for longer
         if booted != self._booted:
-            # What it lacks after a start it need not have removed: it may have lost it.
+            # What it lacks after a start it may have lost, not removed.
             self._before = {}
             if self._booted:
                 self._left = set()
@@ -162,13 +162,13 @@ class SlaveSynchronize:
             Deferred.fromCoroutine(self._note(run))
 
     def _has_own_offsets(self) -> None:
-        """Note at once that not all offsets are the master's: soon they are on the disk."""
+        """Record that not all offsets are the master's, before the others are on disk."""
         noted = self._copied.run
         if noted is not None and noted.has_offsets:
             self._copied.synchronized(attrs.evolve(noted, has_offsets=False))
 
     async def _note(self, run: MasterRun) -> None:
-        """Note whose tables are on the disk, once they are."""
+        """Record which run of the master the tables are from, once they are on disk."""
         if await self._topics.persist() and await self._offsets.persist():
             self._copied.synchronized(attrs.evolve(run, has_offsets=self._offsets.is_copy))
 

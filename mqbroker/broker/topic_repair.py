@@ -110,7 +110,7 @@ class TopicRepair:
 
     def start(self) -> None:
         """Create the lost topics, and extend the retry topics that have too few queues for their group, or for messages
-        that are not consumed; and from now on those of groups that change. Topics without queues are reported."""
+        that are not consumed, now and whenever a group changes. Topics without queues are reported."""
         self._serve_stranded()
         self._report_topics_without_queues()
         for name in self._groups.names():

@@ -217,7 +217,7 @@ class TopicTable(VersionedTable[TopicConfig]):
 
     def create_internal(self, name: str, queues: int, sys_flag: int = 0, *, has_message: bool = False) -> TopicConfig:
         """`internal`, created or extended. With `has_message` a new one is created on all shards, as by `create`:
-        one that got no such message would not create it. Extensions follow each shard's own groups."""
+        a shard without such a message would not create it. Extensions follow each shard's own groups."""
         known = self._values.get(name)
         topic = self.internal(name, queues, sys_flag)
         if known is None and has_message:

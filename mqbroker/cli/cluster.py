@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT_MS = 5_000
-#: Of Java's greatest long. Python converts at most 4,300.
+#: Digits of Java's greatest long. Python converts at most 4,300.
 _LONG_DIGITS = 19
 
 

@@ -8,7 +8,7 @@ import click
 
 from mqbroker.cli.failures import FAILED, told
 
-#: So many lines take well under a minute on two cores, Spark included.
+#: These take well under a minute on two cores, Spark included.
 LINES_MAX = 40_000
 
 

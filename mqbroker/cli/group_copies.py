@@ -40,7 +40,7 @@ class GroupKeys:
     """What etcd has of a group."""
 
     state: GroupState | None
-    #: Of the state; 0 if there is none.
+    #: Revision of the group's state; 0 without one.
     revision: int
     members: Mapping[int, Member]
     identities: Sequence[Identity]

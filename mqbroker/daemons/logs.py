@@ -30,7 +30,7 @@ log = Logger()
 #: Expected errors, which are logged without traceback.
 EXPECTED = (MQError, CannotListenError, ConnectionError)
 
-#: Of the text of a line, without its traceback.
+#: Longest text of a line, without its traceback.
 LINE_LENGTH_MAX = 4000
 #: Lines per minute of the same format.
 LINES_PER_MINUTE = 600

@@ -90,9 +90,9 @@ def freeze_collector() -> None:
     relax_collector()
 
 
-#: Of glibc's mallopt.
+#: Parameters of glibc's mallopt.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: Buffers of at most so many bytes are from the heap, and so much that is free at its end is kept.
+#: Largest buffer that is taken from the heap; bytes that are kept when they become free at the heap's end.
 HEAP_BUFFER_BYTES, KEPT_BYTES = 1024 * 1024, 4 * 1024 * 1024
 
 

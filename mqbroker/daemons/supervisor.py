@@ -29,14 +29,14 @@ log = Logger()
 
 #: The ends of the pipes in a shard's process.
 END_FD, STATUS_FD = 3, 4
-#: Waits before a shard that died is started again: doubled from the first to the last, and the first again after it
-#: has served for so long.
+#: Delay before a shard that died is restarted, seconds: doubled from the first value to the second, and the first again
+#: after the shard has served for the third.
 WAIT_SECONDS, WAIT_SECONDS_MAX, SERVED_SECONDS = 1.0, 30.0, 60.0
 #: A shard that has not stopped by then is killed: before systemd loses patience with all of them, after 90 s.
 STOP_SECONDS_MAX = 80.0
 #: Maximum number of topics that wait to be passed on to a shard, which serves no messages meanwhile.
 UNTOLD_MAX = 10_000
-#: Of a line in parts: what ends no line is passed on in pieces.
+#: Output without the end of a line is passed on in pieces of this size.
 PIECE_BYTES = 64 * 1024
 
 Spawn = Callable[[ProcessProtocol, int], IProcessTransport]

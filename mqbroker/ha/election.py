@@ -110,7 +110,7 @@ class GroupSettings:
     ttl_s: int
     min_in_sync: int = 1
     is_unclean_allowed: bool = False
-    #: Of the group's keys.
+    #: The beginning of the group's keys.
     prefix: str = attrs.field(init=False)
 
     @prefix.default
@@ -167,7 +167,7 @@ class GroupMember(Service):
         self._sleeping: Deferred[None] | None = None
         self._is_woken = False
         self._told = ""
-        #: Whether the broker could not be told of its role.
+        #: Whether the broker has not taken over its role, because `_on_role` failed.
         self._is_role_untold = False
         #: Called when etcd was read, whatever became of it.
         self._refreshed: list[Deferred[None]] = []

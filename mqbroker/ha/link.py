@@ -265,7 +265,7 @@ class SlaveLink:
     def __init__(self) -> None:
         #: The beginning of a header, or of an answer to a greeting, and how many bytes of it make progress possible.
         self._unread, self._wanted = bytearray(), 0
-        #: Of the piece that comes: where its next byte belongs in the log, and how many are missing.
+        #: Where the next byte of the current piece belongs in the log, and how many of its bytes are missing.
         self._offset = self._missing = 0
         #: Whether the answer to a greeting comes next; and whether one came, so that commit points may.
         self.is_greeting = self.is_greeted = False

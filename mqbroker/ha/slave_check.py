@@ -29,9 +29,9 @@ from mqbroker.wire.names import is_ip, split_address
 from mqbroker.wire.record import BLANK_MAGIC, MAGIC_BYTES, SIZE_AND_MAGIC, BadRecord, decode_raw
 
 TIMEOUT_MS = 3_000
-#: So much of the log is read to find the record that ends at an offset; then more, up to its segment.
+#: Bytes of the log that are read to find the record that ends at an offset: more each time, within its segment.
 _WINDOWS = (64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
-#: So many places that look like a record are tried in one iteration of the reactor.
+#: Places that look like a record and are tried in one iteration of the reactor.
 _TRIED_AT_ONCE = 2_000
 #: Brokers at one address that are asked.
 ASKED_MAX = 8

@@ -36,7 +36,7 @@ Work = Callable[[], Awaitable[RemotingCommand]]
 V3_0_11 = 37
 #: A shorter body is decoded at once: some hundred topics, a ms or two.
 SHORT_BYTES = 64 * 1024
-#: Permissions of up to so many queues are changed at once: a ms.
+#: Queues whose permissions are changed in one step: a ms.
 SHORT_QUEUES = 1000
 #: Bytes counted for a waiting permission request.
 PERMISSION_BYTES = 1024
@@ -44,7 +44,7 @@ PERMISSION_BYTES = 1024
 WAITING_BYTES_MAX = 128 * 1024 * 1024
 #: Longest name or address of a broker.
 NAME_LENGTH_MAX = 1024
-#: Checksums of a body are computed in pieces of so many bytes.
+#: Bytes of a body whose checksum is computed in one step.
 DIGEST_BYTES = 1024 * 1024
 CRC32_MASK = 0x7FFFFFFF
 

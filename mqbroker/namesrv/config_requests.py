@@ -30,9 +30,9 @@ log = Logger()
 #: Topic to "brokerName:queues;...": which queues an ordered topic has.
 ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
 
-#: Of namespaces, keys and values together. The whole file is written at each change.
+#: Size of namespaces, keys and values together. The whole file is written at each change.
 BYTES_MAX = 4 * 1024 * 1024
-#: Lists of up to so many keys are made at once.
+#: Longest list of keys that is built in one step.
 KEYS_AT_ONCE_MAX = 5000
 #: Settings that a request may change: never a path, or an address.
 CHANGEABLE = frozenset({"orderMessageEnable"})

@@ -40,7 +40,7 @@ V4_9_4 = 401
 LONG_BYTES = 64 * 1024
 LONG_BODIES_MAX = 8
 
-#: Lists of up to so many topics are made at once; longer ones in steps of so many.
+#: Longest list of topics that is built in one step, and the topics of a step of longer ones.
 AT_ONCE_MAX = 5000
 STEP_TOPICS = 50
 #: The same of brokers, of which each takes 50 us.

@@ -126,7 +126,7 @@ class Connected(Protocol):
 
     closed: bool
     last_active: float
-    #: Of frames that are not yet whole, or wait to be handled.
+    #: Bytes of frames that are incomplete, or wait to be handled.
     kept_bytes: int
 
     def refuse(self, why: str) -> None:

@@ -52,7 +52,7 @@ class SharedReads:
         assert compiled is not None
         self._reactor, self._handler = reactor, handler
         self._receiver = compiled.Receiver()
-        #: Of this turn of a reactor that hands over none together; each once, even if that finds it ready twice.
+        #: Ready in this turn of a reactor that hands over one at a time; each once, even if it is found ready twice.
         self._ready: dict[ImmediateWriteServer, None] = {}
 
     def read_one(self, transport: ImmediateWriteServer) -> None:

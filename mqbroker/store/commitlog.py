@@ -39,7 +39,7 @@ READIED_MS = 100
 #: From this many bytes on, a master's records are written by system calls. Fewer, for which senders may
 #: wait, are copied as those of a send are: two calls take as long as all else of an append.
 WRITTEN_BYTES = 16 * 1024
-#: A slave whose log grows by more within so long catches up with its master.
+#: A slave whose log grows by more than this within this time catches up with its master.
 CATCH_UP_BYTES, CATCH_UP_MS = 40 * 1024 * 1024, 250
 #: Bytes at the start of a segment that are faulted in when one request fills the segment before: about what a request
 #: has.

@@ -25,11 +25,11 @@ from mqbroker.store.index import Index, KeyHasher, never
 from mqbroker.store.logscan import Damage, Row, Run, scan
 from mqbroker.store.statistics import StoreStatistics
 
-#: So often a run of messages is tried before the message that fails is looked for.
+#: Attempts to dispatch a run of messages before the message that fails is searched for.
 TRIES_MAX = 3
 #: How long pages that were resident count as that, seconds: entries are scattered over the file.
 MOMENT_S = 0.5
-#: After so many messages without a key a file is assumed to begin where the one before ended.
+#: Messages without a key after which a file is assumed to begin where the one before ended.
 _LOOKS_MAX = 1000
 
 

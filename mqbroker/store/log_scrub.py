@@ -34,7 +34,7 @@ log = Logger()
 TICK_SECONDS = 1.0
 #: A short log is not read again before.
 PASS_SECONDS = 60.0
-#: Marked is a place each time that so much of a segment was written.
+#: A place is marked whenever this part of a segment, one fourth, was written.
 MARKED_PART = 4
 #: Damaged places that are remembered; those beyond are found again.
 DAMAGED_MAX = 1000

@@ -49,7 +49,7 @@ Located = tuple[
 ]  # fmt: skip
 
 _LONG = Struct(">q")
-#: A range is kept if a queue has more than so many times what a pull gets; and of so many queues.
+#: A queue's range is kept if more messages are left than this many pulls get; of this many queues at most.
 _FOLLOWING = 2
 _RANGES_MAX = 10_000
 #: Loads for one get before loaded bytes count as resident whatever mincore says; and loads from then on.

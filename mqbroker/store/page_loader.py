@@ -29,7 +29,8 @@ AROUND_BYTES = 64 * 1024
 #: Readahead of a file that is read sequentially, bytes.
 AHEAD_BYTES = 4 * 1024 * 1024
 _STREAMS_MAX = 64
-#: A range that fails so often over so long, seconds, is damaged; failures further apart are unrelated.
+#: A range is damaged if reads of it fail over this time, seconds, and this often. Failures further apart than the third
+#: value are unrelated.
 LASTING_S = 10.0
 LASTING_COUNT = 3
 FORGOTTEN_S = 60.0

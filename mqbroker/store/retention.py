@@ -38,7 +38,7 @@ from mqbroker.store.worker import IWorker
 QUEUES_A_TURN = 200
 
 RunFunction = Callable[[Callable[[], Any]], Deferred[Any]]
-#: Waits for so many milliseconds.
+#: Waits for a number of milliseconds.
 PauseFunction = Callable[[float], Awaitable[None]]
 
 

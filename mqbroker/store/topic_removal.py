@@ -433,13 +433,13 @@ def _note_earlier(queue: ConsumeQueue, removed: RemovedQueues) -> None:
 
 
 def _note_renumbered(queues: ConsumeQueues, removed: RemovedQueues, ends_well: Callable[[ConsumeQueue], bool]) -> bool:
-    """Note of removed queues that a Java broker created again that they began at 0; returns whether there are such."""
+    """Record which removed queues a Java broker created again, beginning at 0; returns whether there are any."""
     is_changed = False
     for key, note in list(removed.table.items()):
         queue = queues.by_name.get(key)
         if queue is None or not note.next_offset or queue.end_of_last() <= note.until:
             continue
-        if queue.max_offset > note.next_offset:  # it went on with its offsets, or has got more messages than before
+        if queue.max_offset > note.next_offset:  # its offsets continued, or it has more messages than before
             last_former = note.next_offset - 1
             if last_former < queue.first_offset or queue.entry_from_disk(last_former)[0] < note.until:
                 continue

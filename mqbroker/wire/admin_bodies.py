@@ -132,22 +132,22 @@ class GetConsumerStatusBody(Body):
     consumer_table: dict[str, dict[MessageQueue, int]] = attrs.field(factory=dict)
 
 
-#: Both of them up to their table of offsets, an entry of it, and what is behind, as Fastjson writes them.
+#: Both bodies as Fastjson writes them: what is before the table of offsets; an entry, and what follows it.
 _OFFSETS = re.compile(rb'\{(?:"offsetTable":|(?:"consumerTable":\{\},)?"messageQueueTable":)\{')
 _OFFSET = re.compile(
     rb'\{"brokerName":"([^"\\\x00-\x1f]*+)","queueId":([0-9]{1,9}),"topic":"([^"\\\x00-\x1f]*+)"\}:(-?[0-9]{1,18})'
     rb'(,(?=\{)|\}(?:,"consumerTable":\{\})?\}\Z)'
 )
-#: Of a table in other words.
+#: Limit of a body that is written in another form.
 _OTHER_BYTES_MAX = 1024 * 1024
 
 
 def read_offsets(body: bytes, kind: type[ResetOffsetBody | GetConsumerStatusBody]) -> dict[MessageQueue, int]:
-    """The offsets by queue in a body: `offset_table`, or `message_queue_table`. As Fastjson writes them they are read
-    many times as fast as `from_json` does, so that they may be those of as many queues as a topic may have; otherwise
-    1 MiB is read at most. Raises BadBody."""
+    """The offsets by queue in a body: `offset_table`, or `message_queue_table`. In the form that Fastjson writes, it is
+    read many times as fast as by `from_json`, and may have as many queues as a topic; in others it may have 1 MiB.
+    Raises BadBody."""
     found: dict[MessageQueue, int] = {}
-    count = 0  # of entries, which may be of one queue
+    count = 0  # of entries: several may be of one queue
     begin = _OFFSETS.match(body)
     at = begin.end() if begin else 0
     try:
@@ -161,7 +161,7 @@ def read_offsets(body: bytes, kind: type[ResetOffsetBody | GetConsumerStatusBody
                 return found
             at = entry.end()
     except UnicodeDecodeError:
-        pass  # the other reader says what is wrong
+        pass  # `from_json` says what is wrong
     read = kind.from_json(body, _OTHER_BYTES_MAX)
     return read.offset_table if isinstance(read, ResetOffsetBody) else read.message_queue_table
 

@@ -228,7 +228,7 @@ class Prop:
     TAGS: Final = "TAGS"
     WAIT_STORE_MSG_OK: Final = "WAIT"
     DELAY_TIME_LEVEL: Final = "DELAY"
-    #: Of clients of 5.x: delays that are no levels, and the mark of a message that was delayed so.
+    #: Properties of 5.x clients: delays that are not levels, and the mark of a message that was delayed by one.
     TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
     TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
     TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"

@@ -30,8 +30,8 @@ FRAME_BYTES_MAX = 16 * 1024 * 1024
 HEADER_BYTES_MAX = 256 * 1024
 #: Bytes of such a response for each byte of the batch: ids have 57 in IPv6, messages 22 or more.
 _ANSWER_TO_BATCH = 3
-#: Of a JSON header above HEADER_BYTES_MAX, at most: it takes as long to parse as it has values, and that of such a
-#: response has two dozen, and no list. (A binary one is read up to EXT_FIELDS_MAX.)
+#: Limits of a JSON header above HEADER_BYTES_MAX, because parsing time grows with the number of values: such a response
+#: has two dozen, and no list. (A binary one is limited by EXT_FIELDS_MAX.)
 _LONG_HEADER_QUOTES_MAX, _LONG_HEADER_OBJECTS_MAX = 256, 4
 
 JSON = 0

@@ -16,7 +16,7 @@ from mqbroker.wire.codes import SysFlag
 
 #: Maximum decompressed body: no producer may send a larger one.
 BODY_BYTES_MAX = 64 * 1024 * 1024
-#: zlib makes at most so many bytes of one, which is more than LZ4 does, and Zstandard so many.
+#: Maximum ratio of a decompressed to a compressed body: with zlib (LZ4's is lower), and with Zstandard.
 ZLIB_RATIO_MAX, ZSTD_RATIO_MAX = 1032, 32_768
 
 
@@ -53,7 +53,7 @@ def compress_body(body: bytes, level: int = 5) -> tuple[bytes, int]:
 
 
 def decompress_body(body: bytes, sys_flag: int) -> bytes:
-    """The body as its producer gave it, of one that is stored with `sys_flag`. Raises UnreadableBody."""
+    """The producer's body, from `body` as it is stored with `sys_flag`. Raises UnreadableBody."""
     if not sys_flag & SysFlag.COMPRESSED:
         return body
     kind = sys_flag & SysFlag.COMPRESSION_MASK
@@ -82,7 +82,7 @@ def decompress_body(body: bytes, sys_flag: int) -> bytes:
 
 
 def decompressed_in_vain(body: bytes, sys_flag: int) -> int:
-    """How many bytes `decompress_body` has made, at most, of a body for which it raised UnreadableBody."""
+    """An upper bound of the bytes that `decompress_body` decompressed before it raised UnreadableBody."""
     kind = sys_flag & SysFlag.COMPRESSION_MASK
     if kind not in _TYPES or _decompressor(_TYPES[kind][1]) is None:
         return 0

@@ -41,7 +41,7 @@ FILTER_SERVER_LENGTH_MAX = 255
 STEP_BYTES = 128 * 1024
 #: JSON that is not as brokers write it is decoded in one step: some 8,000 topics, 100 ms.
 OTHER_JSON_BYTES_MAX = 1024 * 1024
-#: Braces at which the bytes of a step may end, but for those within a topic: a broker of 5.x has an object in each.
+#: Braces that are tried as the end of a step's bytes: one may be within a topic, as a 5.x broker has an object in each.
 _CUTS_MAX = 8
 STEP_TOPICS = 1000
 _INFLATE_BYTES = 64 * 1024

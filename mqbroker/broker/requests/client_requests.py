@@ -57,11 +57,11 @@ from mqbroker.wire.registration import Steps
 
 #: Subscriptions of one group in one heartbeat.
 SUBSCRIPTIONS_MAX = 10_000
-#: Of a client's producers, and of its consumers: each takes up to 60 us to register.
+#: Groups of a client's producers, and of its consumers: each takes up to 60 us to register.
 GROUPS_OF_CLIENT_MAX = 1000
 #: Characters in the expression of one subscription.
 EXPRESSION_LENGTH_MAX = 65_536
-#: Of the enumerations of a group, and its expressions' type.
+#: Length of a consumer group's enumerated values, and of the type of its expressions.
 WORD_LENGTH_MAX = 64
 BROKER_NAME_LENGTH_MAX = 255
 #: Time-out of a forwarded request.

@@ -56,7 +56,7 @@ _TAIL = encode_tail(TRANS_HALF_TOPIC.encode(), 0)
 _TOPIC = _TAIL[:-2]
 _GROUP = f"\x02{Prop.PRODUCER_GROUP}\x01".encode()
 _REAL_TOPIC = f"\x02{Prop.REAL_TOPIC}\x01".encode()
-#: Of a half message that is put in more queues than its own, and of its offsets in them.
+#: Prefix of the properties with a half message's other queues, and with its offsets in them.
 _INNER = b"INNER_MULTI_"
 _KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
 _COMMIT = SysFlag.TRANSACTION_COMMIT

@@ -94,7 +94,7 @@ class TransactionChecks:
     _call: IDelayedCall | None = attrs.field(init=False, default=None)
     _round: Deferred[None] | None = attrs.field(init=False, default=None)
     _sleep: Deferred[None] | None = attrs.field(init=False, default=None)
-    #: Of the running round, by producer group: half messages that nobody can be asked about, and those given up.
+    #: Half messages of the running round, by producer group: those without a producer to ask, and those given up.
     _unasked: Counter[str] = attrs.field(init=False, factory=Counter)
     _given_up: Counter[str] = attrs.field(init=False, factory=Counter)
 

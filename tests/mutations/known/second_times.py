@@ -81,8 +81,8 @@ MISTAKES = [
     Mutation(
         "compare the offsets of a master with those of the former one",
         "broker/slave_synchronize.py",
-        "it need not have removed: it may have lost it.\n            self._before = {}\n",
-        "it need not have removed: it may have lost it.\n",
+        "it may have lost, not removed.\n            self._before = {}\n",
+        "it may have lost, not removed.\n",
         ("tests/broker/test_slave_synchronize.py",),
     ),
     Mutation(

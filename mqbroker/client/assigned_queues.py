@@ -346,7 +346,7 @@ class AssignedQueues(dict[MessageQueue, AssignedQueue]):
         self._suspend_ms = milliseconds("suspend_s", options.suspend_s, 0)
         self._timestamp_ms = options.consume_from_time or int(net.now() * 1000) - _HALF_AN_HOUR_MS
         self._failures = PullFailures()
-        #: Of what is pulled.
+        #: The filters that run on pulled messages.
         self.filters: Filters | None = None
 
     def begin(

@@ -40,12 +40,12 @@ class _Batch(Part):
 
     waiters: list[Any] = attrs.field(factory=list)
     choose: Choose | None = None
-    #: The same from the compiled module, whose waiters are its own.
+    #: The compiled module's batch of the same sends, if it made the waiters.
     joined: OpenBatch | None = None
 
     def end(self, outcomes: Sequence[SendResult] | MQError | None) -> tuple[int, int]:
-        """Complete the futures: each with its result, or all with an error, or with None, which has each message sent
-        alone. Returns the bytes of the bodies whose slots have ended, and their number."""
+        """Complete the futures: each with its result; or all with an error; or with None, so that each message is sent
+        alone. Returns the size and number of the bodies whose slots have ended."""
         if outcomes is not None and not isinstance(outcomes, MQError):
             if self.joined is not None:
                 cast(Any, outcomes).give_to(self.waiters)
@@ -78,10 +78,10 @@ class AutomaticBatches(PlainSends):
         self._joins = compiled is not None and net.has_tasks
 
     def direct(self) -> None:
-        """They leave together."""
+        """None: sends leave together."""
 
     def suits(self, message: Message) -> bool:
-        # One call for each send, with what `may_be_in_batch` says.
+        # The checks of `may_be_in_batch`, inlined: it would be another call for each send.
         return (
             type(message) is Message
             and 0 < len(message.body) <= self._size_max
@@ -120,7 +120,7 @@ class AutomaticBatches(PlainSends):
             self.take(message, waiter=waiter)
 
     def _take_joined(self, loop: Loop, message: Message) -> Future:
-        """As `take`, into a batch which the compiled module adds to."""
+        """As `take`, into a batch of the compiled module."""
         assert compiled is not None
         joined = self.joined
         if joined is None:
@@ -154,7 +154,7 @@ class AutomaticBatches(PlainSends):
             for topic, batch in opened.items():
                 self._leave_joined(topic, batch)
         topics = [message.topic for message in self._messages]
-        if len(set(topics)) > 1:  # those of a topic leave together
+        if len(set(topics)) > 1:  # the messages of a topic leave together
             order = sorted(range(len(topics)), key=topics.__getitem__)
             self._messages = [self._messages[n] for n in order]
             self._choices = [self._choices[n] for n in order]
@@ -278,7 +278,7 @@ def size_of(message: Message) -> int:
 def sends_together(
     net: LoopNet, options: ProducerOptions
 ) -> Callable[[Identity, Attempts, SendsInFlight], PlainSends] | None:
-    """Make what takes sends that leave together; None where each is a request of the general path."""
+    """What makes the PlainSends of a producer; None if each of its sends is a request of the general path."""
     if options.linger_s is not None:
         return partial(AutomaticBatches, net)
     return None if compiled is None else partial(PlainSends, net)

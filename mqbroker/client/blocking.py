@@ -265,7 +265,7 @@ class LitePullConsumer(OfOneProcess[LitePullConsumerCore, ReceivedMessage]):
             raise
 
     def _fetch(self, thread: LoopThread) -> bool:
-        # By `_taken`, since a poll may come next.
+        # Through `_taken`: after an interrupted wait the next call may be a poll.
         found = self._taken(thread, lambda: self._core.next_messages(HANDED_OUT_MAX))
         self._handed_out.extend(found)
         return bool(found)

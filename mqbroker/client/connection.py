@@ -191,8 +191,8 @@ class Connection:
             data = data[end:]
 
     def _end_of_next(self, data: bytes, at: int) -> int:
-        """How much of `data` is read without a look for responses to plain sends: the frame at `at`, or all where there
-        are none to come."""
+        """The end of what is read of `data` before the next search for responses to plain sends: of the frame at `at`;
+        of all if none are expected."""
         return at + 4 + int.from_bytes(data[at : at + 4], "big") if self._sent else len(data)
 
     def _take_plain(self, data: bytes, now: float) -> bytes:

@@ -18,15 +18,15 @@ class Counters(SendObserver, ConsumeObserver):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Stored by a broker, or written to a connection, where they were sent oneway.
+        #: Stored by a broker; if sent oneway, written to a connection.
         self.sent = 0
-        #: Whose sends failed.
+        #: Not sent, because the send failed.
         self.failed = 0
         #: In flight, or waiting for a slot.
         self.waiting = 0
         #: Taken by listeners.
         self.consumed = 0
-        #: That listeners had come again, or gave up to the dead letters.
+        #: Sent back by listeners, to be delivered again or moved to the dead letters.
         self.retried = 0
         #: With listeners now, or handed out and not settled.
         self.consuming = 0

@@ -188,7 +188,7 @@ class DeferredFuture:
     def __init__(self, loop: ReactorLoop) -> None:
         self._loop = loop
         self._outcome: Any = _WAITING
-        #: Of a send that may be plain, who sends it and its message: it continues if the outcome is not a SendResult.
+        #: Its SingleSends and message if it is a send that may be plain: it continues if the outcome is no SendResult.
         #: Cheaper than a callback.
         self.send: tuple[SingleSends, Message] | None = None
         self._going_on: Deferred[Any] | None = None

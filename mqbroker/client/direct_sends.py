@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FIRST = 16
 #: Threads that send on sockets of their own at the same time, to one broker; others use the loop.
 SOCKETS_MAX = 16
-#: A socket that was not used for so long, seconds, is closed: it has no heartbeats, and the broker may have closed it.
+#: A socket that was not used for this time, seconds, is closed: it has no heartbeats, and the broker may close it.
 _IDLE_S = 10.0
 _READ_BYTES = 64 * 1024
 
@@ -80,14 +80,14 @@ class DirectSends:
         self._gate = threading.Lock()
         self._idle: dict[str, list[_Socket]] = defaultdict(list)
         self._open: set[_Socket] = set()
-        #: By address: sends that found no socket since one could not be opened; sockets that are open, or being opened.
+        #: By address: sends without a free socket since the start or the last failure to open one; sockets that are
+        #: open or being opened.
         self._sends: dict[str, int] = defaultdict(int)
         self._count: dict[str, int] = defaultdict(int)
         self._is_closed = False
 
     def send(self, message: Message) -> SendResult | FirstAttempt | None:
-        """Send `message` to the next queue: the result, an attempt that has not sent it, or None where it has to be
-        sent on the loop."""
+        """Send `message` to the next queue: the result, a failed attempt, or None if it has to be sent on the loop."""
         place = self._plain.place(message)
         if place is None:
             return None
@@ -99,7 +99,7 @@ class DirectSends:
         try:
             outcome = self._send(used, message, queue, head, timeout_ms)
             is_done = outcome is None or isinstance(outcome, SendResult)
-        finally:  # a late response would be taken for that of the next request
+        finally:  # without a result, a late response would be taken for that of the next request
             self._give_back(used) if is_done else self._drop(used)
         return outcome
 
@@ -124,11 +124,11 @@ class DirectSends:
                 [message], [(queue, head)], [None], None, used.opaque, int(began * 1000), *used.ids.reserve(1),
                 BEFORE_OPAQUE, AFTER_OPAQUE, pending,
             )  # fmt: skip
-        except Exception:  # a message that was changed behind its checks: the general path says so
+        except Exception:  # the message was changed after its checks: the general path raises the error
             return None
         if not frames:
             return None
-        # Not sooner: what is left to the loop takes a turn there, and a second one would leave out a queue.
+        # Only now: a send that is left to the loop takes its turn there, and two turns would skip a queue.
         self._plain.take_turn(message.topic)
         msg_id = pending[used.opaque][3]
         outcome = self._asked(used, frames[0], sent_at, timeout_ms, pending)
@@ -175,7 +175,7 @@ class DirectSends:
         return why_lost(used.addr, tls=None, error=None, has_answered=has_answered, request_bytes=len(frame))
 
     def _take(self, connection: Connection) -> _Socket | None:
-        """A socket to where `connection` leads, which was opened after that."""
+        """A socket to the peer of `connection`, opened after that one."""
         addr, now = connection.addr, self._net.steady()
         while True:
             with self._gate:

@@ -123,8 +123,8 @@ class NoBrokerForTopic(ClientError):
 
 
 class UnexpectedResponse(ClientError):
-    """A broker's response has other messages than requested; none of them is used. `is_of_index`: of a search by key
-    that was to tell whether a message was sent."""
+    """A broker's response has other messages than requested; none of them is used. `is_of_index`: the request was a
+    search by key, to find out whether a message was sent."""
 
     def __init__(self, queue: MessageQueue, why: str, is_of_index: bool = False) -> None:
         super().__init__(queue, why, is_of_index)

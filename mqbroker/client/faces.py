@@ -69,8 +69,8 @@ def on_signals(stop: Callable[[], object]) -> Iterator[None]:
 
 
 class Named:
-    """Shows a client by its kind and group, and its methods, as in a TypeError of their arguments, by their own names
-    instead of those of the cores."""
+    """Shows a client by its kind and group. Its methods have their own names, not those of the cores, as in a TypeError
+    for wrong arguments."""
 
     _group: str
 

@@ -22,20 +22,20 @@ from mqbroker.wire.headers import UnregisterClientRequestHeader
 log = logging.getLogger(__name__)
 
 
-#: A period may end so much early, as clocks round.
+#: A period may end this much early, seconds, because clocks round.
 _EARLY_S = 0.01
-#: Of one request, about, but for those of one group: brokers read 6 MiB.
+#: Estimated size of the subscriptions in one request, of which one group alone may have more: brokers read 6 MiB.
 SUBSCRIPTION_BYTES_MAX = 4 * 1024 * 1024
-#: Of a subscription without its topic and tags, and of the hash of each tag; a tag stands in it twice.
+#: Size of a subscription without its topic and tags, and of the hash of each tag. Each tag appears twice.
 _SUBSCRIPTION_BYTES, _TAG_BYTES = 200, 16
-#: For so long no send is followed by a heartbeat to a broker that has failed to take one.
+#: After a heartbeat to a broker failed, sends to it cause no other one for this time, seconds.
 _PAUSE_S = 5.0
 
 
 @attrs.define(eq=False)
 class _Sent:
-    """A heartbeat that has not failed: when it was sent or answered, and the number of the next client when it was
-    made."""
+    """A heartbeat that has not failed: when it was sent or answered, and which clients it has, those with numbers below
+    `before`."""
 
     at: float
     before: int
@@ -43,10 +43,10 @@ class _Sent:
 
 @attrs.define(eq=False)
 class _Line:
-    """Those that want a heartbeat to a broker: while it handles one, they wait, and share the next one."""
+    """The clients that request a heartbeat to a broker: while it handles one, they wait, and share the next one."""
 
     lock: Lock
-    #: How many times one was asked for, how many of them the last one has answered, and why that failed.
+    #: How many heartbeats were requested, how many of these requests the last one has served, and why it failed.
     asked: int = 0
     answered: int = 0
     error: MQError | None = None
@@ -54,15 +54,15 @@ class _Line:
 
 @attrs.define(eq=False)
 class SharedHeartbeats:
-    """The clients that share connections, and what brokers have got of them."""
+    """The clients that share connections, and the heartbeats that brokers got from them."""
 
     parts: dict[Heartbeats, None] = attrs.field(factory=dict)
     next_number: int = 0
-    #: By address: the last heartbeat, unless it has failed, and when the last one has failed.
+    #: By address: the last heartbeat, unless it failed; and when it failed.
     sent: dict[str, _Sent] = attrs.field(factory=dict)
     failed_at: dict[str, float] = attrs.field(factory=dict)
     lines: dict[str, _Line] = attrs.field(factory=dict)
-    #: How many clients are producers of a group, and the number of the first one.
+    #: By group: how many clients are producers of it, and the number of the first one.
     producers: dict[str, tuple[int, int]] = attrs.field(factory=dict)
 
     def join(self, part: Heartbeats) -> None:
@@ -76,7 +76,7 @@ class SharedHeartbeats:
             self.producers[group] = count + 1, part.number
 
     def leave(self, part: Heartbeats) -> bool:
-        """Returns whether others have its group of producers."""
+        """Remove a client; returns whether another one is a producer of its group."""
         if part in self.parts:
             del self.parts[part]
             if (group := part.producer_group) is not None:
@@ -86,7 +86,7 @@ class SharedHeartbeats:
         return part.producer_group in self.producers
 
     def live(self) -> list[Heartbeats]:
-        """Those of clients that are not closed."""
+        """The clients that are not closed; the others are removed."""
         for part in [part for part in self.parts if part.net.is_closed]:
             self.leave(part)
         return list(self.parts)
@@ -115,8 +115,7 @@ class Heartbeats:
         self._timeout_ms = timeout_ms
         self.heartbeat_s = heartbeat_s
         self._is_over = False
-        #: Among the clients with the same connections, once it has joined them: heartbeats with larger numbers have its
-        #: group.
+        #: Its number among the clients with the same connections, once it has joined them: see `_Sent.before`.
         self.number = sys.maxsize
         #: Called with the address of a broker that has answered one.
         self.on_answer: Callable[[str], object] = len
@@ -158,7 +157,7 @@ class Heartbeats:
         return sent.at if sent is not None and self.number < sent.before else None
 
     def _has_ended(self, since: float | None) -> bool:
-        """Whether the period that began then, if ever, has ended."""
+        """Whether the period that began at `since` has ended; True for None."""
         return since is None or self.net.steady() - since >= self.heartbeat_s - _EARLY_S
 
     def _reached(self) -> list[str]:
@@ -182,8 +181,8 @@ class Heartbeats:
         await self._send([addr for addr in self.addresses_in_use() if self._sent_at(addr) is None])
 
     def is_due(self, addr: str) -> bool:
-        """Whether the broker at `addr`, which responds, got no heartbeat within the period, and has not just failed to
-        take one."""
+        """Whether the broker at `addr`, which responds, got no heartbeat within the period, and none failed within
+        `_PAUSE_S`."""
         if not self._has_ended(self._sent_at(addr)):
             return False
         failed_at = self.net.heartbeats.failed_at.get(addr)
@@ -228,7 +227,7 @@ class Heartbeats:
         if self._is_over or not addresses:
             return {}
         shared = self._join()
-        for addr in addresses:  # at once, so that none of the others begins one, too
+        for addr in addresses:  # before any wait, so that no other client begins one, too
             shared.sent[addr] = _Sent(self.net.steady(), shared.next_number)
         try:
             errors = await self.net.all_of([self._send_in_line(addr) for addr in addresses])
@@ -267,8 +266,8 @@ class Heartbeats:
         return self.answered(addr, answer)
 
     def requests(self) -> list[RemotingCommand]:
-        """A heartbeat: one request, or several where one could be longer than brokers read. What is not in it stays as
-        the one before has left it."""
+        """A heartbeat: one request, or several if one could be longer than brokers read. Brokers keep what a request
+        leaves out."""
         whole = self._data()
         parts: list[list[ConsumerData]] = [[]]
         size = 0
@@ -301,6 +300,6 @@ class Heartbeats:
 
 
 def _size(subscription: SubscriptionData) -> int:
-    """About how many bytes it has in a heartbeat."""
+    """Its estimated size in a heartbeat, bytes."""
     expression = 2 * len(subscription.sub_string) + _TAG_BYTES * len(subscription.tags_set)
     return _SUBSCRIPTION_BYTES + len(subscription.topic) + expression

@@ -88,9 +88,8 @@ class IndexRequests:
         return {name: _position(topic, answer) for name, answer in zip(brokers, answers, strict=True)}
 
     async def places(self, topic: str, key: str, *, is_unique: bool = True) -> list[tuple[MessageQueue, int]] | None:
-        """The queues and offsets of the messages of `topic` with this unique key, or with this key,
-        once the index has what is in the log now; None if the index cannot tell all of them, or takes more than a
-        second.
+        """The queues and offsets of the messages of `topic` with this unique key, or with this key, once the index has
+        all that is in the log now; None if that takes more than a second, or the index may not find all of them.
 
         Raises as `positions` does.
         """
@@ -239,7 +238,7 @@ class Queries:
         return sorted(same, key=lambda message: message.store_timestamp_ms)
 
     def _read(self, records: bytes, broker_name: str, topic: str) -> list[ReceivedMessage]:
-        """Those that are stored in `topic`, or were sent to it, as the user knows them."""
+        """The messages that are stored in `topic`, or were sent to it, without the namespace."""
         messages = [ReceivedMessage.of_record(record, broker_name) for record in decode_records(records)]
         return [bare_message(self._namespace, each) for each in messages if topic in (each.topic, each.queue.topic)]
 

@@ -1,5 +1,5 @@
 """Instances: the clients of a process and an event loop that have the same name servers, account and TLS share their
-connections, their client id, their heartbeats and what they get to know of routes."""
+connections, their client id, their heartbeats and their routes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mqbroker.client.net import decline
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
 
-#: Brokers take no more groups than this of one client id: `mqbroker.broker.requests.client_requests`.
+#: Brokers accept no more groups of one client id: see `mqbroker.broker.requests.client_requests`.
 GROUPS_MAX = 1000
 
 
@@ -41,7 +41,7 @@ class _Client:
 
 class Instance:
     """What its clients share. Brokers distinguish the members of a group by the client id, so that it has at most one
-    of each group; and they bound its groups."""
+    member of each group; and they limit the groups of a client id."""
 
     def __init__(
         self, first: LoopNet, name_servers: tuple[str, ...], unit_name: str, ended: Callable[[Instance], None]
@@ -53,7 +53,7 @@ class Instance:
         self.net.unit_name = unit_name
         self.net.hooks = first.hooks
         self._ended = ended
-        #: By group; and all others, which may have the same groups.
+        #: Members by group; and all other clients, which may have the same groups.
         self._members: dict[str, _Client] = {}
         self._others: dict[_Client, None] = {}
         #: How many of the others have each group.
@@ -73,7 +73,7 @@ class Instance:
             self._groups[client.group] += 1
 
     def leave(self, client: _Client) -> bool:
-        """Returns whether others stay."""
+        """Remove a client; returns whether others stay."""
         if client.is_member:
             del self._members[client.group]
         else:
@@ -87,9 +87,8 @@ class Instance:
         return stay
 
     async def answer(self, request: RemotingCommand) -> RemotingCommand | None:
-        """The response of the client that a broker's request is for. If no client has its group, one of them says
-        so."""
-        # Members first: a pull consumer may have the group of one.
+        """The response of the client that a broker's request is for; without such a client, one of them refuses it."""
+        # Members first: a pull consumer may have a member's group.
         clients = [each.asked() for each in (*self._members.values(), *self._others)]
         for asked in clients:
             if asked.takes(request):

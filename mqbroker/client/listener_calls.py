@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 class Outcome(IntEnum):
     """Why `call_listener` has stopped; the module in C has the same numbers."""
 
-    #: There are no more messages, or others should have their turn.
+    #: There are no more messages, or the time is over.
     STOPPED = 0
     #: The listener returned something for the last message, which may be awaitable.
     RETURNED = 1
     #: The listener is a coroutine function, and returned something.
     ENDED = 2
-    #: It is a coroutine function and has suspended; followed by the coroutine, and what it waits for.
+    #: The listener is a coroutine function, and suspended; the value is the coroutine, and what it waits for.
     SUSPENDED = 3
-    #: It raised this.
+    #: The listener raised the value.
     RAISED = 4
 
 
@@ -44,11 +44,11 @@ def _call_listener(
     now_s: Callable[[], float],
     until: float,
 ) -> tuple[int, int, int, Any]:
-    """Call `listener` with messages from `at` to `end`, in whose places stands None where there is none, until
-    something else than None comes of a call, it is `until`, or it is over. Each that it has consumed is replaced by
-    None; `call.message` is the one that it was called with last.
+    """Call `listener` with the messages from index `at` to `end` that are not None, until a call does not return None,
+    it is `until`, or the caller is over. Consumed messages are replaced by None; `call.message` is the last one that
+    the listener was called with.
 
-    Returns where to go on, how many were consumed, the outcome, and what belongs to that.
+    Returns the index to continue at, how many were consumed, the outcome, and its value.
     """
     consumed = 0
     while at < end and not caller.is_over and now_s() < until:
@@ -94,11 +94,11 @@ def resumed(suspended: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any,
             return ended.value
 
 
-#: So long, seconds, messages go to a listener that does not suspend, before others on the event loop have a turn.
+#: How long a listener that does not suspend is called before others on the event loop have a turn, seconds.
 _TURN_S = 0.005
 
-#: The run, or the message of an administrator, whose call of the listener the caller runs in, or was started from. Of a
-#: run it is set once: setting it for each message took a twelfth of the time of consuming.
+#: The run, or an administrator's message, whose call of the listener the present code runs in or was started from. Set
+#: once a run: setting it for each message took a twelfth of the time of consuming.
 _called_for: ContextVar[object] = ContextVar("mqbroker listener", default=None)
 
 

@@ -76,7 +76,7 @@ class LitePullConsumerCore:
         self._observers = MemberObservers(net, name_servers, group, options, identity)
         self._observe = self._observers.handing_out(group, lambda: identity.client_id)
         self._assigned.filters = self._observers.filters
-        #: Of the queues that were assigned by hand.
+        #: The expression for queues that the program assigned.
         self._expression: str | Sql = ALL
         self._polled = Polled(net.now, self._observe)
         self._asking: list[Signal] = []

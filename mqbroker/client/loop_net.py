@@ -85,7 +85,7 @@ class LoopNet(ABC):
         self._lines: LoopNet = self
         self._join: Join | None = None
         self._leave: Callable[[], bool] | None = None
-        #: Of an instance: its identity, and the heartbeats and routes of its clients.
+        #: The identity of an instance, and the heartbeats and routes that its clients share.
         self.identity: Identity | None = None
         self.shared_heartbeats = SharedHeartbeats()
         self.shared_routes = SharedRoutes()
@@ -177,7 +177,7 @@ class LoopNet(ABC):
 
     @property
     def routes(self) -> SharedRoutes:
-        """What all clients with the same connections know of routes."""
+        """The routes that all clients with the same connections share."""
         return self._lines.shared_routes
 
     def free_connection(self, addr: str) -> Connection | None:

@@ -20,8 +20,8 @@ from mqbroker.client.errors import ClientClosed, WouldDeadlock
 
 T = TypeVar("T")
 
-# A child that is forked while a thread imports a module waits for it for ever. What connections, routes and long bodies
-# would import is imported here.
+# A child forked while a thread imports a module waits for that import forever. So what connections, routes and long
+# bodies would import is imported here.
 for _codec in ("idna", "utf-16-be"):
     codecs.lookup(_codec)
 

@@ -285,11 +285,11 @@ class LoopWatch:
         self._net = net
         self._group = group
         self._listener = listener
-        # The last heartbeat may have been sent so long before the loop stopped.
+        # The last heartbeat may have been sent `heartbeat_s` before the loop stopped.
         self._away_s = max(_BLOCKED_S, _EXPIRY_S - _MARGIN_S - heartbeat_s)
         self._come_back = come_back
         self._lock = net.lock()
-        #: From when on it was away, if the loop does not run until then.
+        #: When it counts as away, unless the loop runs before.
         self.away_at = float("inf")
         self._warn_again_at = float("-inf")
 

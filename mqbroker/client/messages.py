@@ -45,7 +45,7 @@ def _check_topic(topic: str) -> None:
 #: Bodies of one response are decompressed up to this: more would keep the event loop, and fill the memory.
 INFLATED_BYTES_MAX = 16 * 1024 * 1024
 
-#: Of a message that has one after it.
+#: The largest offset of a message that another one can follow.
 _OFFSET_MAX = 2**63 - 2
 
 _BYTES_LIKE = (bytes, bytearray, memoryview)
@@ -140,7 +140,7 @@ class Message:
             received.topic if topic is None else topic,
             received.body,
             tags=received.tags,
-            keys=" ".join(received.keys),  # other producers may put several blanks, or others, between them
+            keys=" ".join(received.keys),  # other producers may separate them differently
             properties=received.user_properties,
             flag=received.flag,
         )
@@ -231,7 +231,7 @@ if compiled is not None:
 class SystemMessage(Message):
     """A message with properties by which brokers and other clients act."""
 
-    #: Of a reply, the broker that it goes to if that is up and no queue is chosen.
+    #: The broker that a reply goes to if it is up and no queue is chosen.
     preferred: str | None = attrs.field(default=None, kw_only=True)
 
     _allowed: ClassVar[frozenset[str]] = frozenset(

@@ -96,7 +96,7 @@ class Puller(Protocol):
         """Whether the next pull may follow one that has found messages, before they are taken."""
 
     def take(self, pulled: RawPull) -> bool:
-        """Take the messages of a pull; False, and none of them, if the next pull starts elsewhere than it says."""
+        """Take the messages of a pull; False, and none is taken, if the next pull must start elsewhere than it says."""
 
 
 class Net(Protocol):
@@ -120,7 +120,7 @@ class Net(Protocol):
 
     @property
     def routes(self) -> SharedRoutes:
-        """What all clients that share connections with this one know of routes."""
+        """The routes that all clients that share connections with this one have in common."""
 
     @property
     def is_closed(self) -> bool:

@@ -158,8 +158,8 @@ class Guard:
 
 
 def _replaced(asked: list[Message], messages: list[Message]) -> list[Message]:
-    """The messages that observers have put in place of those that were `asked` for, with their system's properties.
-    Raises BadArgument on others."""
+    """The messages that observers put in place of the `asked` ones, with the system properties of these. Raises
+    BadArgument on others."""
     if [each.topic for each in messages if isinstance(cast(Any, each), Message)] != [each.topic for each in asked]:
         raise BadArgument("what observers put into Send.messages", "as many messages to the same topics", messages)
     return [_marked_as(former, each) for former, each in zip(asked, messages, strict=True)]
@@ -179,7 +179,7 @@ class Observers:
     def __init__(self, members: Sequence[Any], steady: Callable[[], float]) -> None:
         self._members = tuple(members)
         sends = [each for each in members if isinstance(each, SendObserver)]
-        #: What is called for a send, in these orders: before it with the number of observers that have seen it then.
+        #: Called for a send, in this order: before it, each with the number of observers called earlier; and after it.
         self._before = [
             (seen, each.before_send)
             for seen, each in enumerate(sends)
@@ -205,7 +205,7 @@ class Observers:
         return began
 
     def end(self, send: Send, began: float, outcome: Any, addr: str = "", *, seen: int | None = None) -> None:
-        """Tell the observers, of which `seen` have seen it, by default all, what came of a send to `addr`."""
+        """Tell the outcome of a send to `addr` to the first `seen` observers, by default to all."""
         send.took_s, send.addr = self._steady() - began, addr
         for after in self._after if seen is None else self._after[len(self._after) - seen :]:
             self._call(after, send, outcome)
@@ -215,7 +215,7 @@ class Observers:
         return [each for each in self._members if isinstance(each, ConsumeObserver)]
 
     def _begin(self, consumption: Consumption) -> Callable[[Any], None]:
-        """Tell the observers that messages are handed out; returns what to call with what comes of it."""
+        """Tell the observers that messages are handed out; returns what to call with the outcome."""
         members = self.consumers()
         for each in members:
             self._call(each.before_consume, consumption)

@@ -15,13 +15,13 @@ from mqbroker.wire.codes import RETRY_PREFIX
 
 log = logging.getLogger(__name__)
 
-#: Members whose subscriptions changed this recently are not compared: a program changes one after the other.
+#: Members whose subscriptions changed within this time, seconds, are not compared: a program changes one by one.
 _CHANGING_S = 5.0
-#: How many characters of a member's subscriptions a warning has.
+#: Longest text of a member's subscriptions in a warning.
 _SHOWN_MAX = 200
 
 _numbers = count()
-#: Those that have joined, in this order.
+#: The members that have joined, in the order of joining.
 _joined: WeakValueDictionary[int, Peer] = WeakValueDictionary()
 
 
@@ -35,7 +35,7 @@ class Peer:
         subscriptions: Mapping[str, SubscriptionData],
         steady: Callable[[], float],
     ) -> None:
-        """`subscriptions` are those that the member has at any time; `steady` is a clock that is never set."""
+        """`subscriptions` always has the member's present ones; `steady` is a clock that is never set."""
         self.group = group
         self.client_id = client_id
         self.home: Hashable = None
@@ -46,13 +46,13 @@ class Peer:
         self._has_warned = False
 
     def join(self, home: Hashable, name_servers: tuple[str, ...]) -> None:
-        """Have the members that join later on the event loop `home` compare themselves with this one."""
+        """From now on members that join later on the event loop `home` compare themselves with this one."""
         self.home, self.name_servers = home, frozenset(name_servers)
         self.changed()
         _joined[next(_numbers)] = self
 
     def leave(self) -> None:
-        """Be compared no more."""
+        """From now on it is not compared."""
         self.name_servers = frozenset()
 
     def changed(self) -> None:
@@ -65,8 +65,8 @@ class Peer:
         return self._steady() - self._changed_at < _CHANGING_S
 
     def wanted(self) -> dict[str, tuple[str, frozenset[str] | str]]:
-        """What it subscribes to, by topic, without the group's retry topic: tags, none of them for all, or an
-        expression of another type."""
+        """Its subscriptions by topic, without the group's retry topic: the tags (none: all messages), or an expression
+        of another type."""
         return {
             topic: (each.expression_type, each.tags_set if each.expression_type == "TAG" else each.sub_string)
             for topic, each in self._subscriptions.items()
@@ -74,7 +74,7 @@ class Peer:
         }
 
     def shown(self) -> str:
-        """Its subscriptions for people."""
+        """Its subscriptions as a warning shows them."""
         each = (f"{topic} ({self._subscriptions[topic].sub_string})" for topic in sorted(self.wanted()))
         text = ", ".join(each) or "none"
         return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."

@@ -1,5 +1,5 @@
-"""Plain sends on an event loop, which are most: those of one turn are encoded together by the compiled module, and it
-reads what is answered. What is not plain, and all that goes wrong, is left to the general path (`client/attempts.py`).
+"""Plain sends on an event loop, which are most: the compiled module encodes those of one turn together, and reads their
+responses. Other sends, and all failures, are left to the general path (`client/attempts.py`).
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _OWN_FIELDS = ("f", "g", "h", "i")
 #: Topics of which the heads of headers are kept.
 _TOPICS_MAX = 1024
 
-#: So many sends leave before their turn of the loop ends: the broker has work while the others are encoded. Measured
+#: This many sends leave before their turn of the loop ends: the broker has work while the others are encoded. Measured
 #: with one core for each, 64 senders get half as much again as if all left at the end, 256 a seventh.
 _TOGETHER_MAX = 32
 
-#: What sends have in common that go to the same queues with the same code.
+#: Equal for sends that go to the same queues with the same request code.
 _kind = attrgetter("topic", "preferred")
 _is_done = methodcaller("done")
 
 
 class PlainSends:
-    """Takes sends; those of a turn of the loop leave at its end, or when they are enough, in the order in which they
-    came."""
+    """Takes sends; those of a turn of the loop leave at its end, or earlier if they are many, in the order of the
+    calls."""
 
-    #: Whether `take` may be given a time.
+    #: Whether `take` accepts a time-out.
     takes_times = True
-    #: Takes sends to the next queue first, if it is not None: the compiled module's part of `take`, with their slots.
+    #: The compiled module's part of `take`, if any, which takes sends to the next queue first, and their slots.
     joined: OpenBatches | None = None
 
     def __init__(self, net: LoopNet, identity: Identity, attempts: Attempts, in_flight: SendsInFlight) -> None:
@@ -72,11 +72,11 @@ class PlainSends:
         self._choices: list[Choose | None] = []
         self._waiters: list[Future] = []
         self._targets: dict[tuple[str, bool], _Targets] = {}
-        #: The time that was given for the sends that are taken, or None for the usual.
+        #: The time-out of the messages taken so far; None for the default.
         self._given_ms: int | None = None
 
     def direct(self) -> DirectSends | None:
-        """What takes sends of threads that wait for them."""
+        """The sends of threads on sockets of their own."""
         return DirectSends(self._net, self, self._identity, self._availability)
 
     def suits(self, message: Message) -> bool:
@@ -87,8 +87,8 @@ class PlainSends:
     def take(
         self, message: Message, choose: Choose | None = None, timeout_ms: int | None = None, waiter: Any = None
     ) -> Future:
-        """Send `message` soon, to the queue that `choose` returns or to the next, in a slot among those in flight that
-        is acquired. Returns `waiter`, which has `done` and `set_result`, or a future of the loop.
+        """Send `message` soon, to the queue that `choose` returns or to the next. The caller has acquired its slot.
+        Returns `waiter`, which has `done` and `set_result`, or a future of the loop.
 
         The slot ends with a SendResult. Otherwise it is kept: with a FirstAttempt, or if the message was not sent with
         the queue that was Chosen, or None.
@@ -97,7 +97,7 @@ class PlainSends:
         if loop is None:
             loop = self._loop = self._net.loop
         taken: Future = waiter or loop.create_future()
-        if timeout_ms != self._given_ms:  # those that leave together have one time-out
+        if timeout_ms != self._given_ms:  # messages that leave together have one time-out
             self.flush()
             self._given_ms = timeout_ms
         if not self._messages:
@@ -110,7 +110,7 @@ class PlainSends:
         return taken
 
     def take_all(self, messages: list[Message], waiters: Sequence[Any]) -> None:
-        """As `take` of each of them with its waiter."""
+        """Call `take` for each message with its waiter."""
         self.take(messages[0], waiter=waiters[0])
         for at in range(1, len(messages), _TOGETHER_MAX):
             self._messages += messages[at : at + _TOGETHER_MAX]
@@ -120,8 +120,8 @@ class PlainSends:
                 self.flush()
 
     def place(self, message: Message) -> tuple[Place, Connection, int] | None:
-        """Where a send goes that has the next turn: its place, the connection to there, and the milliseconds for the
-        answer; None where the loop has to be asked. May be called on any thread, as `take_turn`."""
+        """Where the next send goes: its place, the connection, and the time-out of its response, ms; None if it must be
+        sent on the loop. May be called on any thread, as `take_turn`."""
         topic, preferred = _kind(message)
         targets = None if preferred else self._targets.get((topic, False))
         if targets is None or self._availability.avoids_any or not self.suits(message):
@@ -137,19 +137,19 @@ class PlainSends:
         return targets.places[number], connection, timeout_ms
 
     def take_turn(self, topic: str) -> None:
-        """A message of `topic` goes where `place` said. Threads that ask at the same time may go to the same queue."""
+        """Take the turn that `place` returned. Threads that call it at the same time may send to the same queue."""
         self._rotation.turns(topic, 1, 1)
 
     def give_up(self, message: Message, taken: Future) -> None:
-        """What `take` has returned is no longer awaited."""
-        # Cancelled, its slot ends where it would have; with another outcome than a SendResult it was kept.
+        """Called when what `take` returned is no longer awaited."""
+        # The slot of a cancelled one ends with its response; with another outcome than a SendResult it was kept.
         if not taken.done():  # it is awaited on another loop than its own
             taken.cancel()
         elif not taken.cancelled() and not isinstance(taken.result(), SendResult):
             self._in_flight.release(len(message.body))
 
     def flush(self) -> None:
-        """Send now what was taken: others must not go before it."""
+        """Send the messages taken so far now, so that no later one overtakes them."""
         messages, self._messages = self._messages, []
         choices, self._choices = self._choices, []
         waiters, self._waiters = self._waiters, []
@@ -201,7 +201,7 @@ class PlainSends:
     def _queue_numbers(
         self, topic: str, targets: _Targets, choices: list[Choose | None], preferred: str | None
     ) -> list[int]:
-        """To which of the topic's queues each message goes: to the one that its sender chooses, or the next."""
+        """The number of the queue for each message: the one that its sender chooses, or the next."""
         queues, free = targets.route.publish_queues, choices.count(None)
         avoided = self._availability.avoided().intersection(targets.names) if free else None
         if preferred is not None:
@@ -250,7 +250,7 @@ class PlainSends:
             ids = self._identity.next_ids.reserve(len(messages))
             sent = connection.send_run(messages, places, waiters, now, timeout_ms, *ids, self._net)
         if sent < len(messages):
-            # What follows one that is not plain must not overtake it. A second turn would leave out queues.
+            # What follows one that is not plain must not overtake it. A second turn would skip queues.
             self._give_back(messages[sent:], waiters[sent:], [Chosen(queue, route) for queue, _ in places[sent:]])
 
     def _give_back(
@@ -263,7 +263,7 @@ class PlainSends:
                 waiter.set_result(queue)
 
     def _ended(self, sends: list[tuple[Sent, SendResult | RemotingCommand | MQError]]) -> None:
-        """Sends were answered, or have failed."""
+        """Called when sends were answered or failed."""
         count = size = 0
         for (waiter, message, queue, msg_id, run), result in sends:
             run.left -= 1
@@ -283,7 +283,7 @@ class PlainSends:
 
 
 class _Targets:
-    """Where the messages of a topic go: of each queue in turn its place, and by address the numbers of the queues."""
+    """Where the messages of a topic go: the place of each queue, and by address the numbers of the queues."""
 
     def __init__(
         self, route: Route, request: Callable[[Outgoing, MessageQueue], RemotingCommand], *, is_reply: bool

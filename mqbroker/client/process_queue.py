@@ -35,7 +35,7 @@ class PulledBatch:
             found = set(map(id, unreadable))
             self.unreadable = [index for index, message in enumerate(messages) if id(message) in found]
         self.left = len(messages)
-        #: Of all their bodies.
+        #: Size of all their bodies.
         self.bytes = sum([len(message.body) for message in messages])
         self.first_number = first_number
         self._held = held

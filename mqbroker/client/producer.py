@@ -1,4 +1,4 @@
-"""The producer's core: what its API does. Each message that is sent by itself goes by `single_sends.py`."""
+"""The producer's core: what its API does. Messages that are sent one by one go through `single_sends.py`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ProducerCore:
         identity: Identity,
         plain_sends: MakePlainSends | None = None,
     ) -> None:
-        """`plain_sends` is as of SingleSends."""
+        """`plain_sends`: see SingleSends."""
         self._net = net
         self._namespace = options.namespace
         self._group = within(self._namespace, check_group(group))
@@ -74,7 +74,7 @@ class ProducerCore:
         self._tracer = Tracer(net, options.trace_topic, self.send_unseen) if options.trace_topic else None
         observers = [each for each in (*options.observers, self._tracer) if isinstance(each, SendObserver)]
         self._observers = Observers(observers, net.steady) if observers else None
-        #: Each message that is sent by itself.
+        #: The sends of one message each.
         self.sends = SingleSends(net, identity, self._attempts, plain_sends, is_observed=self._observers is not None)
         self._replies = Replies(net, options)
         #: Look-ups in the index of the brokers that it sends to.
@@ -153,7 +153,7 @@ class ProducerCore:
     async def _observed(
         self, kind: SendKind, messages: list[Message], run: Callable[..., Awaitable[T]], *given: Any
     ) -> T:
-        """What `run`, which sends, returns for the messages and what is `given`, after the observers have seen them."""
+        """Tell the observers of the messages, and send them: returns what `run` returns for them and `given`."""
         if self._namespace:
             messages = [attrs.evolve(each, topic=within(self._namespace, each.topic)) for each in messages]
             run, given = self._in_namespace, (run, *given)
@@ -270,7 +270,7 @@ class ProducerCore:
         await self.begin(self._routes.check)
 
     async def begin(self, connect: Callable[[], Awaitable[None]] | None = None) -> None:
-        """As `start`, which has `connect` called: without it, the first request connects, within its own time."""
+        """As `start`, with `connect` called first; without it the first request connects, within its own time-out."""
         if self._is_started or self._attempts.is_closed:
             raise ClientClosed("a producer can be started only once")
         self._is_started = True

@@ -107,7 +107,7 @@ def read_pull_answer(answer: RemotingCommand) -> RawPull:
 
 class PulledMessages(NamedTuple):
     """The messages of a pull that match the subscription, those of them whose bodies are unreadable, and where the next
-    pull starts: before that of the response where their bodies decompress to too much for one turn."""
+    pull starts: earlier than the response says, if the bodies decompress to too much for one turn."""
 
     messages: list[ReceivedMessage]
     unreadable: list[ReceivedMessage]
@@ -130,7 +130,7 @@ def read_messages(pulled: RawPull, queue: MessageQueue, subscription: Subscripti
     if asked is not None and messages and messages[-1].queue_offset >= pulled.next_offset:
         why = f"the broker sent offset {messages[-1].queue_offset}, and named {pulled.next_offset} as the next one"
         raise UnexpectedResponse(queue, why)
-    if subscription.tags_set:  # without tags all match, and none is looked into
+    if subscription.tags_set:  # without tags all match
         messages = [message for message in messages if matches(subscription, message.tags)]
         unreadable = [message for message in unreadable if matches(subscription, message.tags)]
     return PulledMessages(messages, unreadable, pulled.next_offset if left_at is None else left_at)

@@ -51,8 +51,8 @@ class Replies:
         until: float,
         send: Callable[[Message], Awaitable[SendResult]],
     ) -> ReceivedMessage:
-        """Have `send` send `message` as a request, and return the reply. `timeout_s` ends at `until`, of the steady
-        clock. Raises RequestTimedOut, and what `send` does."""
+        """Have `send` send `message` as a request, and return the reply. `until` is the time on the steady clock when
+        `timeout_s` ends. Raises RequestTimedOut, and what `send` does."""
         await self._in_flight.acquire(len(message.body), timeout_s)
         with Slot(self._in_flight, len(message.body)):
             request, correlation_id = self.expect(message, client_id, timeout_s)
@@ -68,7 +68,7 @@ class Replies:
         return reply
 
     async def be_reachable(self, routes: Routes, route: Route, until: float) -> None:
-        """Have `routes` know all brokers through which replies to a request may come, which goes along `route`."""
+        """Have `routes` know all brokers through which replies may come to a request that goes along `route`."""
         for cluster in route.clusters:
             reply_topic = f"{cluster}_{REPLY_TOPIC_POSTFIX}"
             if routes.known(reply_topic) is None:
@@ -78,7 +78,7 @@ class Replies:
                     log.info("replies may not come through all brokers of %s: %s", cluster, error)
 
     def expect(self, message: Message, client_id: str, timeout_s: float) -> tuple[Message, str]:
-        """The request that `message` makes, and its correlation id."""
+        """`message` as a request, and its correlation id."""
         correlation_id = f"{self._net.rng.getrandbits(128):032x}"
         self._expected[correlation_id] = Expected(self._net.signal())
         request = SystemMessage.of(

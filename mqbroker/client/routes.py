@@ -39,9 +39,9 @@ _STALE_RETRY_S = 1.0
 _LEFT_RETRY_S, _LEFT_S = 3.0, 60.0
 #: Time without a response after which the next name server is asked as well, seconds.
 _SILENT_S = 0.3
-#: A refresh takes the route that another client with the same connections has asked for within this time, seconds.
+#: A refresh uses the route that another client with the same connections requested within this time, seconds.
 _SHARED_S = 1.0
-#: Topics whose last routes are shared; those that were asked for longest ago go first.
+#: Topics whose last routes are shared; those requested longest ago are dropped first.
 _SHARED_MAX = 4096
 #: Queues of one topic on all brokers, twice what one broker may have: a client makes an object for each, in 0.1 s.
 ROUTE_QUEUES_MAX = 131_072
@@ -114,7 +114,7 @@ class _Entry:
 
     route: Route | None = None
     checked_at: float = 0.0
-    #: When a request along the route has failed since.
+    #: When a request along the route failed, if one did.
     stale_at: float | None = None
     error: MQError | None = None
     asked: int = 0
@@ -125,7 +125,7 @@ class _Entry:
     waiters: list[Signal] = attrs.Factory(list)
     is_asking: bool = False
     creates: bool = False
-    #: Callers of `get` that wait; later ones must not overtake them, though the route is there by then.
+    #: Callers of `get` that wait; later ones must not overtake them, even if the route has arrived.
     waiting: int = 0
 
 
@@ -225,7 +225,7 @@ class Routes:
         return None if entry is None or entry.waiting or not self._is_good(entry, create) else entry.route
 
     def last(self, topic: str) -> Route | None:
-        """The route that was got last, however old it is."""
+        """The last route received, however old it is."""
         entry = self._entries.get(topic)
         return None if entry is None else entry.route
 

@@ -1,4 +1,4 @@
-"""Sends of single messages: on the plain path where that may be, otherwise by `attempts.py`."""
+"""Sends of single messages: on the plain path if possible, otherwise by `attempts.py`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ class SingleSends:
         *,
         is_observed: bool,
     ) -> None:
-        """`plain_sends` makes what takes plain sends, where the net has that. Those that are observed are not taken by
-        `take`."""
+        """`plain_sends` makes the plain path, if the net has one. `take` takes no sends if they are observed."""
         options = self._options = attempts.options
         self._net = net
         self._identity = identity
@@ -47,7 +46,7 @@ class SingleSends:
         if plain_sends and not (options.namespace or options.retry_unstored or options.vip_channel):
             self._plain = plain_sends(identity, attempts, self._in_flight)
         self._unobserved = None if is_observed else self._plain
-        #: The same from the start until the end.
+        #: `_unobserved` between `open` and `close`.
         self._taking: PlainSends | None = None
         #: Held by a send to a chosen queue while it is encoded; how many hold it, or wait for it.
         self._order, self._ordered = net.lock(), 0
@@ -57,16 +56,16 @@ class SingleSends:
         self._taking = self._unobserved
 
     def close(self) -> None:
-        """Take no more."""
+        """Called at the end: no more sends are taken."""
         self._taking = None
 
     def flush(self) -> None:
-        """Send now what was taken."""
+        """Send the messages taken so far now."""
         if self._plain is not None:
             self._plain.flush()
 
     async def send(self, messages: list[Message], choose: Choose | None, until: float | None) -> SendResult:
-        """Send the message, on the plain path if that may be."""
+        """Send the message, on the plain path if possible."""
         message, plain = messages[0], self._plain
         if (
             plain is None
@@ -82,7 +81,7 @@ class SingleSends:
             await self._in_flight.acquire(size, None if until is None else until - self._net.steady())
         left_s = None if until is None else until - self._net.steady()
         if left_s is not None and left_s <= 0:
-            return await self.go_on(message, None, choose, until)  # which says so
+            return await self.go_on(message, None, choose, until)  # which raises the error
         left_ms = None if left_s is None else max(1, int(left_s * 1000))  # as in Attempts
         waiter = plain.take(message, choose, left_ms)
         try:
@@ -94,7 +93,7 @@ class SingleSends:
         return result if isinstance(result, SendResult) else await self.go_on(message, result, choose, until)
 
     def take(self, message: object = None) -> Any:
-        """Begin a send to the next queue without a coroutine, where it may be plain, has its turn, and is not observed:
+        """Begin a send to the next queue without a coroutine, if it may be plain, has a slot, and is not observed:
         returns what `PlainSends.take` does, otherwise None. If its outcome is not a SendResult, the caller continues
         with `go_on`; if it is cancelled, with `give_up`."""
         plain = self._taking
@@ -109,7 +108,7 @@ class SingleSends:
         return plain.take(message)
 
     def take_all(self, messages: list[Message], waiters: Sequence[Any]) -> bool:
-        """Begin sends as `take` does, if all may be plain and have their turns now."""
+        """Begin sends as `take` does, if all may be plain and have slots; returns whether they do."""
         plain = self._taking
         if plain is None or not all(map(plain.suits, messages)):
             return False
@@ -131,16 +130,16 @@ class SingleSends:
             return await self._send_generally(message, choose, until, outcome)
 
     def direct(self) -> DirectSends | None:
-        """What takes sends of threads that wait for them, if any does."""
+        """The sends of threads on sockets of their own, if they are possible."""
         return None if self._unobserved is None else self._unobserved.direct()
 
     async def send_after(self, message: Message, first: FirstAttempt) -> SendResult:
-        """Go on with a send whose `first` attempt was made elsewhere. Raises as `send` does."""
+        """Continue a send whose `first` attempt was made elsewhere. Raises as `send` does."""
         with await self.slot(len(message.body)):
             return await self._send_generally(message, None, None, first)
 
     def give_up(self, message: Message, taken: Any) -> None:
-        """What `take` has returned is no longer awaited."""
+        """Called when what `take` returned is no longer awaited."""
         assert self._plain is not None
         self._plain.give_up(message, taken)
 
@@ -152,7 +151,7 @@ class SingleSends:
         outcome: FirstAttempt | Chosen | MQError | None,
     ) -> SendResult:
         if isinstance(outcome, MQError):
-            raise outcome.with_traceback(None)  # which others raise, too
+            raise outcome.with_traceback(None)  # several senders may raise the same error
         if isinstance(outcome, FirstAttempt):
             outgoing = prepare(message, self._options, lambda: outcome.msg_id, int(outcome.began_at * 1000))
             until = outcome.sent_at + self._options.send_timeout_s if until is None else until

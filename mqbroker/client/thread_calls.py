@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 #: A call that takes longer than this, seconds, leaves the other messages that wait to further threads.
 _SLOW_S = 0.001
-#: Where the system has no thread left, another attempt is made after so long, seconds.
+#: Delay before another attempt after the system had no thread left, seconds.
 _NO_THREAD_S = 1.0
 
 
@@ -50,14 +50,14 @@ class _Consumed:
     portion: Portion
     indexes: list[int] = attrs.Factory(list)
     is_told: bool = False
-    #: How long the listener had them all, and those that are counted, seconds.
+    #: How long the listener had all of them, and those that the loop has counted, seconds.
     took_s: float = 0.0
     counted_s: float = 0.0
 
 
 @attrs.frozen(eq=False)
 class _Result:
-    """What else than None the listener has returned, or raised, for messages; `took_s` seconds after it got them."""
+    """The value other than None, or the exception, of a listener's call with messages; `took_s`: its seconds."""
 
     portion: Portion
     indexes: Sequence[int]
@@ -83,16 +83,16 @@ class ThreadConsumeService(ConsumeService):
         super().__init__(net, listener, send_back, stats, **options)
         self._aio = net
         self._gate = self._lock = threading.Lock()
-        #: Threads that have nothing wait here for what to begin with; None ends one.
+        #: Idle threads wait here for work; None ends one.
         self._begin: SimpleQueue[_Worker | None] = SimpleQueue()
         self._idle_threads = self._threads = 0
-        #: What threads have to tell the loop: results, workers that have found nothing more, and, where order is kept,
-        #: portions that they have no longer.
+        #: What threads tell the loop: results; workers that found no more messages; and, if order is kept, portions
+        #: that they have finished.
         self._told: deque[_Consumed | _Result | _Worker | Portion] = deque()
         self._is_woken = self._is_looking = False
-        #: Whether the system has just had no thread left.
+        #: Whether the last attempt to start a thread failed.
         self._is_short = False
-        #: Results that are acted on.
+        #: Results that are being handled.
         self._settling: dict[_Result, None] = {}
         #: The numbers of the threads that call the listener.
         self._inside: set[int] = set()
@@ -173,7 +173,7 @@ class ThreadConsumeService(ConsumeService):
             self._inside.add(me)
             try:
                 self._consume(worker)
-            except Exception:  # the thread goes on with the others
+            except Exception:  # the thread continues with the others
                 log.exception("unexpected error in a thread of the listener")
             finally:
                 self._inside.discard(me)
@@ -196,8 +196,8 @@ class ThreadConsumeService(ConsumeService):
                 self._wake()
 
     def _consume_portion(self, worker: _Worker, portion: Portion) -> bool:
-        """Call the listener for the messages of a portion that no other thread takes. Where order is kept, returns
-        False if the loop gives the portion back when it has acted on the result."""
+        """Call the listener for the messages of a portion that no other thread takes. If order is kept, returns False
+        if the loop gives the portion back after it has handled the result."""
         order, count, steady, watch = self._order, self._batch_max, self._net.steady, self.watch
         consumed = _Consumed(portion)
         worker.portion = portion
@@ -210,7 +210,7 @@ class ThreadConsumeService(ConsumeService):
                     self._put_back(portion)
                 if not messages:
                     break
-                # Where the queue is given up meanwhile, this one is waited for.
+                # If the queue is given up meanwhile, this call is waited for.
                 worker.message, worker.others, worker.looks = messages[0], messages[1:], 0
             if portion.owner.dropped:
                 continue
@@ -261,7 +261,7 @@ class ThreadConsumeService(ConsumeService):
         self._tell_idle()
 
     def _count_consumed(self, result: _Consumed) -> None:
-        result.is_told = False  # before the indexes are read: what is added later is told again
+        result.is_told = False  # before the indexes are read: for later ones the loop is told again
         count, took_s = len(result.indexes), result.took_s
         indexes, portion = result.indexes[:count], result.portion
         del result.indexes[:count]
@@ -322,7 +322,8 @@ class CheckThreads:
         self._threads: list[threading.Thread] = []
 
     async def call(self, function: Callable[[ReceivedMessage], Any], message: ReceivedMessage) -> Any:
-        """The function's result. Raises its exceptions, and MQError if too many calls have not ended."""
+        """Call the function on a thread; returns its result. Raises its exceptions, and MQError if too many calls have
+        not ended."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= CHECKS_MAX:
             raise MQError(f"{CHECKS_MAX} calls of the function have not returned")

@@ -112,14 +112,14 @@ class PerProcess(Client, Generic[Made, Options]):
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._made: tuple[LoopThread, Made] | None = None
-        #: Whether `start` has made it.
+        #: Whether `start` was called in this process; and whether it was closed.
         self._was_started = self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (type(self), self._name_servers, self._group, self._options)
 
     async def _begin(self, client: Made) -> None:
-        """Start it for a request, which has a time of its own."""
+        """Start it for a request, which has its own time-out."""
         await client.start()
 
     async def _close(self, client: Made) -> None:
@@ -132,7 +132,7 @@ class PerProcess(Client, Generic[Made, Options]):
         raise NotImplementedError
 
     def _parts(self, begin: Callable[[Made], Coroutine[Any, Any, None]] | None = None) -> tuple[LoopThread, Made]:
-        """The thread and the client of this process, which `begin` starts. Raises ClientClosed, and as that does."""
+        """The thread and the client of this process, which `begin` starts. Raises ClientClosed, and as `begin` does."""
         made = self._made
         if made is not None and self._pid == os.getpid():
             return made
@@ -225,7 +225,7 @@ class OfOneProcess(Member, OnLoop, Client, Generic[Core, T]):
 
     def _fetch(self, thread: LoopThread) -> bool:
         """Have messages handed out by the loop; False if there are no more. An exception of a signal's handler ends the
-        wait, and not the fetch: what that takes comes with the next call."""
+        wait, not the fetch: its messages come with the next call."""
         thread.check_may_block()
         with self._gate:
             if self._fetching is None or self._fetching.done():
@@ -244,7 +244,7 @@ class OfOneProcess(Member, OnLoop, Client, Generic[Core, T]):
 
     def __next__(self) -> T:
         while not self._is_over():
-            with suppress(IndexError):  # another thread has got the last one
+            with suppress(IndexError):  # another thread got the last one
                 return self._handed_out.popleft()
             thread = self._thread
             if thread is None:

@@ -28,7 +28,7 @@ P = ParamSpec("P")
 #: A method of the core that sends one message.
 SendMethod = Callable[Concatenate[ProducerCore, P], Coroutine[Any, Any, SendResult]]
 
-#: Asynchronous and oneway sends of a client.
+#: The UnderWay of a client.
 _under_way: Callable[[Any], UnderWay] = attrgetter("_under_way")
 
 #: States of the library's futures.
@@ -94,11 +94,11 @@ def sending_async(method: SendMethod[P], doc: str) -> Callable[Concatenate[Any, 
 class _Send(Future[SendResult]):
     """A send's future, and what the loop needs for it.
 
-    The library's have a condition each, which costs more than all else of them; here it is made where a thread waits.
+    The standard library's futures have a condition each, which costs more than the rest: here only if a thread waits.
     """
 
     def __init__(self, under_way: UnderWay, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        # As that of the base class, which makes the condition.
+        # Instead of the base class's, which makes the condition.
         self._state, self._result, self._exception = _PENDING, None, None
         self._waiters: list[Any] = []
         self._done_callbacks: list[Callable[[Future[SendResult]], object]] = []
@@ -106,7 +106,7 @@ class _Send(Future[SendResult]):
         self._under_way = under_way
         self.args, self.kwargs = args, kwargs
         self.context = contextvars.copy_context()  # so that observers see the context variables of the caller
-        #: Bytes that it takes among those under way, if it is one of these.
+        #: The room that `send_async` took for it, bytes; None for other sends.
         self.size: int | None = None
 
     @property
@@ -130,7 +130,7 @@ class _Send(Future[SendResult]):
         super()._invoke_callbacks()  # type: ignore[misc]
 
     def follow(self, task: Coroutine[Any, Any, SendResult]) -> None:
-        """End as the coroutine does."""
+        """Run the coroutine; this future gets its outcome."""
         follow(asyncio.get_running_loop().create_task(task, context=self.context), self)
 
     def done(self) -> bool:
@@ -144,11 +144,11 @@ class _Send(Future[SendResult]):
         super().add_done_callback(fn)
 
     def set_result(self, outcome: Any) -> None:
-        """Called on the loop with a result, or what else `PlainSends.take` has come to."""
+        """Called on the loop with the outcome of `PlainSends.take`."""
         self._under_way.ended(self, outcome)
 
     def finish(self, result: SendResult) -> bool:
-        """Whether it was not done before."""
+        """Complete it; returns False if it was done before."""
         with self._gate:
             if self._state != _PENDING:
                 return False
@@ -163,7 +163,7 @@ class _Send(Future[SendResult]):
 
 
 class _Over:
-    """In place of the condition of a future that is done: nothing of it changes any more."""
+    """In place of the condition of a future that is done, which does not change any more."""
 
     def __enter__(self) -> None:
         pass
@@ -178,8 +178,8 @@ _OVER = _Over()
 
 
 class UnderWay:
-    """Sends of a producer's threads: those that the loop is to begin, and the number and bytes of the `send_async` ones
-    that have no result yet, among which threads wait for room."""
+    """Sends of a producer's threads: those that the loop must begin; and the number and bytes of `send_async` ones
+    without a result, which are limited: threads wait for room."""
 
     def __init__(self, options: ProducerOptions, producer: ProducerCore | None = None) -> None:
         self._producer = producer
@@ -188,18 +188,18 @@ class UnderWay:
         self.has_unordered = False
         self._count_max = options.sends_in_flight_max
         self._bytes_max = options.sends_in_flight_bytes_max
-        #: Those that wait are woken when a quarter is free: for one at a time, each would cost two switches of threads.
+        #: Waiting threads are woken when a quarter is free: woken one by one, each would cost two thread switches.
         self._count_low, self._bytes_low = self._count_max * 3 // 4, self._bytes_max * 3 // 4
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
         self._count = self._bytes = 0
-        #: Sends that the loop has not begun; while there are any, it was told.
+        #: Sends that the loop has not begun; if there are any, it was woken.
         self._new: list[_Send] = []
         self._ended: list[tuple[_Send, Any]] = []
 
     def send_directly(self, message: object) -> SendResult | FirstAttempt | None:
-        """As `DirectSends.send`; None also where it would overtake others."""
+        """As `DirectSends.send`; None also if it would overtake others."""
         if self._direct is None or self._count or self.has_unordered or not isinstance(message, Message):
             return None
         return self._direct.send(message)
@@ -218,7 +218,7 @@ class UnderWay:
             self._bytes += size
 
     def leave(self, size: int, count: int = 1) -> None:
-        """Give room back, or that of several of `size` together."""
+        """Give back the room of `count` sends, `size` bytes together."""
         with self._lock:
             self._count -= count
             self._bytes -= size
@@ -240,10 +240,10 @@ class UnderWay:
         return self._count < self._count_max and self._bytes + size <= self._bytes_max
 
     def begin(self, send: _Send, thread: LoopThread) -> None:
-        """Have the loop begin it, after those before. Raises ClientClosed."""
+        """Have the loop begin it, after earlier ones. Raises ClientClosed."""
         with self._lock:
             self._new.append(send)
-            if len(self._new) > 1:  # the loop was told
+            if len(self._new) > 1:  # the loop was woken
                 return
         try:
             thread.call(self._begin_all, self)
@@ -265,7 +265,7 @@ class UnderWay:
     # on the loop
 
     def _begin_all(self) -> None:
-        """Plain ones need no task, and are taken together."""
+        """Begin the waiting sends. Plain ones need no task, and are taken together."""
         producer = cast(ProducerCore, self._producer)
         for is_plain, group in groupby(self._taken(), _is_plain):
             sends = list(group)
@@ -275,7 +275,7 @@ class UnderWay:
                 try:
                     if not is_plain or not producer.sends.take_all([send.args[0]], [send]):
                         send.follow(producer.send(*send.args, **send.kwargs))
-                except TypeError as error:  # of the arguments
+                except TypeError as error:  # wrong arguments
                     send.set_exception(error)
 
     def ended(self, send: _Send, outcome: Any) -> None:

@@ -34,16 +34,16 @@ _NORMAL, _HALF, _COMMIT, _DELAYED = 0, 1, 2, 3
 _SUCCESS, _EXCEPTION, _FAILED = 0, 2, 4
 #: Java's text for missing values; its decoder fails if a line ends in an empty field.
 _NONE = "null"
-#: Looked up once: an enumeration takes long for that.
+#: Looked up once: attributes of an enumeration are slow.
 _TRANSACTION, _STORED = SendKind.TRANSACTION, SendStatus.SEND_OK
 
 
 @attrs.define(eq=False)
 class _Batch:
-    """Traces of one message. In lists of texts, as the garbage collector would look at a tuple for each."""
+    """The traces that one message takes. In lists of texts: the garbage collector would visit a tuple for each."""
 
     texts: list[str] = attrs.field(factory=list)
-    #: What finds each of them, separated by blanks.
+    #: The keys by which each of them is found, separated by blanks.
     keys: list[str] = attrs.field(factory=list)
     keys_bytes: int = 0
 
@@ -63,14 +63,14 @@ class Tracer(SendObserver, ConsumeObserver):
         #: Held while the batches change: listeners may be called on other threads.
         self._gate = threading.Lock()
         self._waiting: deque[_Batch] = deque()
-        #: Of traces in these.
+        #: Number of traces in these.
         self._count = 0
-        #: Set when there are enough for a message; whether it is since the last flush.
+        #: Set when there are enough for a message; and whether it was set since the last flush.
         self._enough = net.signal()
         self._are_enough = False
         #: Held while traces are sent: a flush at the close waits for one that is under way.
         self._flushing = net.lock()
-        #: Of each message.
+        #: The batches of messages that are being sent.
         self._under_way: list[_Batch] = []
         self._dropped = 0
         self._told = Throttle(net.steady)
@@ -114,7 +114,7 @@ class Tracer(SendObserver, ConsumeObserver):
             self._add(message.msg_id, message.keys, *start, _keys(message), *end)
 
     async def run(self) -> None:
-        """Send traces, as long as the client does not close."""
+        """Send traces until the client closes."""
 
         async def flush_soon() -> None:
             await self._enough.wait(_FLUSH_S)
@@ -123,7 +123,7 @@ class Tracer(SendObserver, ConsumeObserver):
         await every(self._net, 0.0, flush_soon)
 
     async def flush(self) -> None:
-        """Send what waits, after what is under way. Failures are logged; their traces are lost."""
+        """Send the waiting traces, after those under way. Failures are logged; their traces are lost."""
         async with self._flushing:
             self._are_enough = False
             while self._waiting:
@@ -133,7 +133,7 @@ class Tracer(SendObserver, ConsumeObserver):
                         self._count -= len(self._under_way[-1].texts)
                 try:
                     outcomes = await self._net.all_of([self._send_together(batch) for batch in self._under_way])
-                finally:  # some are left where this was cancelled, as at a close, which flushes again
+                finally:  # some are left if this was cancelled, as at a close, which flushes again
                     with self._gate:
                         while self._under_way:
                             self._waiting.appendleft(self._under_way.pop())
@@ -143,7 +143,7 @@ class Tracer(SendObserver, ConsumeObserver):
                         raise outcome
 
     def unsent(self) -> str:
-        """What is lost if no flush completes."""
+        """The traces that are lost if no flush completes."""
         count = self._count + sum([len(batch.texts) for batch in self._under_way])
         return f"{count} trace{'' if count == 1 else 's'}, which are lost,"
 

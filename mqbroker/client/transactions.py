@@ -94,7 +94,7 @@ class TransactionCore(ProducerCore):
         self._topics = tuple(within(self._namespace, topic) for topic in check_topics(topics))
         self._check = check
         self._call = call or _call
-        #: Of the half messages that are being checked, the ids.
+        #: The ids of the half messages that are being checked.
         self._checking: set[str] = set()
 
     async def start(self) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-#: Of this package, what clients and the format need.
+#: The parts of this package that clients and the format need.
 _PARTS = ("client", "config", "kernel", "remoting", "spark", "wire")
 #: Other distributions of pure Python, and the other package of this one.
 _PACKAGES = ("attr", "attrs", "pyspark_rocketmq")
-#: The same files make the same zip.
+#: A constant, so that the same files make the same zip.
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 

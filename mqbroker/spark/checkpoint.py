@@ -27,7 +27,7 @@ from mqbroker.spark.errors import BadCheckpoint
 from mqbroker.spark.offsets import read_json
 from mqbroker.spark.progress import StreamOffset
 
-#: Of the layout. A run refuses the checkpoint of a later one.
+#: Version of the layout. A run refuses a checkpoint of a later version.
 VERSION = 1
 #: How many batches the log keeps.
 _KEPT = 100

@@ -75,7 +75,7 @@ class QueueClient:
         self._reporting: Future[None] | None = None
         self._reported: dict[MessageQueue, int] = {}
         self._topics: set[str] = set()
-        #: Of each broker that has failed, the place in `pulls` that is tried next.
+        #: By broker that has failed: the index in `pulls` of the client that is tried next.
         self._turn: dict[str, int] = {}
 
     def queues(self, topic: str) -> list[MessageQueue]:
@@ -103,13 +103,13 @@ class QueueClient:
         return found
 
     def bounds_by_topic(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
-        """As `Offsets.bounds_by_topic`, from the brokers that a stream asks."""
+        """As `Offsets.bounds_by_topic`, from the brokers that a stream reads bounds from."""
         thread, client = parts(self._bounds[0])
         consumer: PullConsumerCore = core(client)
         return thread.run(consumer.offsets.bounds_by_topic([self._inside(queue) for queue in queues]))
 
     def fetch_ahead(self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str | Sql = ALL) -> PullsAhead:
-        """As `PullConsumer.fetch_ahead`; all wants are of brokers that have the same turn."""
+        """As `PullConsumer.fetch_ahead`; all wants are of brokers with the same index in `pulls`."""
         broker = wants[0][0].broker_name
         source = self._pulls[self._turn.get(broker, 0) % len(self._pulls)]
         inside = [(self._inside(queue), at, count) for queue, at, count in wants]
@@ -252,15 +252,15 @@ def _consumer(way: Way, read_from: int) -> PullConsumer:
 
 
 class ClientSender:
-    """Sends by the producer of this process: see `writing.Sender`. Topics are without its `namespace`."""
+    """Sends with the producer of this process: see `writing.Sender`. Topics are given without the `namespace`."""
 
     def __init__(self, producer: Producer, namespace: str = "") -> None:
         self._producer, self._namespace = producer, namespace
         self._is_started = False
 
     def start(self) -> None:
-        """Connect to a name server, once. Raises NameServerUnreachable if none answers: a request would try again for
-        as long as a broker may be away."""
+        """Connect to a name server, once. Raises NameServerUnreachable at once if none responds; a request would retry
+        for as long as a broker may be away."""
         if not self._is_started:
             self._producer.start()
             self._is_started = True

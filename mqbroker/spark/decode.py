@@ -252,7 +252,7 @@ def _check_crcs(rows: Rows) -> None:
 
 def _keys(rows: Rows, kind: Any) -> Any:
     having, values = rows.pairs.rows_with(Prop.KEYS)
-    if KEY_SEPARATOR.encode() not in values.buffers()[2].to_pybytes():  # a key each
+    if KEY_SEPARATOR.encode() not in values.buffers()[2].to_pybytes():  # one key each
         return lists_of(values, having, len(rows), kind)
     split = pc.split_pattern(values, KEY_SEPARATOR)
     if pc.any(pc.equal(split.flatten(), "")).as_py():  # there may be several separators in a row

@@ -23,7 +23,7 @@ class BadOption(MQError):
     why: str
 
     def __str__(self) -> str:
-        # It may have the text of the option in it, which is of any length.
+        # It may quote the option, whose length is not limited.
         why = self.why
         if len(why) > _WHY_MAX:
             why = f"{why[: _WHY_MAX // 2]} ... {why[-_WHY_MAX // 4 :]}"
@@ -71,7 +71,7 @@ _CHECK_FIRST = {
 class DataLoss(MQError):
     """Messages of `queue` that must be read are lost; `details` names the offsets.
 
-    They are those from `first` up to, but without, `resume`, where reading can go on; None if that is not known.
+    They are those from `first` up to, but without, `resume`, where reading can continue; None if that is unknown.
     """
 
     loss: Loss
@@ -112,7 +112,7 @@ class NotReadable(MQError):
 
 @attrs.define
 class NotAllowed(MQError):
-    """A broker refuses the account, the group, or the request itself; `what` names the queue and the offset, or the
+    """A broker refused the account, the group, or the request itself; `what` names the queue and the offset, or the
     rows."""
 
     what: str
@@ -135,14 +135,14 @@ _FORBIDDEN: dict[int, str] = {
 
 
 def refused_for_good(error: MQError) -> Refused | None:
-    """The refusal that `error` is, or of which all of its attempts ended, if it is one of the account; else None."""
+    """The refusal of the account that `error` is, or with which all of its attempts ended; None for other errors."""
     causes = [cause for _, _, cause in error.attempts] if isinstance(error, SendFailed) else [error]
     last = causes[-1] if causes and all(map(is_about_account, causes)) else None
     return last if isinstance(last, Refused) else None
 
 
 def explained(error: MQError, what: str) -> MQError:
-    """NotAllowed if a broker has refused the account, the group or the request, or else `error` itself."""
+    """NotAllowed if a broker refused the account, the group or the request; otherwise `error` itself."""
     refused = refused_for_good(error)
     if refused is not None:
         return NotAllowed(what, refused.remark, _ACCOUNT)

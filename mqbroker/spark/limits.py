@@ -11,7 +11,7 @@ from mqbroker.spark.errors import BadOption
 from mqbroker.spark.offsets import Positions
 from mqbroker.wire.bodies import MessageQueue
 
-#: So many messages of each queue are read to learn their size.
+#: Messages of each queue that are read to learn their size.
 SAMPLE = 8
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -20,8 +20,8 @@ _duration = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h|d)").fullmatch
 
 @attrs.frozen
 class Limits:
-    """Bounds of a batch: None where there is none. A trigger with fewer than `min_offsets` messages waits for more, but
-    for `max_delay_s` at most."""
+    """Limits of a batch; None: no limit. A trigger with fewer than `min_offsets` messages waits for more, for
+    `max_delay_s` at most."""
 
     max_bytes: int | None
     min_offsets: int | None

@@ -194,8 +194,8 @@ class ProgressListener(StreamingQueryListener):
 
 
 def _offset(text: str | None) -> Any:
-    """An offset of a progress. Where there is none PySpark says "None"; before 4.2 sessions of Spark Connect write what
-    is JSON as Python does."""
+    """An offset of a progress; None without one, for which PySpark has "None". Spark Connect before 4.2 has Python's
+    repr in place of JSON."""
     if text is None or text in ("", "None"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Messages that are gone: a read that goes on at what is left, and the record of what was skipped.
+"""Lost messages: reads that continue at the next message, and the record of what was skipped.
 
 Each skipped range is logged, and with `dataLossTo` a file of one JSON object is added to that directory. Its name is
 made of the range, so that a repeated task replaces its own file, and `spark.read.json(directory)` has each range once.
@@ -150,11 +150,11 @@ def read_batches(
     on_loss: OnLoss,
     expression: str | Sql | None = None,
 ) -> Generator[Any, None, None]:
-    """Yield what `decode` makes of all records of `todo`, in order: Arrow batches, with a row for each record. With an
-    `expression` they are those that match it.
+    """Yield what `decode` makes of all records of `todo`, in order: Arrow batches, with a row for each record; with an
+    `expression`, of the records that match it.
 
-    `on_loss` is called with what is lost; it raises, or the read goes on at what is left. A corrupt record is found by
-    pulls of ever smaller ranges, and it alone is skipped. Raises as `read_chunks` does.
+    `on_loss` is called with what is lost; unless it raises, the read continues behind that. A corrupt record is found
+    by pulls of ever smaller ranges, and it alone is skipped. Raises as `read_chunks` does.
     """
     pending = [todo]
     while pending:

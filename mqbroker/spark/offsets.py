@@ -31,10 +31,10 @@ LATEST = -1
 
 Positions = dict[MessageQueue, int]
 
-#: Of a queue's number.
+#: Digits of a queue's number.
 _DIGITS_MAX = 10
 
-#: Topics have no such character: keys that begin with it are not offsets, but what `progress` keeps beside them.
+#: Topics do not contain this character: keys that begin with it are what `progress` stores beside the offsets.
 NOT_A_TOPIC = "#"
 
 _EXAMPLE = '{"orders":{"broker-a":{"0":23,"1":-2}}}'
@@ -50,7 +50,7 @@ class Bounds:
 
 
 def _order(queue: MessageQueue) -> tuple[str, str, int]:
-    """That of queues themselves, several times as fast."""
+    """The sort key of queues: the order is their own, several times as fast."""
     return queue.topic, queue.broker_name, queue.queue_id
 
 
@@ -77,7 +77,7 @@ def from_json(value: Any) -> Positions:
 
 
 def read_json(text: str | bytes) -> Any:
-    """The value of an option in JSON. Raises ValueError, also if a name is there twice: only one would count."""
+    """The value of an option in JSON. Raises ValueError, also if a name occurs twice, because only one would count."""
     try:
         return json.loads(text, object_pairs_hook=_without_doubles)
     except RecursionError:
@@ -92,7 +92,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def flatten(value: Any) -> dict[MessageQueue, Any]:
-    """What an object of topics, brokers and queues has for each queue. Raises ValueError that names the fault."""
+    """The value of each queue in an object of topics, brokers and queues. Raises ValueError that names the fault."""
     found = {}
     for topic, brokers in _items(value, "the whole"):
         if topic.startswith(NOT_A_TOPIC):
@@ -247,7 +247,7 @@ class TopicBounds:
         return sorted(self.queues - self.bounds.keys())
 
     def absent(self, positions: Positions) -> list[MessageQueue]:
-        """Those of `positions` that did not respond, or are not listed because their broker or topic is not."""
+        """The queues of `positions` that did not respond, or are not listed because their broker or topic is not."""
         if positions.keys() <= self.bounds.keys():
             return []
         return sorted(queue for queue in positions.keys() - self.bounds.keys() if not self.is_missing(queue))
@@ -271,7 +271,7 @@ def plan_batch(starts: Positions, ends: Positions, option: str = "endingOffsets"
 def split_ranges(ranges: list[QueueRange], min_partitions: int, max_records: int) -> list[QueueRange]:
     """`ranges`, cut into at least `min_partitions` parts of at most `max_records` messages, if there are as many.
 
-    Parts of a range are equally long but for one message; the last one has its mark.
+    The lengths of a range's parts differ by one message at most; the last part has the range's mark.
     """
     total = sum(each.end - each.start for each in ranges)
     found = []

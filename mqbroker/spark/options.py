@@ -207,7 +207,7 @@ _OF_KAFKA = {
     "kafka.key.deserializer": "the columns key and value of schema=kafka are bytes: use CAST",
     "kafka.value.deserializer": "the columns key and value of schema=kafka are bytes: use CAST",
 }
-#: Without what stands for them a query that was encrypted would not be any more.
+#: Ignoring one of these would leave a query that was encrypted unencrypted.
 _SECURITY = ("kafka.security.", "kafka.ssl.", "kafka.sasl.")
 
 

@@ -32,7 +32,7 @@ from mqbroker.wire.ids import UniqIdSource
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, encode_properties
 
-#: A piece of a record batch: so many rows, or bytes of bodies, are encoded together.
+#: Rows, or bytes of bodies, of a record batch that are encoded together.
 PIECE_ROWS = 16_384
 PIECE_BYTES = 16 * 1024 * 1024
 
@@ -40,7 +40,7 @@ _HEAD = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">
 _HEAD_BYTES = _HEAD.itemsize
 #: Bytes of an entry beside body and properties.
 _FIXED_BYTES = _HEAD_BYTES + 2
-#: As a batch's own properties have it.
+#: In the form of a batch's own properties.
 _WAIT = encode_properties({Prop.WAIT_STORE_MSG_OK: "true"})
 _BATCH_PROPERTIES = _WAIT.decode()
 _BINARY = pa.binary()
@@ -48,7 +48,7 @@ _NOTHING = pa.scalar(b"", _BINARY)
 _NULL = pa.scalar(None, _BINARY)
 _SEPARATORS = (1, 2)
 _SEPARATED = "holds \\x01 or \\x02, which separate properties"
-#: What str.split() takes for a blank, of ASCII; other blanks are looked for where text is not ASCII.
+#: ASCII characters at which str.split() splits; others are searched for in text that is not ASCII.
 _BLANKS = (9, 10, 11, 12, 13, 28, 29, 30, 31, 32)
 #: Four hexadecimal digits for each number of 16 bits.
 _HEX = np.frombuffer(np.arange(1 << 16, dtype=">u2").tobytes().hex().upper().encode(), np.uint32)
@@ -86,7 +86,7 @@ class RowIds:
         self._prefix = _digest(10, write_id.encode(), str(partition).encode()).hex().upper().encode()
 
     def of(self, first: int, count: int) -> Any:
-        # Rows with the same upper digits are numbered as fresh ids are.
+        # Rows with the same upper digits differ in the last four only.
         limits = [first, *range((first | 0xFFFF) + 1, first + count, 1 << 16), first + count]
         parts = [
             _keys(self._prefix + f"{low >> 16:08X}".encode(), np.arange(low, high) & 0xFFFF)
@@ -96,7 +96,7 @@ class RowIds:
 
 
 def _keys(prefix: bytes, numbers: Any) -> Any:
-    """Keys of `prefix`, whose length is a multiple of 4, and of the four digits of each number."""
+    """Keys: `prefix`, whose length is a multiple of 4, followed by the four digits of each number."""
     keys = np.empty((len(numbers), len(prefix) // 4 + 1), np.uint32)
     keys[:, :-1] = np.frombuffer(prefix, np.uint32)
     keys[:, -1] = _HEX[numbers]
@@ -104,7 +104,7 @@ def _keys(prefix: bytes, numbers: Any) -> Any:
 
 
 def _digest(size: int, *parts: bytes | None) -> bytes:
-    """A digest of texts, in which their limits count."""
+    """A digest of texts that depends on where each of them ends."""
     digest = blake2b(digest_size=size)
     for part in parts:
         digest.update(b"\0" if part is None else b"\1" + len(part).to_bytes(8, "big") + part)
@@ -546,12 +546,12 @@ def _cells(column: Any) -> Any:
 
 
 def _is_large(column: Any) -> bool:
-    """Whether it may have more than 2 GiB, as with spark.sql.execution.arrow.useLargeVarTypes."""
+    """Whether a column may have more than 2 GiB, as with spark.sql.execution.arrow.useLargeVarTypes."""
     return bool(pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type))
 
 
 def _small(column: Any) -> Any:
-    """A column of texts or bytes by itself: Arrow does not make bytes of what begins far into a larger one."""
+    """A copy of a large column: Arrow cannot convert a part to bytes that begins far into a larger column."""
     return column.take(pa.array(np.arange(len(column)))) if _is_large(column) else column
 
 
@@ -565,7 +565,7 @@ def _lengths(cells: Any) -> Any:
 
 
 def _not_empty(cells: Any) -> Any:
-    """With nulls for empty cells."""
+    """The cells, with null for empty ones."""
     lengths = pc.binary_length(cells)
     if not pc.any(pc.equal(lengths, 0)).as_py():
         return cells

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class StreamOffset:
-    """`positions` of a stream, with `last`, `resumed` (``#from``), `skipped` and `left` of its queues, and `size` in
+    """The `positions` of a stream; `last`, `resumed` (``#from``), `skipped` and `left` of its queues; and `size`,
     bytes."""
 
     positions: Positions
@@ -64,7 +64,7 @@ class StreamOffset:
 
     @staticmethod
     def from_json(value: Any) -> StreamOffset:
-        """The inverse of `to_json`; also of what earlier versions wrote. Raises ValueError that names the fault."""
+        """The inverse of `to_json`, and of earlier versions' `to_json`. Raises ValueError that names the fault."""
         positions = _counts(value, "the offset")
         last = {queue: _mark(pair) for queue, pair in _named(LAST, flatten, value).items()}
         resumed, skipped, left = (_named(key, _counts, value) for key in (FROM, SKIPPED, LEFT))

@@ -56,9 +56,9 @@ class PullSource(Protocol):
 
 @attrs.frozen
 class Chunk:
-    """Records of `queue` from `start` up to, but without, `end`: all of them, or where `tags` is not None what a broker
-    has filtered, of which only those with one of the tags are wanted, and all if there are none. `number` is that of
-    the queue among those of its topic."""
+    """Records of `queue` from `start` up to, but without, `end`: all of them if `tags` is None, otherwise those that
+    passed a broker's filter, of which only those with one of the tags are wanted, or all if `tags` is empty. `number`
+    is the queue's number within its topic."""
 
     queue: MessageQueue
     start: int

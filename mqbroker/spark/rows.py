@@ -27,7 +27,7 @@ Bytes = npt.NDArray[np.uint8]
 #: A decompressed body, or why there is none.
 Inflated = bytes | UnreadableBody
 
-#: All before the body, with IPv4 hosts; and what follows the hosts.
+#: The fields before the body, with IPv4 hosts; and those of them that follow the hosts.
 _HEAD = np.dtype(numpy_fields("size", "body_size"))
 _TAIL = np.dtype(numpy_fields("reconsume_times", "body_size"))
 _LONG = np.dtype(">i8")
@@ -71,7 +71,7 @@ class Rows:
         self.topics: Bytes | None = None
         first = int(topic_bytes[0]) if len(topic_bytes) else 0
         if (topic_bytes == first).all():
-            # With the two bytes behind it: places all over the chunk are looked up once.
+            # Together with the two bytes behind it, so that places all over the chunk are visited once.
             found = windows(self.bytes, self.body_end + 1, first + 2)
             self.topics, length = found[:, :first], found[:, first].astype(np.int64) << 8 | found[:, first + 1]
         else:
@@ -87,7 +87,7 @@ class Rows:
 
     def are_of(self, topic: str) -> bool:
         """Whether every record has `topic`."""
-        if not len(self):  # as of a filter that nothing matches
+        if not len(self):  # as after a filter that nothing matches
             return True
         name = np.frombuffer(topic.encode(), np.uint8)
         return self.topics is not None and self.topics.shape[1] == len(name) and bool((self.topics == name).all())
@@ -140,7 +140,7 @@ def windows(data: Bytes, at: Ints, size: int) -> Bytes:
 
 
 def _copied(data: Bytes, at: Ints, size: int) -> Any:
-    # An opaque element at each byte: it is then copied whole, and no table of the places of all bytes is made.
+    # An opaque element begins at each byte: it is copied whole, without a table of the places of its bytes.
     return np.ndarray((max(0, len(data) - size + 1),), f"V{size}", data, strides=(1,))[at]
 
 
@@ -157,14 +157,14 @@ def slices(data: Any, starts: Ints, ends: Ints, kind: Any) -> Any:
 
 
 def places_of(having: Ints, count: int) -> Any:
-    """For each of `count` rows its place among those `having` something, null where it has not."""
+    """For each of `count` rows its index among those `having` something; null for other rows."""
     places = np.full(count, -1, np.int64)
     places[having] = np.arange(len(having))
     return pa.array(places, mask=places < 0)
 
 
 def lists_of(values: Any, having: Ints, count: int, kind: Any) -> Any:
-    """For each of `count` rows a list of its value, null for those that are not `having` one."""
+    """For each of `count` rows a list of its value; null for rows that are not in `having`."""
     counts = np.zeros(count + 1, np.int32)
     counts[having + 1] = 1
     mask = None if len(having) == count else pa.array(counts[1:] == 0)
@@ -197,7 +197,7 @@ class PropertyPairs:
         each, rest = divmod(len(self._codes), max(1, self._count))
         if rest or not each or (self._codes.reshape(-1, each) != self._codes[:each]).any():
             return texts.take(pa.array(self._codes))
-        # All rows have the same ones, as those of one program do.
+        # All rows have the same names, as messages of one program do.
         first = texts.take(pa.array(self._codes[:each]))
         size = sum(len(name.encode()) for name in first.to_pylist())
         ends = np.frombuffer(first.buffers()[1], np.int32, each + 1)[1:]
@@ -207,7 +207,7 @@ class PropertyPairs:
         return pa.StringArray.from_buffers(len(self._codes), pa.py_buffer(offsets), pa.py_buffer(data))
 
     def _drop_repeated(self, marks: Ints) -> None:
-        """Keep the first of the pairs with one mark, with the value of the last."""
+        """Of the pairs with one mark, keep the first with the value of the last."""
         order = np.argsort(marks, kind="stable")
         differs = np.diff(marks[order]) != 0
         first, last = order[np.append(True, differs)], order[np.append(differs, True)]

@@ -190,13 +190,13 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         self._initial: Positions | None = None
         self._initial_marks: Mapping[MessageQueue, Mark] = {}
         self._anchored = False
-        #: Where the query stands, if Spark has told it. On a restart it asks first for the partitions between an
+        #: The query's offset, if Spark has told it. On a restart it asks first for the partitions between an
         #: offset and the same one; a new query is asked for its latest offset first.
         self._here: dict[str, Any] | None = None
         #: The offset from which a batch was last planned, as Spark gave it, and decoded.
         self._parsed: tuple[dict[str, Any], StreamOffset] | None = None
         self._target: Positions | None = None
-        #: Whether the first positions of a run may have brokers that are away.
+        #: Whether the first positions of a run may include brokers that are away.
         self._expects_earlier = False
         self._seen: Positions | None = None
         self._planned_at: float | None = None
@@ -209,7 +209,7 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """The start of a query without a checkpoint. Spark calls it twice, and must get the same."""
         if self._initial is None:
-            # Without an empty first batch the one that is repeated has rows of all its queues.
+            # Without an empty first batch, a repeated first batch has rows of all its queues.
             is_repeated = self._here is not None and not self._begins_empty()
             repeated = _offset(self._here).positions.keys() if is_repeated else frozenset()
             seen = _bounds_at_start(self._options, _named(self._options) | repeated)
@@ -313,7 +313,7 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
         return list(losses.values())
 
     def _skip(self, losses: list[DataLoss]) -> None:
-        """Raises the first loss if the query must not go on."""
+        """Record the losses. Raises the first one if the query must not continue."""
         for loss in losses:
             if self._options.fail_on_data_loss:
                 raise loss
@@ -345,13 +345,13 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
     @shallow
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of this run."""
-        # What must be there is known with the positions: at a restart not by options.
+        # Which queues must exist is known with the positions: after a restart the options do not tell.
         seen = _bounds_at_start(self._options, may_be_gone=True)
         self._target = {queue: bound.end for queue, bound in seen.bounds.items()}
         self._expects_earlier = True
 
     def _wait_for_earlier(self, positions: Positions, target: Positions) -> Positions:
-        """`target`, with the ends of queues whose broker was away when that was fixed: what it has is available, too.
+        """`target`, with the ends of queues whose brokers were away when it was fixed: their messages count, too.
 
         Raises NotReadable if the broker stays away, unless the query continues after data loss."""
         away = {queue.broker_name for queue in positions} - {queue.broker_name for queue in target}
@@ -404,7 +404,7 @@ class StreamReader(api.DataSourceStreamReader, api.SupportsTriggerAvailableNow):
 
 
 def _offset(value: Any) -> StreamOffset:
-    """An offset that Spark has kept. Raises BadCheckpoint."""
+    """An offset from Spark's checkpoint. Raises BadCheckpoint."""
     try:
         return StreamOffset.from_json(value)
     except ValueError as error:
@@ -413,7 +413,7 @@ def _offset(value: Any) -> StreamOffset:
 
 
 def _left(end: Positions, seen: Positions) -> Positions:
-    """The number of messages that are left in queues after a batch."""
+    """The number of messages left in each queue after a batch."""
     return {queue: at - end[queue] for queue, at in seen.items() if at > end[queue]}
 
 
@@ -443,8 +443,8 @@ def _bounds_at_start(
     brokers: Set[str] = frozenset(),
     may_be_gone: bool = False,
 ) -> TopicBounds:
-    """The bounds of all queues, once those brokers are there that are expected: of `queues`, and `brokers`. Topics
-    without a route are left out with `may_be_gone`."""
+    """The bounds of all queues. Waits for the expected brokers: those of the options and of `queues`, and `brokers`.
+    With `may_be_gone`, topics without a route are left out."""
     soon = RetryDeadline(min(options.retry_timeout_ms / 1000, _NAME_SERVER_TIMEOUT_S), time.monotonic, time.sleep)
     selection = options.selection
     expected = Expected(options.expect_brokers | brokers, queues)
@@ -456,7 +456,7 @@ def _bounds_at_start(
 
 
 def _counts(queues: Iterable[MessageQueue]) -> str:
-    """How many queues there are of each topic on each broker, in one short line."""
+    """The number of queues of each topic on each broker, in one short line."""
     counts = Counter(f"{queue.topic} on {queue.broker_name}" for queue in queues)
     return "; ".join(f"{where}: {count}" for where, count in sorted(counts.items()))
 
@@ -490,7 +490,7 @@ def _topics_at_start(
 
 
 def _find(options: SourceOptions, spec: OffsetSpec, seen: TopicBounds) -> tuple[Positions, list[DataLoss]]:
-    """The positions of `spec`, and what was lost before them, where the query continues after data loss."""
+    """The positions of `spec`; and what was lost before them, if the query continues after data loss."""
     OffsetSpec("assign", EARLIEST).check_exist(options.selection.queues, seen.bounds)
     client, deadline = _client(options), _deadline(options)
     spec = settle_committed(spec, seen.bounds, client, deadline)
@@ -501,8 +501,8 @@ def _find(options: SourceOptions, spec: OffsetSpec, seen: TopicBounds) -> tuple[
 
 
 def _up_to_ends(losses: list[DataLoss], beyond: list[DataLoss]) -> Iterator[DataLoss]:
-    """What a batch has lost: `losses` after its starts, of which it does not read what is after the ends that are lost,
-    too, those of `beyond`. A queue without a start of its own has lost an unknown number of messages up to its end."""
+    """What a batch has lost: the `losses` after its starts, each extended to the end of the batch if that is lost, too
+    (`beyond`). A queue that is only in `beyond` has lost an unknown number of messages up to its end."""
     ends = {loss.queue: loss for loss in beyond}
     for loss in losses:
         end = ends.pop(loss.queue, loss)

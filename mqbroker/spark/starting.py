@@ -31,7 +31,7 @@ _RIGHT_TIME = "use milliseconds since 1970 or an ISO time with its zone, such as
 _TIMES_EXAMPLE = '{"orders":{"broker-a":{"0":"2026-03-01T06:00:00Z"}}}'
 #: Clocks of drivers and brokers differ a little.
 _CLOCKS_DIFFER_MS = 60_000
-#: Python does not read thousands of digits; fewer are said to be too late.
+#: Python refuses thousands of digits; times with fewer digits are reported as too late.
 _DIGITS_MAX = 1000
 _GROUP_WORDS = {"group": None, "group:earliest": EARLIEST, "group:latest": LATEST}
 

@@ -33,9 +33,9 @@ _INDEX_PAUSE_S_MIN, _INDEX_PAUSE_S_MAX = 0.005, 0.05
 #: How long requests of an attempt that has ended may still be on their way into a broker's log. Java's broker refuses
 #: those that waited for 0.2 s.
 _SETTLE_S = 1.0
-#: At a start a user waits, and the address may be wrong.
+#: Time-out of a start, seconds: a user waits for it, and the address may be wrong.
 _START_S = 3.0
-#: How long a failing task waits for what it has sent.
+#: How long a failing task waits for its sends under way, seconds.
 _END_S = 10.0
 
 
@@ -99,7 +99,7 @@ class TaskWriter:
         first = 0
         try:
             for batch in batches:
-                # Not tried again, as what follows is: the address may be wrong.
+                # It is not retried, unlike requests: the address may be wrong.
                 self.sender.start()
                 for piece in self.packer.pieces(batch, first):
                     self._write(piece)

@@ -155,7 +155,7 @@ class BrokerSlave:
 NOT_CERTAIN = "this broker may not be the master any more: its lease in etcd has run out"
 #: Why a replica of a group serves no consumers for now.
 INCOMPLETE = "this broker's store is incomplete: its group's master has all messages"
-#: What changes something, but is the broker's own, or outlives no connection.
+#: Requests that change something which is the broker's own, or ends with the connection.
 _OWN = frozenset(
     {
         RequestCode.HEART_BEAT,

@@ -34,8 +34,8 @@ READ_AT_USE = frozenset(
 )
 
 
-#: What the network changes only where access control says who may. Of the keys that may be changed these are all about
-#: roles, paths, addresses and who may connect, but for namesrvAddr, which Java's tools change.
+#: Changed over the network only if access control is on. Of the keys that can be changed, all about roles, paths,
+#: addresses and who may connect, except namesrvAddr, which Java's tools change.
 WITH_ACCESS_CONTROL_ONLY = frozenset(("brokerRole", "brokerId"))
 
 

@@ -5,10 +5,10 @@ are taken over only once the messages below them are on the slave's disk, so tha
 consumed.
 
 And unlike there, queues that the master has removed are removed, once the messages from before the removal are there:
-else the slave would serve them, and those of a topic of that name that is created again, as one queue. A master of our
-kind tells them, with the offsets at which they go on; of a Java master they are those of topics that its table had in
-the same run. Which run the tables on the disk are copies of is kept, so that a slave that was away removes what its
-master has removed meanwhile.
+else the slave would serve them, and those of a new topic of that name, as one queue. A master of our kind names them,
+with the offsets at which they continue; for a Java master they are those of topics that left its table during one run.
+It is recorded which run the tables on disk were copied from, so that a slave that was away removes what its master has
+removed meanwhile.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ NAMES_MAX = 20
 
 @attrs.frozen
 class MasterRun:
-    """A master, and since when it runs, as it says itself. `has_offsets`: whether all groups and topics in the table of
-    offsets are the master's."""
+    """One run of a master: its address, and when it says it started. `has_offsets`: whether all groups and topics in
+    the table of offsets are the master's."""
 
     address: str
     booted: str
@@ -46,9 +46,8 @@ class MasterRun:
 
 
 class CopiedTopics:
-    """Up to where in its log a slave knows the topics of all messages: of those below, a topic or queue that it does
-    not have was removed at the master. `end` is None of a broker that was no slave, or that has created since what it
-    lacked.
+    """A slave knows the topics of all messages below `end` of its log: topics and queues that it lacks were removed at
+    the master. `end` is None on a broker that was not a slave, or has created what it lacked since.
 
     `run` is the run of the master from which the tables on the disk were copied; None if they come from several, or are
     this broker's own.
@@ -69,7 +68,7 @@ class CopiedTopics:
         self._save(log_end, self.run)
 
     def synchronized(self, run: MasterRun) -> None:
-        """The tables on the disk are copies of those of `run`."""
+        """Called when the tables on disk are copies of those of `run`."""
         self._save(self.end, run)
 
     def repaired(self) -> None:

@@ -46,7 +46,7 @@ class AddressServer:
         self._addrs: tuple[str, ...] = ()
         self._lock = net.lock()
         self._has_failed = False
-        #: Asks again and again.
+        #: Requests the list regularly.
         self.task: Task | None = None
 
     async def name_servers(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class PullFailures:
     def __init__(self) -> None:
         #: Queues whose last pull failed, by the broker's name and the kind of error.
         self._failing: dict[tuple[str, type], set[MessageQueue]] = {}
-        #: Those kinds that were logged since a pull from the broker worked.
+        #: The keys of `_failing` that were logged since a pull from the broker worked.
         self._told: set[tuple[str, type]] = set()
 
     def log(self, queue: MessageQueue, error: Exception, pause_s: float) -> None:

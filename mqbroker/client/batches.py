@@ -44,7 +44,7 @@ class Part:
         return self.outgoing_of(encode_batch(entries), now_ms)
 
     def outgoing_of(self, body: bytes, now_ms: int) -> Outgoing:
-        """The same of a body that is encoded; `ids` are known."""
+        """As `outgoing`, for a body that is encoded already, with known `ids`."""
         first = self.messages[0]
         wait = {Prop.WAIT_STORE_MSG_OK: "true" if first.wait_stored else "false"}
         return Outgoing(

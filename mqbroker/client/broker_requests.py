@@ -35,7 +35,7 @@ from mqbroker.wire.record import decode_record
 log = logging.getLogger(__name__)
 
 
-#: What brokers ask the members of groups.
+#: Requests of brokers to the members of groups.
 MEMBER_REQUESTS: Final = frozenset(
     {
         RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,

@@ -121,7 +121,7 @@ class Connection:
         self._why_lost = why_lost
         self._tell_listeners = tell
         self._sent: dict[int, Sent] = {}
-        #: Those that have sent plain ones.
+        #: The senders of plain sends.
         self._owners: dict[Owner, None] = {}
         #: Number of the peer's requests whose responses are not ready, or do not fit into the socket's buffer.
         self.unanswered = 0
@@ -158,7 +158,7 @@ class Connection:
         self._stop_unread_timer()
 
     def lost(self, error: BaseException | None) -> None:
-        """It has ended, with an error unless the peer has closed it."""
+        """Called at its end, with an error unless the peer has closed it."""
         was_open, self.is_open, self.is_lost = self.is_open, False, True
         self.resume_writing()
         for end in self._ends:

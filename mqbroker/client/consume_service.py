@@ -110,7 +110,7 @@ class ConsumeService(ABC):
         self._closed = False
         self._idle = net.signal()
         self._unreadable = Throttle(net.steady)
-        #: What warnings say becomes of a message that is not consumed.
+        #: What happens to a message that is not consumed, for warnings.
         self.fate = "sent back to the broker"
 
     def put(self, owner: Owner, batch: PulledBatch) -> None:
@@ -254,7 +254,7 @@ class ConsumeService(ABC):
 
     @property
     def listener_name(self) -> str:
-        """What errors and warnings call the listener."""
+        """The listener's name in errors and warnings."""
         return self._results.name
 
     def still_running(self) -> str:

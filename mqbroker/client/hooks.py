@@ -140,7 +140,7 @@ class Filters:
         self._guard = Guard("message filter", "message is accepted", steady)
 
     def accepted(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Those messages that all filters accept."""
+        """The messages that all filters accept."""
         return [each for each in messages if self._accepts(each)] if self._filters else messages
 
     def _accepts(self, message: ReceivedMessage) -> bool:

@@ -76,7 +76,7 @@ class LoopNet(ABC):
         self.asked_by = ""
         self._why_lost = why_lost
         self.connections: dict[str, Connection] = {}
-        #: Those that were replaced, and have not ended yet.
+        #: Connections that were replaced, and have not ended yet.
         self.former: list[Connection] = []
         self._waiting: dict[str, _Waiting] = {}
         self._closed = False
@@ -93,7 +93,7 @@ class LoopNet(ABC):
         self.address_server: AddressServer | None = None
         #: Requests that wait to be sent.
         self._unsent: dict[Future, None] = {}
-        #: Called with plain sends that have ended, and how.
+        #: Called with plain sends that have ended, and their outcomes.
         self.sends_ended: SendsEnded = len
         #: The same for all with the same connections.
         self.hooks = Hooks()

@@ -19,7 +19,7 @@ from mqbroker.wire.codes import INNER_TRACE_PRODUCER_PREFIX
 
 
 class MemberObservers(Observers):
-    """Those of one member of `group`."""
+    """The observers of one member of `group`."""
 
     def __init__(
         self, net: Net, name_servers: tuple[str, ...], group: str, options: MemberOptions, identity: Identity

@@ -20,7 +20,7 @@ from zope.interface import implementer
 
 from mqbroker.wire.command import FrameDecoder, RemotingCommand, decode_command, encode_command
 
-#: As many calls that are due at one time and make others due then: more are a mistake.
+#: Steps of one `move_to`: more are a mistake, such as a call that makes itself due again at once.
 _CALLS_MAX = 1_000_000
 
 _numbers = itertools.count(1)
@@ -93,7 +93,7 @@ class _Port:
 class Accepted:  # type: ignore[misc] # what protocols ask of a transport, not all
     """The server's end of a connection; `write` and `lost` are what is called with what it sends, and at its end."""
 
-    #: What Twisted's transports keep of what was not sent.
+    #: Unsent bytes, as Twisted's transports keep them.
     dataBuffer, offset, _tempDataLen = b"", 0, 0  # noqa: N815
 
     def __init__(self, server: Server, write: Callable[[bytes], object], lost: Callable[[], object]) -> None:

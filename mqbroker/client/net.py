@@ -127,7 +127,7 @@ class Net(Protocol):
         """Whether its client was closed."""
 
     async def name_servers(self, url: str) -> tuple[str, ...]:
-        """Those that an address server lists. Raises NameServerUnreachable."""
+        """The name servers that an address server lists. Raises NameServerUnreachable."""
 
     def now(self) -> float:
         """Seconds since the epoch."""

@@ -211,7 +211,7 @@ class Observers:
             self._call(after, send, outcome)
 
     def consumers(self) -> list[ConsumeObserver]:
-        """Those of consumption."""
+        """The observers of consumption."""
         return [each for each in self._members if isinstance(each, ConsumeObserver)]
 
     def _begin(self, consumption: Consumption) -> Callable[[Any], None]:

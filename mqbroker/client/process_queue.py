@@ -60,7 +60,7 @@ class PulledBatch:
             self.count_out(1, now)
 
     def remove(self, indexes: Sequence[int], now: float) -> None:
-        """As `done`, of several."""
+        """As `done`, for several messages."""
         for index in indexes:
             self.messages[index] = None
         self.count_removed(now)
@@ -135,7 +135,7 @@ class Polled:
         #: Queues whose messages are kept.
         self.paused: set[MessageQueue] = set()
         self._returned: list[_Returned] = []
-        #: What is iterated over: the message before its next one was returned last, those before that are consumed.
+        #: The portion that is iterated over: all before the message that was returned last are consumed.
         self._iterated: Portion | None = None
 
     def take(self, count: int) -> list[ReceivedMessage]:

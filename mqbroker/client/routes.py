@@ -189,7 +189,7 @@ class Routes:
 
     @property
     def name_servers(self) -> tuple[str, ...]:
-        """Those that were given, or that the address server listed last."""
+        """The name servers that were given, or that the address server listed last."""
         return self._name_servers
 
     async def _servers(self) -> list[str]:
@@ -220,7 +220,7 @@ class Routes:
             entry.waiting -= 1
 
     def known(self, topic: str, *, create: bool = False) -> Route | None:
-        """As `get`, where nothing need be waited for."""
+        """As `get`, but None if it would have to wait."""
         entry = self._entries.get(topic)
         return None if entry is None or entry.waiting or not self._is_good(entry, create) else entry.route
 

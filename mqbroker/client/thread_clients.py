@@ -189,7 +189,7 @@ class OfOneProcess(Member, OnLoop, Client, Generic[Core, T]):
     """A member of a group, which belongs to the process that made it, and is iterated over."""
 
     _core: Core
-    #: What errors call it.
+    #: Its name in errors.
     _what: str
 
     def __init__(

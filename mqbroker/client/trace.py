@@ -185,7 +185,7 @@ class Tracer(SendObserver, ConsumeObserver):
 
 
 def _traced(messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
-    """Those that brokers want traced."""
+    """The messages that brokers want traced."""
     return [message for message in messages if message.properties.get(Prop.TRACE_SWITCH) != "false"]
 
 

@@ -27,11 +27,11 @@ class Diverged(MQError):
 
 
 class FallenBehind(Diverged):
-    """The master has deleted what the slave's log would go on with."""
+    """The master has deleted what would follow the slave's log."""
 
     @classmethod
     def of(cls, end: int, begin: int, advice: str = "") -> FallenBehind:
-        """Of a log that ends at `end`, where the master's begins at `begin`."""
+        """For a log that ends at `end`, when the master's begins at `begin`."""
         return cls(
             f"this log ends at {end}, and the master's begins at {begin}: this broker was down for longer than its "
             f"master keeps messages (fileReservedTime){advice}"
@@ -62,7 +62,7 @@ class LogBounds(NamedTuple):
 
 
 async def log_bounds(client: RemotingClient, address: str, timeout_ms: int = TIMEOUT_MS) -> LogBounds:
-    """What the broker at `address` says of its log. Raises MQError."""
+    """The bounds of its log that the broker at `address` reports. Raises MQError."""
     answer = await client.invoke_sync(address, RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO), timeout_ms)
     table = KVTable.from_json(succeeded(answer).body).table
     try:

@@ -151,9 +151,9 @@ class GroupMember(Service):
         self._granted_at = -GRANT_SECONDS
         self._state: GroupState | None = None
         self._state_revision = 0
-        #: Whether etcd may have, or come to have, another master that this broker has named; whether it does now.
+        #: Whether etcd may get, or has got, another master that this broker has named; whether it is naming one now.
         self._has_named = self._is_naming = False
-        #: The name of a store that is to replace the one of which etcd has the identity.
+        #: The name of a store whose identity must replace the one in etcd.
         self._new_name = ""
         self._identities: Mapping[int, Identity] = {}
         self._committed_at = -COMMITTED_SECONDS

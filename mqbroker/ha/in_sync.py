@@ -72,14 +72,14 @@ class InSyncSet:
         #: When each member was last connected, and the time up to which it has the log.
         self._seen_at = dict.fromkeys(members, steady())
         self._close_at = dict(self._seen_at)
-        #: Up to where this broker's log stays whatever happens, as far as it promises that.
+        #: Up to which offset this broker promises that its log survives.
         self.durable: Callable[[], int] = lambda: slaves.log.end
         self._confirmed = self._told = confirmed
         #: Called when `confirmed` has grown, before sends that waited for that are answered.
         self.on_confirmed: list[Callable[[], None]] = []
         #: No member may truncate its log below this offset: messages up to it were acknowledged.
         self.committed = 0
-        #: Called when that has grown.
+        #: Called with `committed` when it has grown.
         self.on_committed: Callable[[int], None] = lambda committed: None
         self._proposing: Deferred[None] | None = None
         #: How many members follow closely, this broker among them.

@@ -28,7 +28,7 @@ _MAGIC = b"MQBmem\x00\x01"
 _HEADER = Struct(">8s16sqqqq16x")
 _CRC = Struct(">I")
 _SLOTS = (512, 1024)
-#: As indexes of numbers of 8 bytes.
+#: Places of the offsets, as indexes of 8-byte numbers.
 _COMMITTED, _END, _DURABLE = 2048 // 8, 2056 // 8, 2064 // 8
 _SEEN_AT = 3072
 _SEEN = Struct(">qqq")

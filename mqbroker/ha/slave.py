@@ -337,7 +337,7 @@ class SlaveService(Service):
         self._connection: MasterConnection | None = None
         self._work: Deferred[None] = succeed(None)
         self._connecting: Deferred[Any] = succeed(None)
-        #: What the loop sleeps on.
+        #: The Deferred of the loop's pause.
         self._sleeping: Deferred[None] | None = None
         self._watch = RepeatedCall(self._look, clock=clock)
 

@@ -130,7 +130,7 @@ class LogTail:
     _readied_to: int
     _readied_until: int
     _next_wanted_at: int
-    #: What new records wait in before they are written to the segment; why appends are refused.
+    #: The buffer of new records before they are written to the segment, if any; why appends are refused.
     _transient: Any
     _refusals: dict[Any, str]
     #: Consume queues whose next offsets count records that are not stored yet, with their former next offsets.

@@ -164,7 +164,7 @@ class ImmediateWritePort(tcp.Port):
         super().__init__(port, factory, backlog, interface, reactor)
         self._buffers = buffers
         shares_reads = compiled is not None and hasattr(factory, "take_together")
-        #: What reads for all connections; None: each does by itself.
+        #: Reads for all connections; None: each reads by itself.
         self.reads = SharedReads(reactor, cast(ReadsHandler, factory)) if shares_reads else None
         self._logger = Logger("mqbroker.remoting.tcp", observer=_AcceptFailureLog(reactor.seconds))
 

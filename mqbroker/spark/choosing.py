@@ -17,7 +17,7 @@ from mqbroker.wire.names import check_topic
 
 #: Several names of one option, in the order of the documentation, and the other two ways to choose.
 WAYS = ("topic", "subscribe", "path", "paths", "subscribePattern", "assign")
-#: What stands in `load()`: a text, or a list as JSON.
+#: The arguments of `load()`: a text, or a list as JSON.
 _PATHS = ("path", "paths")
 _ASSIGN_EXAMPLE = '{"orders":{"broker-a":[0,1]}}'
 

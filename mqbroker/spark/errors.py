@@ -59,7 +59,7 @@ class Loss(Enum):
     CORRUPT = "the broker's copy of a message is corrupt"
 
 
-#: What may bring the messages back: a query that starts again then reads them.
+#: How the messages may be brought back: a query that starts again then reads them.
 _CHECK_FIRST = {
     Loss.CUT_SHORT: "They may be on the former master, or in a backup: look there first. ",
     Loss.CORRUPT: "A slave may have a good copy. Check the broker's store (`mq store check`). ",

@@ -223,7 +223,7 @@ def refuse_kafka(name: str, instead: Mapping[str, str], what: str) -> None:
         raise BadOption(right, f"is an option of Spark's Kafka {what}; {why}")
 
 
-#: What Spark puts before the options of CREATE TABLE, which it drops before the table is read.
+#: Prefix that Spark gives to the options of CREATE TABLE, which it drops before the table is read.
 _OF_TABLES = "option."
 _TABLES = "Tables in a catalog lose their options: write CREATE TEMPORARY VIEW ... USING rocketmq OPTIONS (...) instead"
 NAME_SERVER = f"host:port, or several joined by ';'. {_TABLES}"

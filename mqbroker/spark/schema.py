@@ -67,7 +67,7 @@ def kafka_columns(has_headers: bool) -> Mapping[str, Column]:
     return {column.name.lower(): column for column in _KAFKA if has_headers or column.name != "headers"}
 
 
-#: What columns begin with that `propertyColumns` adds.
+#: Prefix of the columns that `propertyColumns` adds.
 PROPERTY_PREFIX = "prop_"
 
 

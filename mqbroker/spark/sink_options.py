@@ -182,7 +182,7 @@ _TEXT = frozenset({"string"})
 _INTS = frozenset({"tinyint", "smallint", "int"})
 _BYTES = frozenset({"binary", "string"})
 
-#: What a column is for, and the types that it may have.
+#: The purposes of columns, and the types that each may have.
 TYPES: Mapping[str, frozenset[str]] = {
     "body": _BYTES,
     "topic": _TEXT,

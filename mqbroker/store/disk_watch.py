@@ -96,16 +96,16 @@ class DiskWatch:
 
     @property
     def used_percents(self) -> list[int]:
-        """Of the disk of each path, as last checked; 0 if not checked yet."""
+        """Of each path's disk the space in use, percent, as last checked; 0 if not checked yet."""
         return [self.spaces[path].used_percent if path in self.spaces else 0 for path in self._paths]
 
     @property
     def log_space(self) -> DiskSpace | None:
-        """Of the log's disk, as last checked."""
+        """The space of the log's disk, as last checked."""
         return self.spaces.get(self._paths[0])
 
     def look(self) -> Deferred[Room]:
-        """Fires with how much room there is now; with what there was where the disk cannot tell."""
+        """Check the space. Fires with the room that there is, or was when the disk could be read last."""
 
         def spaces() -> dict[str, DiskSpace]:
             return {path: self._space(path) for path in self._paths}

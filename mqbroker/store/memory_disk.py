@@ -14,7 +14,7 @@ from zope.interface import implementer
 from mqbroker.errors import StoreLocked
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
 
-#: What `space` says is there.
+#: The size that `space` reports.
 _BYTES = 1 << 40
 
 

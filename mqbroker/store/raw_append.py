@@ -39,7 +39,7 @@ class RawAppender:
         self._log, self._flusher, self._dispatcher = log, flusher, dispatcher
         self._find_last = find_last
         self._last: tuple[int, int] | None = None
-        #: What waits for its rest, and how many bytes of it make progress possible.
+        #: The pieces of an incomplete record, their size, and the size from which on progress is possible.
         self._waiting: list[bytes | memoryview] = []
         self._waiting_bytes = self._needed = 0
         self.segment_bytes = log.segment_bytes

@@ -244,6 +244,8 @@ class QuickClock(Clock):
     def __init__(self) -> None:
         self._waiting: list[tuple[float, int, Any]] = []
         self._numbers = itertools.count()
+        #: Whether a call that was due is being made.
+        self.is_calling = False
         super().__init__()
 
     def callLater(self, delay: float, callable: Callable[..., object], *args: object, **kw: object) -> DelayedCall:
@@ -274,4 +276,8 @@ class QuickClock(Clock):
                 heapq.heappush(waiting, (call.getTime(), number, call))
                 continue
             call.called = 1
-            call.func(*call.args, **call.kw)
+            was_calling, self.is_calling = self.is_calling, True
+            try:
+                call.func(*call.args, **call.kw)
+            finally:
+                self.is_calling = was_calling

@@ -86,7 +86,8 @@ class QuickNetwork(Network):
         return moved
 
     def _call_due(self) -> bool:
-        if not self._reactor.is_due:
+        # A reactor never makes a call within another one: what that one has still to do could be waited for, for ever.
+        if not self._reactor.is_due or self._reactor.is_calling:
             return False
         self._reactor.advance(0)
         return True

@@ -2,6 +2,8 @@
 
 from tests.mutations.mutation import Mutation
 
+_CHANGING_BATCHES = "tests/client/test_changing_batches.py"
+
 MISTAKES = [
     Mutation(
         "begin no more long requests after one that could not be begun",
@@ -30,6 +32,38 @@ MISTAKES = [
         "            except Exception:  # it could",
         "            except KeyError:  # it could",
         ("tests/remoting/test_fair_scheduler.py",),
+    ),
+    Mutation(
+        "send batches by the route that was known when the first one left",
+        "client/automatic_batches.py",
+        "        route = self._routes.known(topic, create=True)\n        if route is None or not route.publish_queues:"
+        "\n            self._give_back(opened",
+        "        route = vars(self).setdefault('kept', {}).setdefault(topic, self._routes.known(topic, create=True))"
+        "\n        if route is None or not route.publish_queues:\n            self._give_back(opened",
+        (_CHANGING_BATCHES,),
+        with_compiled=True,
+    ),
+    Mutation(
+        "send a batch to queues that are not written",
+        "client/automatic_batches.py",
+        "        if route is None or not route.publish_queues:\n            self._give_back(opened",
+        "        if route is None:\n            self._give_back(opened",
+        (_CHANGING_BATCHES,),
+        with_compiled=True,
+    ),
+    Mutation(
+        "give a batch the whole time once more after its first attempt",
+        "client/automatic_batches.py",
+        "first.sent_at + self._attempts",
+        "self._net.steady() + self._attempts",
+        (_CHANGING_BATCHES,),
+    ),
+    Mutation(
+        "give a batch a second turn where its connection is not free",
+        "client/automatic_batches.py",
+        "self._go_on(batch, outgoing, chosen=Chosen(queue, route))",
+        "self._go_on(batch, outgoing)",
+        (_CHANGING_BATCHES,),
     ),
     Mutation(
         "ask an address server on after the last client's end",

@@ -239,7 +239,7 @@ class Queries:
 
     def _read(self, records: bytes, broker_name: str, topic: str) -> list[ReceivedMessage]:
         """The messages that are stored in `topic`, or were sent to it, without the namespace."""
-        messages = [ReceivedMessage.of_record(record, broker_name) for record in decode_records(records)]
+        messages, _, _ = ReceivedMessage.read(records, broker_name)
         return [bare_message(self._namespace, each) for each in messages if topic in (each.topic, each.queue.topic)]
 
 

@@ -45,8 +45,16 @@ def _check_topic(topic: str) -> None:
 #: Bodies of one response are decompressed up to this: more would keep the event loop, and fill the memory.
 INFLATED_BYTES_MAX = 16 * 1024 * 1024
 
+_TOO_MUCH = (
+    f"the bodies before it in this response decompress to more than {INFLATED_BYTES_MAX >> 20} MiB; "
+    "look it up alone, by its offset_msg_id"
+)
+
 #: The largest offset of a message that another one can follow.
 _OFFSET_MAX = 2**63 - 2
+
+_OFFSET_DIGITS = len(str(_OFFSET_MAX))
+_LIGHT = Prop.INNER_MULTI_DISPATCH, Prop.INNER_MULTI_QUEUE_OFFSET
 
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 
@@ -276,8 +284,8 @@ class ReceivedMessage(_Undecoded):
     """A stored message. Times are ms since the epoch; `queue` is the queue that it was read from, `topic` the topic
     that it was sent to.
 
-    The two differ if a message is delivered again through the group's retry topic. `body_error` says why the body could
-    not be decompressed, so that `body` is as it is stored; otherwise it is None.
+    The two differ if a message is delivered again through the group's retry topic. `body_error` says why the body was
+    not decompressed, so that `body` is as it is stored; otherwise it is None.
     """
 
     topic: str
@@ -316,12 +324,19 @@ class ReceivedMessage(_Undecoded):
 
     @classmethod
     def read(
-        cls, records: bytes, broker_name: str, queue: MessageQueue | None = None, offset: int = 0
+        cls,
+        records: bytes,
+        broker_name: str,
+        queue: MessageQueue | None = None,
+        offset: int = 0,
+        light_queue: str | None = None,
     ) -> tuple[list[ReceivedMessage], list[ReceivedMessage], int | None]:
-        """The messages of consecutive records, as in a pull response.
+        """The messages of consecutive records, those of them with a `body_error`, and the offset of the rest if that
+        must be pulled again.
 
-        With `queue`, their offsets in it must ascend from `offset` on, and it ends where their bodies decompress to
-        more than INFLATED_BYTES_MAX: the rest is to be pulled again. Raises BadRecord at the first bad record,
+        With `queue`, their offsets in it must ascend from `offset` on. Once their bodies have decompressed to more than
+        INFLATED_BYTES_MAX, the rest from the next compressed one on is to be pulled again; of messages that are neither
+        of a `queue` nor of a `light_queue`, these get a `body_error`. Raises BadRecord at the first bad record,
         UnexpectedResponse at the first message that is not of the queue, or out of order.
         """
         found: list[ReceivedMessage] = []
@@ -340,26 +355,32 @@ class ReceivedMessage(_Undecoded):
             is_compressed = record.sys_flag & SysFlag.COMPRESSED
             if queue is not None:
                 _check_asked(record, queue, offset)
-                if is_compressed and inflated >= INFLATED_BYTES_MAX:
-                    return found, unreadable, record.queue_offset
-                offset = min(record.queue_offset, _OFFSET_MAX) + 1
-            message = cls.of_record(record, broker_name)
+            is_too_much = bool(is_compressed) and inflated >= INFLATED_BYTES_MAX
+            if (
+                is_too_much
+                and (rest := record.queue_offset if queue else _light_offset(record, light_queue)) is not None
+            ):
+                return found, unreadable, rest
+            offset = min(record.queue_offset, _OFFSET_MAX) + 1
+            message = cls.of_record(record, broker_name, decompresses=not is_too_much)
             found.append(message)
             if message.body_error is not None:
                 unreadable.append(message)
-                inflated += decompressed_in_vain(record.body, record.sys_flag)
+                inflated += 0 if is_too_much else decompressed_in_vain(record.body, record.sys_flag)
             elif is_compressed:
                 inflated += len(message.body)
             at += record.store_size
 
     @classmethod
-    def of_record(cls, record: Record, broker_name: str) -> ReceivedMessage:
-        """The message of a record; its body is as it is stored where it cannot be decompressed."""
+    def of_record(cls, record: Record, broker_name: str, *, decompresses: bool = True) -> ReceivedMessage:
+        """The message of a record; its body is as it is stored where it cannot be decompressed, or is not to be."""
         properties = record.properties
         topic = record.topic
         body, body_error = record.body, None
         if record.sys_flag & SysFlag.COMPRESSED:
             try:
+                if not decompresses:
+                    raise UnreadableBody(_TOO_MUCH)
                 body = decompress_body(body, record.sys_flag)
             except UnreadableBody as error:
                 body_error = str(error)
@@ -387,6 +408,13 @@ class ReceivedMessage(_Undecoded):
             store_size=record.store_size,
             body_error=body_error,
         )
+
+
+def _light_offset(record: Record, queue: str | None) -> int | None:
+    """The offset of a message in a light queue; None if it does not say that."""
+    names, offsets = (record.properties.get(name, "").split(",") for name in _LIGHT)
+    found = dict(zip(names, offsets, strict=False)).get(queue or "", "")
+    return int(found) if found.isascii() and found.isdecimal() and len(found) < _OFFSET_DIGITS else None
 
 
 def _check_asked(record: Record, queue: MessageQueue, offset: int) -> None:

@@ -125,8 +125,11 @@ def read_messages(pulled: RawPull, queue: MessageQueue, subscription: Subscripti
         why = f"the broker found messages from {offset} on, and named {pulled.next_offset} as the next offset"
         raise UnexpectedResponse(queue, why)
     # A light queue has the messages of other topics, with their offsets there.
-    asked = None if queue.topic.startswith(LMQ_PREFIX) else queue
-    messages, unreadable, left_at = ReceivedMessage.read(pulled.body, queue.broker_name, asked, offset)
+    asked, light = (None, queue.topic) if queue.topic.startswith(LMQ_PREFIX) else (queue, None)
+    messages, unreadable, left_at = ReceivedMessage.read(pulled.body, queue.broker_name, asked, offset, light)
+    if left_at is not None and not offset < left_at < pulled.next_offset:
+        why = f"the broker sent offset {left_at} to a pull from {offset} to {pulled.next_offset}"
+        raise UnexpectedResponse(queue, why)
     if asked is not None and messages and messages[-1].queue_offset >= pulled.next_offset:
         why = f"the broker sent offset {messages[-1].queue_offset}, and named {pulled.next_offset} as the next one"
         raise UnexpectedResponse(queue, why)

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from mqbroker.client import ConsumeFrom, MemoryOffsets, Message, MessageModel, PushOptions, messages
+from mqbroker.client.errors import UnexpectedResponse
+from mqbroker.client.messages import PullStatus, RawPull
+from mqbroker.client.queue_requests import read_messages
 from mqbroker.wire import compression
-from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.bodies import MessageQueue, SubscriptionData
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.compression import ZLIB_RATIO_MAX, ZSTD_RATIO_MAX, UnreadableBody, decompress_body
 from mqbroker.wire.record import encode_record
@@ -223,9 +226,51 @@ def test_those_that_cannot_be_decompressed_count_as_what_was_tried(
     )
     found, unreadable, left_at = messages.ReceivedMessage.read(records, "a", Q, 0)
     assert (len(found), len(unreadable), left_at, len(tried)) == (2, 2, 2, 2)
-    # A light queue's messages have no offsets of it.
-    found, unreadable, left_at = messages.ReceivedMessage.read(records, "a", None, 0)
-    assert (len(found), left_at) == (5, None)
+    # Where what is left cannot be asked for again, it is left as it is.
+    found, unreadable, left_at = messages.ReceivedMessage.read(records, "a")
+    assert (len(found), len(unreadable), left_at, len(tried)) == (5, 5, None, 4)
+    assert [message.body for message in found] == [bomb] * 5
+    assert [(message.body_error or "")[:10] for message in found] == ["it is too "] * 2 + ["the bodies"] * 3
+
+
+@pytest.mark.parametrize(
+    ("names", "offsets", "left_at"),
+    [
+        ("%LMQ%l", "7", 7),
+        ("other,%LMQ%l", "3,8", 8),
+        ("other,%LMQ%l", "3", None),
+        ("%LMQ%l", "", None),
+        ("%LMQ%l", "-7", None),
+        ("%LMQ%l", "7\u0667", None),
+        ("%LMQ%l", "9" * 19, None),
+        ("%LMQ%other", "7", None),
+    ],
+)
+def test_what_is_left_of_a_light_queue_is_at_the_offset_that_it_names(
+    names: str, offsets: str, left_at: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "INFLATED_BYTES_MAX", 1000)
+    light = {"INNER_MULTI_DISPATCH": names, "INNER_MULTI_QUEUE_OFFSET": offsets}
+    body = zlib.compress(bytes(1000))
+    records = [
+        a_record(topic="T", queue_id=0, queue_offset=at, body=body, sys_flag=1, properties=light) for at in (5, 9)
+    ]
+    found = messages.ReceivedMessage.read(b"".join(map(encode_record, records)), "a", None, 0, "%LMQ%l")
+    assert [len(found[0]), found[2]] == ([1, left_at] if left_at is not None else [2, None])
+
+
+@pytest.mark.parametrize("named", [0, 3, 4, 10**17])
+def test_an_offset_of_a_light_queue_that_is_not_in_the_response_is_refused(
+    named: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "INFLATED_BYTES_MAX", 1000)
+    properties = {"INNER_MULTI_DISPATCH": "%LMQ%l", "INNER_MULTI_QUEUE_OFFSET": str(named)}
+    body = zlib.compress(bytes(1000))
+    record = encode_record(a_record(topic="T", queue_id=0, body=body, sys_flag=1, properties=properties))
+    pulled = RawPull(PullStatus.FOUND, 4, 0, 9, record * 2)
+    queue = MessageQueue("%LMQ%l", "a", 0)
+    with pytest.raises(UnexpectedResponse, match=f"the broker sent offset {named} to a pull from 3 to 4"):
+        read_messages(pulled, queue, SubscriptionData("%LMQ%l", "*"), 3)
 
 
 @pytest.mark.parametrize("sys_flag", [0x401, 0x201])

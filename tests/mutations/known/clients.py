@@ -71,15 +71,22 @@ MISTAKES = [
     Mutation(
         "decompress all bodies of a pull at once",
         "client/messages.py",
-        "if is_compressed and inflated >= INFLATED_BYTES_MAX:",
-        "if False:",
+        "is_too_much = bool(is_compressed) and inflated >= INFLATED_BYTES_MAX",
+        "is_too_much = False",
         ("tests/client/test_unreadable_bodies.py",),
     ),
     Mutation(
         "count bodies that cannot be decompressed for nothing",
         "client/messages.py",
-        "inflated += decompressed_in_vain(record.body, record.sys_flag)",
-        "inflated += 0",
+        "0 if is_too_much else decompressed_in_vain(record.body, record.sys_flag)",
+        "0",
+        ("tests/client/test_unreadable_bodies.py",),
+    ),
+    Mutation(
+        "decompress all bodies that a search found at once",
+        "client/messages.py",
+        "decompresses=not is_too_much)",
+        "decompresses=True)",
         ("tests/client/test_unreadable_bodies.py",),
     ),
     Mutation(

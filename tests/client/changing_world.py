@@ -114,6 +114,12 @@ def fields_of(request: Any) -> dict[str, str]:
     return {key: ID.sub("ID", value) for key, value in (request.ext_fields or {}).items()}
 
 
+def by_server(requests: list[Any]) -> list[Any]:
+    """Requests, of each its address and code first, by server. Heartbeats come last: where one stands among sends that
+    leave together is no part of the comparison."""
+    return sorted(requests, key=lambda each: (each[0], each[1] == RequestCode.HEART_BEAT))
+
+
 def outcome_of(found: Any) -> Any:
     if isinstance(found, list):
         return [outcome_of(each) for each in found]

@@ -27,9 +27,12 @@ from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from zope.interface import implementer
 
+from mqbroker.broker.assembly import EXPIRY_CHECK_SECONDS
+from mqbroker.broker.client_registry import CLIENT_EXPIRY_SECONDS
 from mqbroker.client import ConsumeFrom, Message, ProducerOptions, PushOptions
-from mqbroker.client.broker_requests import decline
+from mqbroker.client.broker_requests import MemberRequests, decline
 from mqbroker.client.deferred_net import DeferredNet
+from mqbroker.client.net import RequestHandler
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.store import dispatch
@@ -46,6 +49,8 @@ MEMBERS_MAX = 5
 STEPS = 25
 #: After so long without a disturbance each queue has one member: two rebalances and the time-outs of their requests.
 SETTLED_S = 90.0
+#: After so long brokers have given up a member that died without a word.
+LOST_S = CLIENT_EXPIRY_SECONDS + EXPIRY_CHECK_SECONDS
 #: Seeds from here on crash brokers and remove queues.
 HARSH_FROM = 1000
 #: By when all is consumed once nothing disturbs any more: lost members are given up, delayed retries are due.
@@ -101,13 +106,13 @@ class MemberClock:
 class Process:
     """A client's process: its clock, its connections, and its end."""
 
-    def __init__(self, cluster: OwnCluster, rng: random.Random) -> None:
+    def __init__(self, cluster: OwnCluster, rng: random.Random, on_request: RequestHandler = decline) -> None:
         self._cluster = cluster
         self.clock = MemberClock(cluster.reactor)
         self.links: list[Link] = []
         self.net = DeferredNet(
             self.clock,
-            decline,
+            on_request,
             random.Random(rng.random()),
             connector=lambda host, port: _Endpoint(self, f"{host}:{port}"),  # type: ignore[arg-type,return-value]
             steady=cluster.reactor.seconds,
@@ -167,7 +172,7 @@ class Member(Process):
     """A push consumer in a process of its own."""
 
     def __init__(self, world: Group, name: str) -> None:
-        super().__init__(world.cluster, world.rng)
+        super().__init__(world.cluster, world.rng, MemberRequests(lambda: self.core, str).answer)
         self.world, self.name = world, name
         rng = world.rng
         options = PushOptions(
@@ -217,7 +222,7 @@ class Group:
         self.stopped: list[Member] = []
         self.closing: list[tuple[Member, Deferred[Any], float]] = []
         self.is_ending = False
-        self.disturbed_at = self.now
+        self.disturbed_at = self.lost_until = self.now
         self.fault_rate = 0.0
         self.sent = 0
         self.accepted: set[bytes] = set()
@@ -337,7 +342,10 @@ class Group:
         if self.members:
             member = self.members.pop(self.rng.randrange(len(self.members)))
             self.stopped = [each for each in self.stopped if each is not member]
-            member.kill(is_heard=self.rng.random() < 0.5)
+            is_heard = self.rng.random() < 0.5
+            member.kill(is_heard=is_heard)
+            if not is_heard:
+                self.lost_until = self.now + LOST_S
             self.holders = {queue: held for queue, held in self.holders.items() if held[0] is not member}
             self.counts["deaths"] += 1
 
@@ -444,7 +452,7 @@ class Group:
         for member, closed, since in self.closing:
             if not closed.called and self.now - since > 18.0 and not member.clock.is_stopped:
                 raise Violation(f"close() of {member.name} has not ended after {self.now - since:g} s")
-        if self.now - self.disturbed_at > SETTLED_S:
+        if self.now - max(self.disturbed_at, self.lost_until) > SETTLED_S:
             held = Counter(queue for member in self.members for queue in member.core.assigned)
             if twice := [queue for queue, count in held.items() if count > 1]:
                 raise Violation(f"{twice[0]} is held by two members {SETTLED_S:g} s after the last disturbance")

@@ -28,7 +28,7 @@ from mqbroker.wire.batch import decode_batch
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode, SysFlag
 from mqbroker.wire.ids import parse_offset_message_id
-from tests.client.changing_world import BROKERS, ID, SEND, ChangingWorld, Unvarying, fields_of, outcome_of
+from tests.client.changing_world import BROKERS, ID, SEND, ChangingWorld, Unvarying, by_server, fields_of, outcome_of
 from tests.client.own_cluster import NAME_SERVER, OwnCluster
 from tests.client.simulated_loop import SimulatedLoop, SimulatedNet
 from tests.client.world import World
@@ -74,7 +74,7 @@ class Twin(ChangingWorld):
         assert not left, "a send has not ended"
         outcomes = [self._outcome(message, task) for (message, _), task in zip(sends, tasks, strict=True)]
         requests = [(addr, request.code, *asked(request)) for addr, request in self.world.faults.requests[first:]]
-        return [outcomes, sorted(requests, key=repr if self.is_mixed else lambda each: each[0])]
+        return [outcomes, sorted(requests, key=repr) if self.is_mixed else by_server(requests)]
 
     def _begun(self, kind: int, wait_stored: bool) -> tuple[Message, Coroutine[Any, Any, Any]]:
         rng, producer = self.rng, self.producer

@@ -25,7 +25,7 @@ from mqbroker.client.producer import ProducerCore
 from mqbroker.kernel import compiled
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.ids import UniqIdSource
-from tests.client.changing_world import BROKERS, ChangingWorld, Unvarying, fields_of, outcome_of
+from tests.client.changing_world import BROKERS, ChangingWorld, Unvarying, by_server, fields_of, outcome_of
 from tests.client.own_cluster import NAME_SERVER, OwnCluster
 from tests.client.world import FixedIdentity, World
 from tests.seeds import seeds_of_push
@@ -99,8 +99,8 @@ class Twin(ChangingWorld):
             if all(sent.called for sent in sends):
                 break
             self.world.cluster.advance(0.25)
-        by_addr = [(addr, request.code, fields_of(request)) for addr, request in self.world.faults.requests[first:]]
-        return [[outcome_of(each) for each in outcomes], sorted(by_addr, key=lambda each: each[0])]
+        requests = [(addr, request.code, fields_of(request)) for addr, request in self.world.faults.requests[first:]]
+        return [[outcome_of(each) for each in outcomes], by_server(requests)]
 
     def _begun(self, kind: int, *, is_alone: bool) -> Coroutine[Any, Any, Any]:
         rng = self.rng

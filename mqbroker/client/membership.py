@@ -86,6 +86,8 @@ class Membership:
             timeout_ms=self._timeout_ms,
         )
         self.subscriptions: dict[str, SubscriptionData] = {}
+        #: Of the subscription that was made last.
+        self._sub_version = 0
         #: The queues that it has.
         self.queues: set[MessageQueue] = set()
         #: Set to request a rebalance.
@@ -95,7 +97,10 @@ class Membership:
 
     def subscribe(self, topic: str, expression: str | Sql = ALL) -> None:
         """Add or change a subscription. Raises BadArgument on an invalid one."""
-        self.subscriptions[topic] = subscribe_to(topic, expression, int(self._net.now() * 1000))
+        # Brokers keep the former one unless the version, a time, is larger: the clock may be set back.
+        version = max(int(self._net.now() * 1000), self._sub_version + 1)
+        self.subscriptions[topic] = subscribe_to(topic, expression, version)
+        self._sub_version = version
 
     async def apply(self, topic: str) -> None:
         """Apply an added, changed or removed subscription."""

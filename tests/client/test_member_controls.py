@@ -63,6 +63,18 @@ def test_a_topic_that_is_given_up_has_its_offsets_committed(one_queue: World, na
     assert member.bodies == [b"0"]
 
 
+@pytest.mark.parametrize("set_forward", [0.0, -100.0])
+def test_another_expression_counts_although_the_clock_stands_or_is_set_back(
+    one_queue: World, name_server: str, set_forward: float
+) -> None:
+    member = Member(one_queue, name_server).start("a")
+    one_queue.clock.set_forward = set_forward
+    one_queue.result(member.core.subscribe("T", "*"))
+    for tag in "ab":
+        one_queue.cluster.store(Q, tag.encode(), TAGS=tag)
+    assert member.bodies == [b"a", b"b"]
+
+
 def test_the_queues_of_a_topic_share_its_limit(world: World, name_server: str) -> None:
     world.cluster.add_topic("T", queues=2)
     world.cluster.add_topic("%RETRY%g", queues=1, brokers=["a"])

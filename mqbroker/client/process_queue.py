@@ -281,7 +281,9 @@ class ProcessQueue:
 
     def _would_be_stretched(self, messages: int) -> bool:
         came = self._came + messages
-        if not self._batches or came - self._batches[0].first_number <= self._span_max:
+        if not self._batches:
+            return messages - 1 > self._span_max
+        if came - self._batches[0].first_number <= self._span_max:
             return False
         first = self._batches[0]
         return came - first.first_number - first.first_left() - 1 > self._span_max

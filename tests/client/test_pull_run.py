@@ -305,6 +305,12 @@ class TestOfAQueue:
         assert committable == 0
         assert not wire.pending
 
+    def test_a_pull_that_fills_an_empty_queue_is_the_last_one(self) -> None:
+        answers = [found(4, b"a", b"b", b"c", b"d"), found(5, b"e")]
+        wire, got, _ = self.pull(answers, 0, queue_span_max=2, pull_batch=4)
+        assert got == [b"a", b"b", b"c", b"d"]
+        assert not wire.pending
+
     def test_a_broker_that_suggests_another_one_is_left(self) -> None:
         wire, got, _ = self.pull([found(1, b"a"), found(2, b"b", broker_id=1)], 2)
         events = wire.events

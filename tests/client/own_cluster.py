@@ -208,6 +208,11 @@ class OwnCluster:
             self.parts(name).topics.remove(topic)
         self.settle()
 
+    def remove_topic(self, topic: str, name: str) -> None:
+        """With its queues, as an administrator does."""
+        header = h.DeleteTopicRequestHeader(topic=topic)
+        self._tell(RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, header), self.addresses[name])
+
     def register(self, name: str, addr: str, broker_id: int, topics: Iterable[TopicConfig] = ()) -> None:
         """Tell the name server of a broker that is not there, as another one would."""
         header = h.RegisterBrokerRequestHeader(

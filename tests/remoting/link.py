@@ -101,6 +101,7 @@ class End:  # type: ignore[misc] # what is asked of a transport here, not all
 
     def unregisterProducer(self) -> None:
         self.producer = None
+        self.paused_producer = False
 
     def pauseProducing(self) -> None:
         self.reading = False

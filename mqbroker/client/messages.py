@@ -356,11 +356,10 @@ class ReceivedMessage(_Undecoded):
             if queue is not None:
                 _check_asked(record, queue, offset)
             is_too_much = bool(is_compressed) and inflated >= INFLATED_BYTES_MAX
-            if (
-                is_too_much
-                and (rest := record.queue_offset if queue else _light_offset(record, light_queue)) is not None
-            ):
-                return found, unreadable, rest
+            if is_too_much:
+                rest = record.queue_offset if queue is not None else _light_offset(record, light_queue)
+                if rest is not None:
+                    return found, unreadable, rest
             offset = min(record.queue_offset, _OFFSET_MAX) + 1
             message = cls.of_record(record, broker_name, decompresses=not is_too_much)
             found.append(message)

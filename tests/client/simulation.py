@@ -463,6 +463,7 @@ class Group:
         while self.stopped:
             self.stopped.pop().go_on()
         self.disturbed_at = self.now
+        self.send()  # in some histories all others were refused
         for _ in range(END_S):
             if not self.members:
                 self.join()

@@ -324,6 +324,20 @@ MISTAKES = [
         ("tests/client/test_changing_pulls.py",),
     ),
     Mutation(
+        "go on with pulls in a row at a broker that suggests another one",
+        "client/assigned_queues.py",
+        "pulled.broker_id != self._broker_id or ",
+        "",
+        ("tests/client/test_changing_pulls.py",),
+    ),
+    Mutation(
+        "go on with pulls in a row without ever looking the route up",
+        "client/pull_run.py",
+        " or self._now() >= self._until",
+        "",
+        ("tests/client/test_changing_pulls.py",),
+    ),
+    Mutation(
         "skip what is left of a pull whose messages are not read whole",
         "client/assigned_queues.py",
         "        if found.next_offset != pulled.next_offset:\n            return False\n",

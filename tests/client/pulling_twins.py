@@ -62,7 +62,7 @@ class Twin:
     """A group of consumers, with servers of its own."""
 
     def __init__(self, root: Path, seed: int, *, in_a_row: bool) -> None:
-        rng = self.rng = Random(100 + seed)
+        rng = self.rng = Random(102 + seed)
         self.world = World(OwnCluster(root, brokers=BROKERS, is_eager=False))
         self.cluster, self.faults = self.world.cluster, self.world.faults
         self.kind = rng.choice(["push", "push", "orderly", "lite", "lite"])

@@ -43,6 +43,8 @@ SLAVE_ID = 1
 #: long as brokers hold a pull with longPollingEnable=false.
 _HELD_S = 0.1
 _NOT_HELD_PAUSE_S = 1.0
+#: Requests say in whole milliseconds for how long to hold them.
+_SUSPEND_S_MIN = 0.001
 
 #: Pulls of a queue are restarted after this many seconds without one, if nothing prevents them.
 _STUCK_S = 120.0
@@ -259,7 +261,8 @@ class AssignedQueue:
                 asked = held.next_offset
                 self._add_pulled(held, pulled, self._read(held, pulled))
                 if pulled.status is PullStatus.NO_NEW_MESSAGE:
-                    if self._took_s < min(_HELD_S, self._options.suspend_s):
+                    suspend_s = self._options.suspend_s
+                    if self._took_s < min(_HELD_S, suspend_s) or suspend_s < _SUSPEND_S_MIN:
                         await self._net.sleep(_NOT_HELD_PAUSE_S)
                 elif pulled.next_offset <= asked:
                     await self._net.sleep(self._options.pull_error_pause_s)
@@ -433,11 +436,3 @@ class AssignedQueues(dict[MessageQueue, AssignedQueue]):
             if assigned is not None and (offset := assigned.committable) is not None:
                 await self._store.commit_oneway(queue, offset)
         await self._store.flush()
-
-    async def give_up(self, queue: MessageQueue, *, commits: bool) -> None:
-        """End with a queue, whose offset is committed if it `commits`."""
-        assigned = self.pop(queue)
-        offset = assigned.committable
-        assigned.drop()
-        if offset is not None and commits:
-            await self._store.commit_oneway(queue, offset)

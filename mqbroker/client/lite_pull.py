@@ -173,11 +173,16 @@ class LitePullConsumerCore:
         self._take(queues, self._options.takeover_pause_s if is_shared else 0.0)
 
     async def _give_up(self, queues: Sequence[MessageQueue]) -> None:
-        for queue in queues:
-            self._polled.paused.discard(queue)
-            await self._assigned.give_up(queue, commits=self._options.auto_commit)
+        # Before any wait: meanwhile they may be assigned again.
+        given_up = {queue: self._assigned.pop(queue) for queue in queues}
+        offsets = committable(given_up) if self._options.auto_commit else {}
+        for assigned in given_up.values():
+            assigned.drop()
+        self._polled.paused.difference_update(queues)
         self._polled.forget_dropped()
         self._assigned.limit()
+        for queue, offset in offsets.items():
+            await self._store.commit_oneway(queue, offset)
         await self._store.flush()
 
     def _take(self, queues: Iterable[MessageQueue], pause_s: float = 0.0, promised: int | None = None) -> None:
@@ -254,7 +259,10 @@ class LitePullConsumerCore:
 
     def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Read queues again after `pause`, by default all."""
-        for queue in self._checked(queues):
+        resumed = self._checked(queues)
+        if queues is None:  # also those that it has lost, and may get again
+            self._polled.paused.clear()
+        for queue in resumed:
             self._polled.paused.discard(queue)
             self._assigned[queue].resume()
         self._wake()

@@ -5,8 +5,9 @@ from typing import Any, cast
 
 import attrs
 import pytest
+from twisted.internet.defer import Deferred
 
-from mqbroker.client import BadArgument, ConsumeFrom, LitePullOptions, MessageQueue, Place
+from mqbroker.client import BadArgument, ConsumeFrom, LitePullOptions, MemoryOffsets, MessageQueue, Place
 from mqbroker.client.errors import ClientClosed, NameServerUnreachable
 from mqbroker.client.iteration import Iterated
 from mqbroker.client.lite_pull import LitePullConsumerCore
@@ -152,6 +153,63 @@ def test_a_paused_queue_keeps_its_place(one_queue: World, name_server: str) -> N
     assert polling.poll() == []
     polling.core.resume()
     assert polling.poll() == [b"2", b"3"]
+
+
+def test_resuming_all_resumes_queues_that_it_does_not_have_at_the_moment(one_queue: World, name_server: str) -> None:
+    store(one_queue, 2)
+    polling = Polling(one_queue, name_server).start()
+    polling.core.pause()
+    one_queue.faults.refuse[None, RequestCode.GET_CONSUMER_LIST_BY_GROUP] = (ResponseCode.SYSTEM_BUSY, "busy")
+    one_queue.cluster.reactor.rightNow += 140  # without a turn of the loop
+    assert polling.poll() == []
+    assert polling.core.assigned == set(), "it has lost them"
+    polling.core.resume()
+    one_queue.faults.refuse.clear()
+    one_queue.clock.pump([1] * 5)
+    assert polling.poll() == [b"0", b"1"]
+
+
+class SlowOffsets(MemoryOffsets):
+    """Whose commits wait until the test ends them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[Deferred[None]] = []
+
+    async def commit_oneway(self, queue: MessageQueue, offset: int) -> None:
+        self.waiting.append(Deferred())
+        await self.waiting[-1]
+        await super().commit_oneway(queue, offset)
+
+
+def test_a_queue_that_comes_back_while_others_are_committed_is_read(one_queue: World, name_server: str) -> None:
+    one_queue.cluster.add_topic("T", queues=2, brokers=["a"])
+    queues = [MessageQueue("T", "a", number) for number in range(2)]
+    offsets = SlowOffsets()
+    polling = Polling(one_queue, name_server, offset_store=offsets, commit_s=1000.0).start(None)
+    one_queue.result(polling.core.assign(queues))
+    for queue in queues:
+        store(one_queue, 1, queue)
+    assert (polling.poll(), polling.poll()) == ([b"0", b"0"], [])
+    one_queue.run(polling.core.assign([]))
+    assert polling.core.assigned == set(), "it waits with none of them in its hands"
+    one_queue.run(polling.core.assign(queues))
+    while offsets.waiting:
+        offsets.waiting.pop().callback(None)
+        one_queue.cluster.settle()
+    for queue in queues:
+        one_queue.cluster.store(queue, b"later")
+    assert polling.poll().count(b"later") == 2
+
+
+@pytest.mark.parametrize("suspend_s", [0, 0.0004])
+def test_pulls_that_the_broker_is_not_to_hold_follow_after_a_pause(
+    one_queue: World, name_server: str, suspend_s: float
+) -> None:
+    Polling(one_queue, name_server, suspend_s=suspend_s).start()
+    one_queue.clock.pump([0.5] * 7)
+    assert 3 <= len(one_queue.faults.asked(RequestCode.PULL_MESSAGE)) <= 5
+    one_queue.cluster.store(Q, b"x")
 
 
 def test_what_is_not_polled_bounds_what_is_fetched(one_queue: World, name_server: str) -> None:

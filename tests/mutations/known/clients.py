@@ -90,6 +90,20 @@ MISTAKES = [
         ("tests/client/test_unreadable_bodies.py",),
     ),
     Mutation(
+        "resume only the queues that a lite consumer has at the moment",
+        "client/lite_pull.py",
+        "            self._polled.paused.clear()\n",
+        "            pass\n",
+        ("tests/client/test_lite_pull.py",),
+    ),
+    Mutation(
+        "drop queues that are given up once they are committed",
+        "client/lite_pull.py",
+        "            assigned.drop()\n        self._polled.paused.diff",
+        "            await self._store.flush()\n        self._polled.paused.diff",
+        ("tests/client/test_lite_pull.py", "tests/client/test_changing_pulls.py"),
+    ),
+    Mutation(
         "go on with pulls in a row behind messages that were left",
         "client/assigned_queues.py",
         "        if found.next_offset != pulled.next_offset:\n            return False\n",

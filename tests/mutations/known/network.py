@@ -2,8 +2,6 @@
 
 from tests.mutations.mutation import Mutation
 
-_CHANGING_BATCHES = "tests/client/test_changing_batches.py"
-
 MISTAKES = [
     Mutation(
         "begin no more long requests after one that could not be begun",
@@ -32,38 +30,6 @@ MISTAKES = [
         "            except Exception:  # it could",
         "            except KeyError:  # it could",
         ("tests/remoting/test_fair_scheduler.py",),
-    ),
-    Mutation(
-        "send batches by the route that was known when the first one left",
-        "client/automatic_batches.py",
-        "        route = self._routes.known(topic, create=True)\n        if route is None or not route.publish_queues:"
-        "\n            self._give_back(opened",
-        "        route = vars(self).setdefault('kept', {}).setdefault(topic, self._routes.known(topic, create=True))"
-        "\n        if route is None or not route.publish_queues:\n            self._give_back(opened",
-        (_CHANGING_BATCHES,),
-        with_compiled=True,
-    ),
-    Mutation(
-        "send a batch to queues that are not written",
-        "client/automatic_batches.py",
-        "        if route is None or not route.publish_queues:\n            self._give_back(opened",
-        "        if route is None:\n            self._give_back(opened",
-        (_CHANGING_BATCHES,),
-        with_compiled=True,
-    ),
-    Mutation(
-        "give a batch the whole time once more after its first attempt",
-        "client/automatic_batches.py",
-        "first.sent_at + self._attempts",
-        "self._net.steady() + self._attempts",
-        (_CHANGING_BATCHES,),
-    ),
-    Mutation(
-        "give a batch a second turn where its connection is not free",
-        "client/automatic_batches.py",
-        "self._go_on(batch, outgoing, chosen=Chosen(queue, route))",
-        "self._go_on(batch, outgoing)",
-        (_CHANGING_BATCHES,),
     ),
     Mutation(
         "ask an address server on after the last client's end",
@@ -101,13 +67,6 @@ MISTAKES = [
         "        if targets is None:\n",
         ("tests/client/test_changing_world.py",),
         with_compiled=True,
-    ),
-    Mutation(
-        "take a route that a broker has left for good until the next regular look",
-        "client/membership.py",
-        "            settled = settled and not self._routes.has_left(topic)\n",
-        "",
-        ("tests/client/test_push_consumer.py",),
     ),
     Mutation(
         "say of a server that closes during the handshake that it does not speak TLS",
@@ -252,13 +211,6 @@ MISTAKES = [
         with_compiled=True,
     ),
     Mutation(
-        "ask again at once after a pull that moved the consumer back",
-        "client/assigned_queues.py",
-        "                elif pulled.next_offset <= asked:\n",
-        "                elif pulled.next_offset == asked:\n",
-        ("tests/client/test_hostile_pulls.py",),
-    ),
-    Mutation(
         "forget a message that cannot be decompressed before the broker has it back",
         "client/consume_service.py",
         "                    await self._net.sleep(self._local_retry_s)\n                else:\n",
@@ -292,85 +244,6 @@ MISTAKES = [
         'the message is sent back")\n        return 0\n',
         'the message is sent back")\n        return None\n',
         ("tests/client/test_listeners.py::test_all_else_sends_it_back_and_is_told",),
-    ),
-    Mutation(
-        "take the messages of a pull before the next pull has left",
-        "client/pull_run.py",
-        "        self._opaque = self._post(partial(self._encode, pulled.next_offset))\n"
-        "        self._connection.after_write(partial(self._take, pulled, result))\n",
-        "        self._take(pulled, result)\n"
-        "        self._opaque = self._post(partial(self._encode, pulled.next_offset))\n",
-        ("tests/client/test_pull_run.py",),
-    ),
-    Mutation(
-        "pull a queue that is full with what was just found",
-        "client/assigned_queues.py",
-        "        if held.would_be_full(self._options.pull_batch, len(pulled.body)):\n            return False\n",
-        "",
-        ("tests/client/test_pull_run.py",),
-    ),
-    Mutation(
-        "go on with pulls in a row without asking the queue",
-        "client/pull_run.py",
-        " and self._puller.goes_on(pulled)",
-        "",
-        ("tests/client/test_changing_pulls.py",),
-    ),
-    Mutation(
-        "go on with pulls in a row of a queue that is paused",
-        "client/assigned_queues.py",
-        " or self._is_paused or",
-        " or",
-        ("tests/client/test_changing_pulls.py",),
-    ),
-    Mutation(
-        "go on with pulls in a row at a broker that suggests another one",
-        "client/assigned_queues.py",
-        "pulled.broker_id != self._broker_id or ",
-        "",
-        ("tests/client/test_changing_pulls.py",),
-    ),
-    Mutation(
-        "go on with pulls in a row without ever looking the route up",
-        "client/pull_run.py",
-        " or self._now() >= self._until",
-        "",
-        ("tests/client/test_changing_pulls.py",),
-    ),
-    Mutation(
-        "skip what is left of a pull whose messages are not read whole",
-        "client/assigned_queues.py",
-        "        if found.next_offset != pulled.next_offset:\n            return False\n",
-        "",
-        ("tests/client/test_changing_pulls.py",),
-    ),
-    Mutation(
-        "take a queue for full only where what it holds already fills it",
-        "client/assigned_queues.py",
-        "held.would_be_full(self._options.pull_batch, len(pulled.body))",
-        "held.is_full",
-        ("tests/client/test_changing_pulls.py",),
-    ),
-    Mutation(
-        "tell administrators of the first of pulls in a row alone",
-        "client/assigned_queues.py",
-        "self._took_s, self._pulled_at, self._asked_at = now - self._asked_at, self._net.now(), now",
-        "self._took_s, self._asked_at = now - self._asked_at, now",
-        ("tests/client/test_changing_pulls.py",),
-    ),
-    Mutation(
-        "leave out the span of a pull that fills an empty queue",
-        "client/process_queue.py",
-        "            return messages - 1 > self._span_max\n",
-        "            return False\n",
-        ("tests/client/test_pull_run.py",),
-    ),
-    Mutation(
-        "let a subscription be as old as the clock, which may be set back",
-        "client/membership.py",
-        "max(int(self._net.now() * 1000), self._sub_version + 1)",
-        "int(self._net.now() * 1000)",
-        ("tests/client/test_member_controls.py",),
     ),
     Mutation(
         "leave messages behind a slow call to the thread that makes it",
@@ -886,12 +759,5 @@ MISTAKES = [
         "_read(_backup(self._path)) if read is None or isinstance(read, str) else read",
         "read",
         ("tests/client/test_broadcasting.py",),
-    ),
-    Mutation(
-        "count what a poll returns as consumed at once",
-        "client/lite_pull.py",
-        "            if found := self._polled.take(count):\n",
-        "            if found := self._polled.take(count):\n                self._polled.settle()\n",
-        ("tests/client/test_lite_pull.py",),
     ),
 ]

@@ -86,7 +86,7 @@ class Membership:
             timeout_ms=self._timeout_ms,
         )
         self.subscriptions: dict[str, SubscriptionData] = {}
-        #: Of the subscription that was made last.
+        #: The version of the subscription that was made last.
         self._sub_version = 0
         #: The queues that it has.
         self.queues: set[MessageQueue] = set()

@@ -24,13 +24,13 @@ from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue, SubscriptionGroupConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
+from tests.client.changing_world import BROKERS
 from tests.client.faults import Passage
 from tests.client.own_cluster import NAME_SERVER, OwnCluster
 from tests.client.pull_answers import IN_VAIN, WAYS, Way, asked_for
 from tests.client.world import FixedIdentity, World
 from tests.remoting.link import UNREAD_MAX
 
-BROKERS = {"a": "10.0.0.2:10911", "b": "10.0.0.3:10911"}
 #: Other addresses of the same brokers: of a slave, and where a master has moved to.
 SLAVES = {"a": "10.0.0.4:10911", "b": "10.0.0.5:10911"}
 MOVED = {"a": "10.0.0.6:10911", "b": "10.0.0.7:10911"}

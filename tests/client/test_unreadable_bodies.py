@@ -226,7 +226,7 @@ def test_those_that_cannot_be_decompressed_count_as_what_was_tried(
     )
     found, unreadable, left_at = messages.ReceivedMessage.read(records, "a", Q, 0)
     assert (len(found), len(unreadable), left_at, len(tried)) == (2, 2, 2, 2)
-    # Where what is left cannot be asked for again, it is left as it is.
+    # Bodies that cannot be asked for again stay compressed.
     found, unreadable, left_at = messages.ReceivedMessage.read(records, "a")
     assert (len(found), len(unreadable), left_at, len(tried)) == (5, 5, None, 4)
     assert [message.body for message in found] == [bomb] * 5

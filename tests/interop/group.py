@@ -284,7 +284,7 @@ class Faults:
         three, load, told = self.three, self.load, ""
         assert self._backup is not None
         three.etcd.set_back(self._backup)
-        load.wait_for(LEASE_S)  # until a master that has not heard of it goes on no more
+        load.wait_for(LEASE_S)  # by then a master that has not heard of it has lost its own
         before = load.count()
         load.wait(
             "it is noticed, or not",
